@@ -1,0 +1,1 @@
+"""The logic of Orca: plain Python objects that know neither Ray nor FastAPI."""

@@ -1,0 +1,120 @@
+"""All settings of Orca in one class: flag `--name-of-it`, variable `ORCA_NAME_OF_IT`, `name_of_it` in `orca.toml`.
+
+A flag wins over a variable, a variable over the file. An unknown or contradictory setting is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from services.errors import SettingsError
+
+FILE = "orca.toml"
+# variables with our prefix that are no settings: where the tests find the schemas
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
+
+
+def _home(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable, Path.home() / fallback)) / "orca"
+
+
+class Settings(BaseSettings):
+    """What a server is told; every default is stated here."""
+
+    model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True, toml_file=FILE)
+
+    model: Annotated[str, Field(description="model: a transformers folder, a GGUF file, a hub id, or 'default'")] = (
+        "default"
+    )
+    served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
+    host: Annotated[str, Field(description="address the API binds")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
+    redis_url: Annotated[str, Field(description="pool server; empty: start one as a child process")] = ""
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the pool in the server")] = (
+        "default"
+    )
+    durability: Annotated[
+        Literal["everysec", "strict"],
+        Field(description="the started server syncs its file each second, or always"),
+    ] = "everysec"
+    data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = _home(
+        "XDG_DATA_HOME", ".local/share"
+    )
+    cache_dir: Annotated[Path, Field(description="where converted models are kept")] = _home("XDG_CACHE_HOME", ".cache")
+
+    engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
+    gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 1
+    policy: Annotated[
+        Literal["iteration", "request"],
+        Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
+    ] = "iteration"
+    max_batch_size: Annotated[int, Field(ge=1, description="requests in one iteration at most")] = 32
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Field(description="auto: bfloat16 where the device computes it natively, else float32"),
+    ] = "auto"
+    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens of one KV block")] = 16
+    kv_blocks: Annotated[
+        int, Field(ge=0, description="KV blocks of an engine; 0: what kv_memory_fraction of the free memory holds")
+    ] = 0
+    kv_memory_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the free memory for KV blocks")] = 0.25
+    max_model_len: Annotated[int, Field(ge=0, description="longest prompt + output; 0: the model's own")] = 0
+    threads: Annotated[int, Field(ge=0, description="CPU threads of an engine; 0: all cores")] = 0
+    null_engine: Annotated[bool, Field(description="an engine without a model, to measure the plane alone")] = False
+
+    lease: Annotated[float, Field(ge=0.3, description="seconds a seat is held without a sign of life")] = 5.0
+    max_waiting: Annotated[int, Field(ge=1, description="waiting sequences, above which submits get a 429")] = 10_000
+    max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
+    keep_ended: Annotated[float, Field(ge=1, description="seconds an ended request stays readable")] = 600.0
+    max_body_bytes: Annotated[int, Field(ge=1024, description="longest HTTP body")] = 8 << 20
+    completion_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of completions")] = 16
+    chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.redis_url and self.durability == "strict":
+            raise ValueError("durability=strict is for the server we start; with redis_url set it in that server")
+        if self.device == "cpu" and self.dtype == "float16":
+            raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(**flags: Any) -> Settings:
+    """The settings of this process, from `flags`, the environment and `orca.toml` in the current folder.
+
+    Raises SettingsError naming each setting that is unknown, out of range or contradicts another.
+    """
+    known = {f"ORCA_{name.upper()}" for name in Settings.model_fields} | NOT_SETTINGS
+    unknown = sorted(name for name in os.environ if name.startswith("ORCA_") and name not in known)
+    if unknown:
+        raise SettingsError(f"unknown settings in the environment: {', '.join(unknown)}")
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if not name:
+        return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting: {name}"
+    return f"{name}: {error['msg']} (got {error['input']!r})"

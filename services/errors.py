@@ -1,0 +1,27 @@
+"""The errors that cross module borders, by who must act on them."""
+
+from __future__ import annotations
+
+
+class OrcaError(Exception):
+    """Base of all errors of this program."""
+
+
+class SettingsError(OrcaError):
+    """A setting is unknown, out of range or contradicts another; the message names it."""
+
+
+class ModelError(OrcaError):
+    """The model cannot be found, converted or served; the message says which part of it and why."""
+
+
+class EngineLost(OrcaError):
+    """The engine died or does not answer: everything in flight on it must be recomputed elsewhere."""
+
+
+class StaleEpoch(OrcaError):
+    """The caller's epoch is over: somebody else owns the seat now."""
+
+
+class PoolUnavailable(OrcaError):
+    """The pool's server does not answer (yet)."""

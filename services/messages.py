@@ -1,0 +1,246 @@
+"""What crosses between processes: slotted frozen dataclasses of ints, strings and lists, msgpack at the edges.
+
+No tensors, no request objects, no token histories. A prompt crosses once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.requests import FinishReason, SamplingParams
+
+# --- scheduler <-> engine ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request the engine has not seen under this epoch. `token_ids` is prompt + tokens committed so far."""
+
+    id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of the model, as the scheduler decided it.
+
+    `scheduled` maps request id to the number of tokens to compute; its insertion order is the batch order.
+    A request whose tokens are all computed by this iteration gets one token sampled.
+    `new_blocks` are KV block ids to append to a request's block table. `released` requests are to be forgotten
+    before the iteration runs; the blocks of a released request may already belong to another one.
+    """
+
+    epoch: str
+    step: int
+    scheduled: dict[str, int]
+    new: list[NewRequest] = field(default_factory=list)
+    new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities at one position: the sampled token's, and the likeliest ones as (id, logprob)."""
+
+    token: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """What one iteration gave. A request in `failed` has no token and is forgotten by the engine."""
+
+    epoch: str
+    step: int
+    tokens: dict[str, int]
+    logprobs: dict[str, Logprobs] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    elapsed: float = 0.0  # seconds inside the engine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What an engine says of itself when it is attached; published into the pool for the gateways.
+
+    `numerics` names what a token depends on besides the request: revision, dtype, device, backend.
+    """
+
+    model: str
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    numerics: str
+
+    @property
+    def num_slots(self) -> int:
+        """The paper's `n_slots`: tokens whose keys and values fit."""
+        return self.num_blocks * self.block_size
+
+
+# --- scheduler <-> pool --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The terminal event of a request: why, which stop matched, how many trailing bytes of text to cut."""
+
+    reason: FinishReason
+    stop: str | int | None = None  # the stop string or stop token id that matched
+    cut: int = 0  # bytes
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens `index`, `index + 1`, ... of a request, and its end if it ended. `logprobs` is parallel to `tokens`."""
+
+    id: str
+    index: int
+    tokens: list[int]
+    logprobs: list[Logprobs] | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens)."""
+
+    requests: int
+    blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request that an exchange gave to a scheduler; `output` is what earlier owners committed."""
+
+    id: str
+    arrival: float  # seconds, the pool server's clock
+    prompt: list[int]
+    output: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One call of `pool.exchange`: commits, renews the lease, offers room.
+
+    A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
+    seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell.
+    """
+
+    seat: str
+    epoch: str
+    call: int
+    commits: list[Commit]
+    room: Room
+    idle: bool = False
+    figures: EngineFigures | None = None  # sent with the first exchange of an epoch
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReply:
+    """`owned` false: the epoch is over, nothing was written, the caller drops all it holds.
+
+    `cancelled` ids stay listed until their terminal event is committed.
+    """
+
+    owned: bool
+    claims: list[Claim] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+
+# --- pool <-> gateway ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """One sequence of a submission; its id is `<request>/<choice>`."""
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A group of sequences, submitted, bounded and cancelled as one.
+
+    `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
+    to go on with this request.
+    """
+
+    request: str
+    gateway: str
+    sequences: list[NewSequence]
+    tenant: str = "default"
+    idempotency_key: str | None = None
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitReply:
+    """`request` is the id under which the group lives: an earlier one where the idempotency key was known.
+
+    `refused` says which bound the group would pass (`waiting` requests or pool `bytes`); nothing was written then.
+    """
+
+    request: str
+    existed: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Token `index` of a sequence, as committed; or, with `token` None, its end at that index."""
+
+    id: str
+    index: int
+    token: int | None
+    logprobs: Logprobs | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the pool holds of a sequence from an index on; `known` false if it never was or has expired."""
+
+    id: str
+    known: bool
+    num_prompt_tokens: int = 0
+    index: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An engine's place in the pool, as an observer sees it."""
+
+    name: str
+    alive: bool  # its lease has not run out
+    figures: EngineFigures | None
+    running: int
+    gauges: dict[str, float]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The pool from outside, read in one script: for `/ready`, `/metrics`, `orca status`, refusal at the door."""
+
+    waiting: int
+    running: int
+    ended: int
+    bytes: int
+    figures: EngineFigures | None  # the largest engine's, the last known ones while no seat is alive
+    seats: list[Seat]
+    counters: dict[str, float]
+    gateways: int

@@ -1,0 +1,78 @@
+"""A request as scheduler and engine know it: one sequence of tokens, how to sample it, why it ended.
+
+"Request" here means one *sequence*: an HTTP request with `n` choices or several prompts is a group of them,
+named `<request>/<choice>`, independent of each other once submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words."""
+
+    STOP = "stop"  # EOS, a stop token id or a stop string
+    LENGTH = "length"  # max_new_tokens, or the model's length
+    CANCELLED = "cancelled"  # the client went away or asked for it
+    ERROR = "error"  # failed alone; `End.error` says how
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token of a request is chosen and when it stops. All values are already checked.
+
+    Sampling noise is a function of (`seed`, `choice`, position, vocabulary id) alone, so the same request gives
+    the same tokens in any batch and in any process.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    seed: int = 0  # 0 <= seed < 2**64
+    choice: int = 0  # which of the group's sequences this is
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None: none; k: the sampled token's and those of the k likeliest
+    min_tokens: int = 0  # before as many output tokens, EOS and stop token ids are never sampled
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Request:
+    """The scheduler's state of one running request: two counters, one chasing the other.
+
+    The paper's phases (section 3.1) are properties of the counters: *initiation* is "nothing computed yet",
+    *increment* is "one token to go". Whole prompts and recomputation after a crash need no other state.
+    """
+
+    id: str
+    arrival: float  # seconds, the pool server's clock
+    sampling: SamplingParams
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """The paper's `max_tokens`: prompt plus new tokens, what `reserve` admission holds slots for."""
+        return len(self.prompt) + self.sampling.max_new_tokens
+
+    @property
+    def is_initiation(self) -> bool:
+        return self.num_computed_tokens == 0

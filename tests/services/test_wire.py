@@ -1,0 +1,35 @@
+"""Every message survives the wire unchanged."""
+
+import pytest
+
+from services.messages import Commit, End, Exchange, Iteration, IterationResult, Logprobs, NewRequest, Room
+from services.requests import FinishReason, SamplingParams
+from services.wire import pack, unpack
+
+SAMPLING = SamplingParams(5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Iteration("1:a", 3, {"r/0": 2, "r/1": 1}, [NewRequest("r/0", [1, 2], 2, SAMPLING)], {"r/0": [5]}, ["q/0"]),
+        IterationResult("1:a", 3, {"r/0": 9}, {"r/0": Logprobs(-0.5, [(9, -0.5), (3, -2.0)])}, {"r/1": "no"}, 0.25),
+        Exchange(
+            "c/0",
+            "1:a",
+            8,
+            [Commit("r/0", 4, [1, 2], None, End(FinishReason.STOP, "é", 2)), Commit("r/1", 0, [])],
+            Room(3, 100, 16),
+            counters={"orca:iterations": 1.0},
+        ),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_message_comes_back_equal(message: object) -> None:
+    back = unpack(type(message), pack(message))
+    assert back == message
+
+
+def test_batch_order_survives() -> None:
+    scheduled = {f"r/{i}": 1 for i in (3, 1, 2)}
+    assert list(unpack(Iteration, pack(Iteration("e", 0, scheduled))).scheduled) == ["r/3", "r/1", "r/2"]
