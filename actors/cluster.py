@@ -29,7 +29,6 @@ def start(settings: Settings) -> None:
         log_to_driver=False,
         logging_level=logging.WARNING,
         namespace=NAMESPACE,
-        _node_ip_address="127.0.0.1",
     )
     if settings.device == "cuda" and not ray.cluster_resources().get("GPU"):
         raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")

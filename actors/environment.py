@@ -15,6 +15,8 @@ from pathlib import Path
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    # this cluster is one machine: Ray's own servers listen on the loopback address alone
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
