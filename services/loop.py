@@ -81,6 +81,17 @@ class Scheduler(Protocol):
         ...
 
 
+class Seat(Protocol):
+    """An engine's place in the pool, under the epoch that `acquire` gave."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> str: ...
+
+    call: int  # number of the last exchange under this epoch
+
+
 class EngineLoop:
     """One seat's heart: keeps its engine busy, commits what it makes, claims what it has room for.
 
@@ -95,28 +106,25 @@ class EngineLoop:
         scheduler: Scheduler,
         engine: Engine,
         clock: Clock,
-        seat: str,
-        epoch: str,
+        seat: Seat,
         lease: float,
         figures: EngineFigures,
         counters: Counters,
     ) -> None:
-        """`epoch` is what `acquire` gave for `seat`; scheduler and engine know it. `lease` is in seconds."""
+        """Scheduler and engine know the seat's epoch. `lease` is in seconds."""
         self._pool = pool
         self._scheduler = scheduler
         self._engine = engine
         self._clock = clock
         self._seat = seat
-        self._epoch = epoch
         self._renewal = lease / 3
-        self._figures = figures
+        self._figures: EngineFigures | None = figures  # not sent yet
         self._stats = IterationStats(counters)
         self._stopping = False
         self._iteration: asyncio.Future[IterationResult] | None = None
         self._call: asyncio.Future[ExchangeReply] | None = None
         self._bell: asyncio.Future[None] | None = None
         self._exchange: Exchange | None = None  # not answered yet
-        self._calls = 0
         self._call_began = self._iteration_began = 0.0
         self._retry_at, self._backoff = 0.0, FIRST_RETRY
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
@@ -185,7 +193,7 @@ class EngineLoop:
             return inf
         if self._exchange:
             return self._retry_at
-        if self._iteration is None or self._calls == 0 or self._scheduler.has_commits():
+        if self._iteration is None or self._figures or self._scheduler.has_commits():
             return -inf
         return self._call_began + self._renewal
 
@@ -193,19 +201,21 @@ class EngineLoop:
         commits = self._scheduler.take_commits()
         room = self._scheduler.room()
         self._stats.committed(commits)
-        self._calls += 1
-        return Exchange(
-            self._seat,
-            self._epoch,
-            self._calls,
+        self._seat.call += 1
+        exchange = Exchange(
+            self._seat.name,
+            self._seat.epoch,
+            self._seat.call,
             commits,
             Room(0, 0, room.block_size) if self._stopping else room,
             idle=self._iteration is None and not self._stopping,
-            figures=self._figures if self._calls == 1 else None,
+            figures=self._figures,
             counters=self._stats.take_counters(),
             gauges=self._stats.gauges(self._scheduler.kv_usage()),
             summary=self._stats.summary,
         )
+        self._figures = None
+        return exchange
 
     def _end_exchange(self) -> None:
         """Take the reply, if it is there."""
@@ -220,7 +230,7 @@ class EngineLoop:
             self._backoff = min(2 * self._backoff, self._renewal)
             return
         if not reply.owned:
-            raise StaleEpoch(f"epoch {self._epoch} of seat {self._seat} is over")
+            raise StaleEpoch(f"epoch {self._seat.epoch} of seat {self._seat.name} is over")
         exchange, self._exchange, self._backoff = self._exchange, None, FIRST_RETRY
         self._stats.exchanged(self._clock.now() - self._call_began)
         self._scheduler.add(reply.claims)
@@ -230,7 +240,7 @@ class EngineLoop:
     async def _wait_for_bell(self) -> None:
         """Nothing to do: until the pool rings, the lease wants renewing, or `stop`."""
         self._nothing_waits = False
-        self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat, self._renewal))
+        self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, self._renewal))
         await self._clock.wait([self._bell], 2 * self._renewal)  # twice: a dead connection must not cost the lease
         bell, self._bell = self._bell, None
         if not bell.done():

@@ -13,13 +13,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from services.messages import Claim, Commit, End, Iteration, IterationResult, Room
 from services.requests import FinishReason
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.entry import Entry
-from services.scheduling.judge import Rules
+from services.scheduling.judge import Rules, Text
 
 _arrival = attrgetter("arrival")
 
@@ -31,12 +32,23 @@ class Scheduler:
     from its first selection to its end, so one that has started can always run to its end.
     """
 
-    def __init__(self, epoch: str, num_blocks: int, block_size: int, max_batch_size: int, rules: Rules) -> None:
+    def __init__(
+        self,
+        *,
+        epoch: str,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_batch_size: int,
+        eos_token_ids: Iterable[int] = (),
+        text: Text | None = None,
+    ) -> None:
+        """`text` may be None where no request has stop strings or stop token ids."""
         assert max_batch_size > 0, f"{max_batch_size = }"
         self.epoch = epoch
         self.max_batch_size = max_batch_size
         self.blocks = BlockPool(num_blocks, block_size)
-        self._rules = rules
+        self._rules = Rules(max_model_len, frozenset(eos_token_ids), text)
         self._entries: dict[str, Entry] = {}
         self._waiting: list[Entry] = []  # by arrival, holding no blocks
         self._running: list[Entry] = []  # by arrival, holding blocks
