@@ -1,6 +1,5 @@
 """Judge: why a request ends, and what of its text is to be cut."""
 
-
 import pytest
 
 from services.messages import End
