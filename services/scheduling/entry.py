@@ -24,11 +24,11 @@ class Entry:
         return self.request.arrival
 
     def _judge_earlier(self, output: list[int]) -> End | None:
-        """Tell the judge what earlier owners committed. An end travels with its token, so there is none here,
-        unless this model's rules are stricter than those of the owner before."""
+        """Tell the judge what earlier owners committed. An end travels with its token, so the last token brings one
+        only where this engine's rules are stricter than those of the owner before."""
         end = None
         for count, token in enumerate(output, 1):
-            end = end or self.judge(token, count)
+            end = self.judge(token, count)
         return end
 
     def as_new(self) -> NewRequest:

@@ -30,7 +30,7 @@ some = st.none() | st.integers(0, 5)
 turns = st.lists(
     st.builds(
         Turn,
-        st.lists(st.tuples(st.integers(1, LENGTH), st.integers(1, 20)), max_size=3),
+        st.lists(st.tuples(st.integers(1, 8) | st.integers(1, LENGTH), st.integers(1, 20)), max_size=3),
         cancel=some,
         cancel_in_flight=st.booleans(),
         eos=some,
@@ -93,7 +93,8 @@ class Model:
         assert 0 < len(iteration.scheduled) <= BATCH
         for id in iteration.released:
             del self.tables[id]  # raises where the engine does not know it
-        assert {new.id for new in iteration.new} == set(iteration.new_blocks)
+        assert list(iteration.scheduled) == [id for id in self.claims if id in iteration.scheduled]
+        assert {new.id for new in iteration.new} == set(iteration.new_blocks) <= set(iteration.scheduled)
         self.tables |= iteration.new_blocks
         placed = [block for table in self.tables.values() for block in table]
         assert len(placed) == len(set(placed)) <= BLOCKS
@@ -151,7 +152,6 @@ def test_no_deadlock_in_any_order_of_arrival_and_after_any_reclaim(
 ) -> None:
     """Claims come one a step with any arrival time, each with some tokens of an earlier owner: all end."""
     s = scripted(blocks=BLOCKS, batch=BATCH, length=LENGTH)
-    ended = set()
     for number, (prompt, new, arrival, done) in enumerate(requests):
         s.scheduler.add([claim(f"r{number}", arrival, prompt, new, output=(WORD,) * min(done, new - 1))])
         if s.select():
