@@ -95,22 +95,23 @@ class Scheduler:
         iteration, self._in_flight = self._in_flight, None
         assert iteration is not None, f"no iteration is in flight, got a result of {result.step = }"
         assert (result.epoch, result.step) == (iteration.epoch, iteration.step), f"{iteration.step = } {result.step = }"
+        entries, tokens, failed = self._entries, result.tokens, result.failed
         ended = 0
         for id, computed in iteration.scheduled.items():
-            entry = self._entries.get(id)
+            entry = entries.get(id)
             if entry is None:  # cancelled in flight
                 continue
             entry.request.num_computed_tokens += computed
-            if id in result.failed:
-                end: End | None = End(FinishReason.ERROR, error=result.failed[id])
+            if failed and id in failed:
+                end: End | None = End(FinishReason.ERROR, error=failed[id])
             else:
-                end = entry.append(result.tokens[id], result)
+                end = entry.append(tokens[id], result)
                 self._uncommitted[id] = entry
             if end:
                 self._end(entry, end)
                 ended += 1
-        if result.failed:  # the engine has forgotten these itself
-            self._released = [id for id in self._released if id not in result.failed]
+        if failed:  # the engine has forgotten these itself
+            self._released = [id for id in self._released if id not in failed]
         if ended:
             self._sweep()
 
