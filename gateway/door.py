@@ -14,7 +14,7 @@ import orjson
 
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
-from gateway.schemas.chat import ChatRequest
+from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
 from services.config import Settings
@@ -38,7 +38,7 @@ class Ticket:
     stream: bool
     include_usage: bool
     return_token_ids: bool
-    logprobs: int | None
+    prompt_tokens: int  # each prompt once, whatever n
 
     @property
     def resumable(self) -> bool:
@@ -54,38 +54,35 @@ class Door:
         self._model = model
         self._settings = settings
 
-    async def completion(self, fields: CompletionRequest, figures: EngineFigures, key: str | None) -> Ticket:
+    async def completion(
+        self, fields: CompletionRequest, figures: EngineFigures, key: str | None, received: float
+    ) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
-        encoded = iter(await off_loop(sum(map(len, texts)), self._encode_all, texts))
+        encoded = iter(await off_loop(sum(map(len, texts)), self._model.tokenizer.encode_batch, texts))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
-            self._check_ids(prompt, "prompt")
+            self.check_ids(prompt, "prompt")
         return self._ticket(fields, prompts, "prompt", figures, key)
 
     async def chat(self, fields: ChatRequest, figures: EngineFigures, key: str | None) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
-        messages = [m.for_template() for m in fields.messages]
-        size = sum(len(m["content"]) for m in messages)
-        prompt = await off_loop(size, self._model.chat_tokens, messages)
+        prompt = await chat_tokens(self._model, fields.messages)
         return self._ticket(fields, [prompt], "messages", figures, key)
 
-    def check_model(self, name: str) -> None:
-        if name != self._model.name:
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model.name:
             text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
-
-    def _encode_all(self, texts: list[str]) -> list[list[int]]:
-        return [self._model.tokenizer.encode(text) for text in texts]
 
     def _ticket(
         self, fields: GenerationFields, prompts: list[list[int]], param: str, figures: EngineFigures, key: str | None
     ) -> Ticket:
-        self._check_ids(list(fields.logit_bias), "logit_bias")
-        self._check_ids(fields.stop_token_ids or [], "stop_token_ids")
+        self.check_ids(list(fields.logit_bias), "logit_bias")
+        self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         self._check_bytes(sum(map(len, prompts)) * fields.choices, param)
         chat = isinstance(fields, ChatRequest)
         request = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16)
@@ -104,7 +101,7 @@ class Door:
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
             return_token_ids=bool(fields.return_token_ids),
-            logprobs=fields.asked_logprobs,
+            prompt_tokens=sum(map(len, prompts)),
         )
 
     def _sequences(
@@ -156,7 +153,7 @@ class Door:
             text = f"{tokens} prompt tokens over all choices were asked, the pool holds {limit} at most."
             raise ApiError(Kind.INVALID, text, param)
 
-    def _check_ids(self, ids: list[int], param: str) -> None:
+    def check_ids(self, ids: list[int], param: str) -> None:
         size = self._model.info.vocab_size
         wrong = next((i for i in ids if not 0 <= i < size), None)
         if wrong is not None:
@@ -167,6 +164,19 @@ class Door:
 async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     """`function(*args)`, in a thread if it works on a long text."""
     return function(*args) if size <= INLINE_CHARS else await asyncio.to_thread(function, *args)
+
+
+async def chat_tokens(model: ServedModel, messages: list[Message], add_generation_prompt: bool = True) -> list[int]:
+    """The prompt that `messages` make. Raises ApiError where the model's template refuses them."""
+
+    def tokens() -> list[int]:
+        text = model.tokenizer.apply_chat_template([m.for_template() for m in messages], add_generation_prompt)
+        return model.tokenizer.encode(text, add_special_tokens=False)
+
+    try:
+        return await off_loop(sum(32 + len(m.content) for m in messages), tokens)
+    except ValueError as error:
+        raise ApiError(Kind.INVALID, f"Invalid 'messages': {error}", "messages") from None
 
 
 def _checked(key: str | None) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.models.info import ModelInfo
-from services.text.tokenizer import Tokenizer
+from services.models import ModelInfo
+from services.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class StreamOptions(Strict):
 class GenerationFields(Strict):
     """Sampling, stopping and streaming fields; null means the default, as OpenAI has it."""
 
-    model: str
+    model: str | None = None  # absent: the one there is
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
