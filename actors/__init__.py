@@ -1,0 +1,1 @@
+"""Ray shells: where processes live, how they find each other, how they come back. No decisions."""

@@ -1,0 +1,1 @@
+"""The `orca` command. May import all; nothing imports it."""

@@ -96,6 +96,11 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
+def parse(arguments: list[str], program: str) -> Settings:
+    """The settings from a command line; `--help` and an unknown flag end the program as argparse does."""
+    return load(_cli_parse_args=arguments, _cli_prog_name=program, _cli_kebab_case=True, _cli_implicit_flags=True)
+
+
 def load(**flags: Any) -> Settings:
     """The settings of this process, from `flags`, the environment and `orca.toml` in the current folder.
 

@@ -1,0 +1,48 @@
+# make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
+# make test    set up, lint, types, import contracts, all tests
+PYTHON ?= python3
+# where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
+TORCH_INDEX ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: serve test lint bench clean
+
+serve: .venv/serve
+	@exec $(BIN)/orca serve
+
+test: .venv/test lint
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/serve
+	$(BIN)/python -m load.bench
+
+.venv/python:
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+# torch first and alone: another package asking for it would take the registry's newest build
+.venv/torch: .venv/python constraints.txt
+	@echo "installing torch (about 200 MB for the CPU build)"
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+.venv/serve: .venv/torch pyproject.toml constraints.txt
+	@echo "installing Ray, transformers and the rest"
+	$(PIP) --editable .
+	@touch $@
+
+.venv/test: .venv/serve
+	@echo "installing what the tests need"
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,37 @@
+"""The gateway's FastAPI app as the ASGI app of a Serve replica."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from setproctitle import setproctitle
+
+from actors.scheduler import open_pool
+from gateway.app import create_app
+from gateway.model import ServedModel
+from services.config import load
+from services.models import ModelInfo, resolve, served_name
+from services.text import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@serve.ingress()
+class GatewayReplica:
+    """One replica. `scheduler` is never called: binding it is how Serve learns of the second deployment."""
+
+    def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle) -> None:
+        setproctitle("orca gateway")
+        self._settings = load(**values)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        settings = self._settings
+        folder = resolve(settings.model, settings.cache_dir, log.info)
+        name = settings.served_model_name or served_name(settings.model, folder)
+        model = ServedModel(name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time()))
+        return create_app(open_pool(settings), model, settings)

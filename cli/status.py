@@ -1,0 +1,47 @@
+"""`orca status`: what a running server is doing, read from its metrics."""
+
+from __future__ import annotations
+
+import argparse
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli.server import base_url, served_model
+
+FIGURES = {
+    "vllm:num_requests_running": "running requests",
+    "vllm:num_requests_waiting": "waiting requests",
+    "orca:engines": "engines",
+    "orca:gateways": "gateways",
+    "vllm:kv_cache_usage_perc": "KV blocks held (share)",
+    "orca:batch_size": "requests in the last iteration",
+    "orca:peak_batch_size": "most requests in one iteration",
+    "orca:iterations_total": "iterations",
+    "orca:mixed_iterations_total": "of them mixed",
+    "vllm:prompt_tokens_total": "prompt tokens",
+    "vllm:generation_tokens_total": "output tokens",
+    "orca:pool_bytes": "bytes in the pool",
+}
+
+
+def run(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser("orca status", description="What a running server is doing.")
+    parser.add_argument("--url", default=base_url(), help="address of the server (default: %(default)s)")
+    with httpx.Client(base_url=parser.parse_args(arguments).url, timeout=10) as client:
+        print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
+        samples = [
+            sample
+            for family in text_string_to_metric_families(client.get("/metrics").text)
+            for sample in family.samples
+            if sample.name in FIGURES
+        ]
+    for name, label in FIGURES.items():
+        for sample in samples:
+            if sample.name == name:
+                engine = sample.labels.get("engine", "")
+                print(f"{label:32} {sample.value:>14,.10g}  {engine}".rstrip())
+
+
+def _readiness(client: httpx.Client) -> str:
+    return "ready" if client.get("/ready").is_success else "not ready"

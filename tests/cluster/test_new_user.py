@@ -1,0 +1,64 @@
+"""What a new user does first."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+from orca_server import ROOT, OrcaServer
+
+pytestmark = pytest.mark.cluster
+
+
+def test_the_printed_curl_answers(server: OrcaServer) -> None:
+    line = next(line for line in server.lines if "ready at" in line)
+    done = subprocess.run(shlex.split(line.partition("try: ")[2]), capture_output=True, check=True)
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_orca_chat_streams_an_answer(server: OrcaServer) -> None:
+    command = [sys.executable, "-m", "cli", "chat", "--url", server.url, "--temperature", "0"]
+    done = subprocess.run(
+        [*command, "What is the capital of France?"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "Paris" in done.stdout
+
+
+def test_orca_status_tells_what_runs(server: OrcaServer) -> None:
+    command = [sys.executable, "-m", "cli", "status", "--url", server.url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "ready" in done.stdout
+    assert "engines" in done.stdout
+
+
+def test_the_openai_client_streams(server: OrcaServer) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    stream = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert "Paris" in text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 1
+
+
+def test_the_message_of_a_server_that_is_not_there() -> None:
+    command = [sys.executable, "-m", "cli", "chat", "--url", "http://127.0.0.1:9", "hello"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "orca serve" in done.stderr
+
+
+def test_live_and_ready(server: OrcaServer) -> None:
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert httpx.get(server.url + "/ready").status_code == 200
