@@ -1,0 +1,156 @@
+"""Locust users that stream chat and completions from an OpenAI server.
+
+    locust -f load/locustfile.py --host http://127.0.0.1:8000 --headless --users 8 --run-time 60s [ChatUser]
+
+Each request fires events of type `SSE`: `ttft` with the first text, and when it is over `e2e` (its length in the
+statistics is output tokens) and `tpot`, the mean (e2e - ttft) / (output tokens - 1) in ms. A request that is no
+whole answer (another status than 200, an error frame, no `[DONE]`) is a failure of `e2e`. Output tokens come from
+the usage chunk, as a chunk may carry several. A user waits for its answer: the load is closed-loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+import gevent
+from locust import FastHttpUser, constant, events, task
+from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
+from locust.exception import StopUser
+
+from load.prompts import QUESTIONS, paper, text_of
+from load.sse import Answer, Events, StreamError
+
+BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
+
+
+@events.init_command_line_parser.add_listener
+def _arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("Orca")
+    group.add_argument("--max-tokens", type=int, default=64, help="output tokens asked for (default: 64)")
+    group.add_argument(
+        "--trace",
+        choices=("questions", "paper"),
+        default="questions",
+        help="questions: short ones, in turn; paper: the lengths of the paper's trace, EOS ignored",
+    )
+    group.add_argument(
+        "--requests", type=int, default=0, help="stop after as many requests, counted in each Locust process (0: never)"
+    )
+
+
+class StreamingUser(FastHttpUser):
+    """Sends one request after the other; subclasses say where and what."""
+
+    abstract = True
+    wait_time = constant(0)
+    network_timeout = 600.0  # between two reads: a request may wait long for its first token
+    path: str
+    _started = itertools.count()  # numbers requests over all users of this process
+    _ended = itertools.count(1)
+
+    def on_start(self) -> None:
+        self.model = self._first_model()
+
+    def _first_model(self) -> str:
+        """The first id of /v1/models; asked again each second until the server answers."""
+        while True:
+            with self.client.get("/v1/models", catch_response=True) as response:
+                try:
+                    response.raise_for_status()
+                    return str(json.loads(response.text)["data"][0]["id"])
+                except (*BAD_ANSWER, IndexError) as error:
+                    response.failure(error)
+            gevent.sleep(1)
+
+    @task
+    def ask(self) -> None:
+        number, limit = next(self._started), self._options.requests
+        if limit and number >= limit:
+            raise StopUser
+        self._stream(self.body(number))
+        if next(self._ended) == limit:
+            self.environment.runner.quit()
+
+    @property
+    def _options(self) -> Any:
+        return self.environment.parsed_options
+
+    def body(self, number: int) -> dict[str, Any]:
+        """The JSON of the request of this number."""
+        common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+        if self._options.trace == "questions":
+            return common | {"max_tokens": self._options.max_tokens} | self.question(QUESTIONS[number % len(QUESTIONS)])
+        request = TRACE[number % len(TRACE)]
+        return common | {"max_tokens": request.max_tokens, "ignore_eos": True} | self.tokens(request.prompt)
+
+    def question(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        answer, first, error = Answer(), None, None
+        begin = time.perf_counter()
+        try:
+            for data in self._events(body):
+                if answer.feed(data) and first is None:
+                    first = time.perf_counter() - begin
+                    self._fire("ttft", first)
+            answer.check()
+        except BAD_ANSWER as e:
+            error = e
+        end = time.perf_counter() - begin
+        tokens = answer.completion_tokens or 0
+        if error is None and first is not None and tokens > 1:
+            self._fire("tpot", (end - first) / (tokens - 1), tokens)
+        self._fire("e2e", end, tokens, error)
+
+    def _events(self, body: dict[str, Any]) -> Any:
+        # never entered as a context, the response fires no event of its own
+        response = self.client.post(self.path, json=body, stream=True, catch_response=True)
+        if response.status_code not in (0, 200):
+            raise StreamError(f"status {response.status_code}: {(response.text or '')[:200]}")
+        response.raise_for_status()
+        parser = Events()
+        # readline, as read(n) and so iter_content wait for n bytes
+        while line := response.stream.readline(b"\n"):
+            if (data := parser.feed(line)) is not None:
+                yield data
+
+    def _fire(self, name: str, seconds: float, tokens: int = 0, error: Exception | None = None) -> None:
+        self.environment.events.request.fire(
+            request_type="SSE",
+            name=name,
+            response_time=seconds * 1000,
+            response_length=tokens,
+            exception=error,
+            context={"path": self.path},
+        )
+
+
+TRACE = paper()
+
+
+class ChatUser(StreamingUser):
+    path = "/v1/chat/completions"
+
+    def question(self, text: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}]}
+
+    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
+        return self.question(text_of(len(ids)))
+
+
+class CompletionUser(StreamingUser):
+    path = "/v1/completions"
+
+    def question(self, text: str) -> dict[str, Any]:
+        return {"prompt": text}
+
+    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
+        return {"prompt": list(ids)}
