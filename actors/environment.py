@@ -55,6 +55,7 @@ def free_ports(count: int) -> int:
     """The first of `count` ports in a row that are free now. Starts at a place of this process's own."""
     places = range(FIRST_PORT, LAST_PORT, count)
     start = os.getpid() % len(places)
+    first: int
     for first in (*places[start:], *places[:start]):
         if _all_free(first, count):
             return first
