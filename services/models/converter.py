@@ -16,7 +16,7 @@ from typing import Any
 # and for which transformers (5.23) makes a plain GPT-2 splitter. With that, "\n\n1" or "  2" become other tokens than
 # those the model was trained on.
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
-PLAIN_GPT2 = frozenset({"default", "gpt-2"})
+PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
 
 def main(source: Path, target: Path) -> None:
