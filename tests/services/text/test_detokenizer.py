@@ -13,7 +13,7 @@ tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
 stop_lists = st.lists(st.text("abxé€", min_size=1, max_size=6), max_size=3)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(tokens, stop_lists, st.data())
 def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.DataObject) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
@@ -30,7 +30,7 @@ def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.
     assert text + grouped.finish() == whole
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(tokens, stop_lists, st.integers(0, 8))
 def test_a_matched_stop_string_never_leaks(output: list[int], stops: list[str], min_tokens: int) -> None:
     """A gateway and a scheduler together: tokens go out until one completes a stop string that counts."""
