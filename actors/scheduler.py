@@ -23,9 +23,8 @@ from services.models import ModelInfo, resolve
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.scheduling import RequestLevelScheduler, Scheduler
-from services.scheduling.judge import Rules
 from services.telemetry import Counters
-from services.text import StopMatcher, TextTables
+from services.text import TextTables
 from services.wire import unpack
 
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep an idle engine from ending itself
@@ -106,14 +105,15 @@ class SchedulerReplica:
 
     async def _schedule(self, pool: RequestPool, seat: Seat, link: EngineLink, figures: EngineFigures) -> None:
         kind = Scheduler if self._settings.policy == "iteration" else RequestLevelScheduler
-        rules = Rules(
-            figures.max_model_len,
-            self._model.eos_token_ids,
-            lambda stops: StopMatcher(self._text, stops),
-            lambda token: len(self._text.bytes_of(token)),
+        scheduler = kind(
+            epoch=seat.epoch,
+            num_blocks=figures.num_blocks,
+            block_size=figures.block_size,
+            max_model_len=figures.max_model_len,
+            max_batch_size=self._settings.max_batch_size,
+            eos_token_ids=self._model.eos_token_ids,
+            text=self._text,
         )
-        batch = self._settings.max_batch_size
-        scheduler = kind(seat.epoch, figures.num_blocks, figures.block_size, batch, rules)
         keeping = asyncio.create_task(link.keep(SIGN_OF_LIFE))
         self._loop = EngineLoop(pool, scheduler, link, RealClock(), seat, self._settings.lease, figures, self._counters)
         try:
