@@ -48,8 +48,9 @@ class Judge:
         A token that is both a stop and the last one allowed ends by `stop`; EOS goes before a stop token id.
         """
         if token in self._stop_ids and count >= self._first_end:
-            cut = len(self._text.bytes_of(token)) if self._text else 0
-            return End(FinishReason.STOP, None if token in self._eos else token, cut)
+            if token in self._eos:
+                return End(FinishReason.STOP)
+            return End(FinishReason.STOP, token, cut=len(self._text.bytes_of(token)) if self._text else 0)
         if self._matcher is not None:
             match = self._matcher.push(token)
             if match is not None and count >= self._first_end:

@@ -73,7 +73,7 @@ def test_min_tokens_holds_back_stop_strings_too() -> None:
 
 def test_a_stop_token_that_is_text_is_cut() -> None:
     assert ends([THE], TEXT, max_new_tokens=9, stop_token_ids=(THE,)) == [End(FinishReason.STOP, THE, cut=4)]
-    assert ends([EOS], TEXT, max_new_tokens=9) == [End(FinishReason.STOP, cut=0)]
+    assert ends([EOS], TEXT, max_new_tokens=9) == [END]
 
 
 def test_stop_strings_need_text() -> None:
