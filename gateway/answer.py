@@ -23,7 +23,7 @@ class Answer:
         self.created = created
         self.model = model
         tables = model.tokenizer.tables
-        self.choices = [Choice(i, tables, s.sampling.stop) for i, s in enumerate(sequences)]
+        self.choices = [Choice(i, tables, s.sampling.stop, s.sampling.stop_token_ids) for i, s in enumerate(sequences)]
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
         self._with_logprobs = sequences[0].sampling.logprobs is not None
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer) for _ in sequences]

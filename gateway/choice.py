@@ -35,11 +35,13 @@ class Choice:
         "sent",
     )
 
-    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self, index: int, tables: TextTables, stops: tuple[str, ...], stop_token_ids: tuple[int, ...] = ()
+    ) -> None:
         self.index = index
         self.sent = self._added = 0
         self.completion_tokens = 0
-        self._detokenizer = Detokenizer(tables, stops)
+        self._detokenizer = Detokenizer(tables, stops, stop_token_ids)
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []

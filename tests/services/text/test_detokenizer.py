@@ -67,3 +67,12 @@ def test_finish_cuts_bytes() -> None:
     detokenizer = Detokenizer(TABLES, ["ab"])
     assert detokenizer.push([6, 5]) == "x"
     assert detokenizer.finish(cut=5) == ""
+
+
+def test_a_stop_token_is_held_back_until_it_is_known_whether_it_ends_the_text() -> None:
+    """Its end comes as an event of its own, which says how many bytes to cut; `min_tokens` may make it text."""
+    detokenizer = Detokenizer(TABLES, stop_token_ids=(3,))
+    assert detokenizer.push([1, 3]) == "a"
+    assert detokenizer.push([6]) == "abx"
+    assert detokenizer.push([3]) == ""
+    assert detokenizer.finish(cut=2) == ""
