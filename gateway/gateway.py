@@ -36,7 +36,7 @@ class Gateway:
         self.settings = settings
         self.counters = Counters()
         self.reader = Reader(pool, self.id)
-        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.reread)
+        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.generations = Generations(pool, self.reader, self.counters)
         self.door = Door(self.id, model, settings)
 
