@@ -55,9 +55,7 @@ class Door:
         self._model = model
         self._settings = settings
 
-    async def completion(
-        self, fields: CompletionRequest, figures: EngineFigures, key: str | None, received: float
-    ) -> Ticket:
+    async def completion(self, fields: CompletionRequest, figures: EngineFigures, key: str | None) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
@@ -117,6 +115,8 @@ class Door:
         seed = secrets.randbits(64)
         sequences: list[NewSequence] = []
         for prompt in prompts:
+            if not prompt:
+                raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             sampling = fields.sampling(self._max_new_tokens(fields, len(prompt), param, figures), seed)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."

@@ -18,7 +18,7 @@ from gateway.reader import Reader
 from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 RECONNECT = 0.5  # seconds

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Overview
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 PERIOD = 1.0  # seconds

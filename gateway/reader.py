@@ -15,7 +15,7 @@ from gateway.errors import ApiError, Kind
 from gateway.inbox import Inbox
 from services.errors import PoolUnavailable
 from services.messages import Snapshot, TokenEvent
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 
 BLOCK = 1.0  # seconds a read waits for events
 SILENCE = 10.0  # seconds without an event after which a sequence is read from storage
