@@ -28,6 +28,8 @@ class Choice:
         "_detokenizer",
         "_end",
         "_logprobs",
+        "_stop",
+        "_stop_ids",
         "_text",
         "_tokens",
         "completion_tokens",
@@ -35,8 +37,11 @@ class Choice:
         "sent",
     )
 
-    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...]) -> None:
+    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...], stop_ids: frozenset[int]) -> None:
+        """`stop_ids`: the tokens that end this choice, EOS among them; their own text is not part of the answer."""
         self.index = index
+        self._stop_ids = stop_ids
+        self._stop: int | None = None  # a token that seems to end the choice: the next event tells
         self.sent = self._added = 0
         self.completion_tokens = 0
         self._detokenizer = Detokenizer(tables, stops)
@@ -54,8 +59,8 @@ class Choice:
         self._added = event.index + 1
         if event.token is not None:
             self.completion_tokens += 1
-            self._text += self._detokenizer.push((event.token,))
             self._tokens.append(event.token)
+            self._say(event.token)
             if event.logprobs is not None:
                 self._logprobs.append(event.logprobs)
         if event.end is not None:
@@ -71,10 +76,17 @@ class Choice:
         self.sent = self._added
         return piece
 
+    def _say(self, token: int) -> None:
+        tokens = [t for t in (self._stop, token) if t is not None]
+        self._stop = tokens.pop() if token in self._stop_ids else None
+        self._text += self._detokenizer.push(tokens)
+
     def _finish(self, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             raise ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
         if end.reason is FinishReason.CANCELLED:
             raise ApiError(Kind.CANCELLED, "The request was cancelled.")
         self._end = end
-        self._text += self._detokenizer.finish(end.cut)
+        if self._stop is not None and self._stop != end.stop:
+            self._text += self._detokenizer.push((self._stop,))
+        self._text += self._detokenizer.finish(end.cut if isinstance(end.stop, str) else 0)

@@ -33,7 +33,7 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=20) as client:
         yield client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -139,13 +140,11 @@ class Stack(Background):
         loop = await self._engine_loop() if self._with_engine else None
         serving = asyncio.create_task(loop.run()) if loop else None
         self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
-        config = uvicorn.Config(self.app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None
-        answering = asyncio.create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        answering = asyncio.create_task(self._server.serve([listening]))
         self._up.set()
         await answering
         if loop and serving:
