@@ -19,7 +19,7 @@ from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.models import ModelInfo, resolve
+from services.models import resolve
 from services.wire import pack, unpack
 
 ORPHANED_AFTER = 60.0  # seconds without a word from an owner
@@ -62,7 +62,7 @@ def load_engine(settings: Settings) -> Any:
     """The engine the settings ask for, its weights in memory."""
     folder = resolve(settings.model, settings.cache_dir, log.info)
     if settings.null_engine:
-        return NullEngine(ModelInfo.load(folder), engine_settings(settings))
+        return NullEngine.load(folder, engine_settings(settings))
     from services.engine.engine import Engine  # torch: seconds to import, and a null engine has no use for it
 
     return Engine.load(folder, engine_settings(settings))

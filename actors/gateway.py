@@ -15,7 +15,7 @@ from actors.scheduler import open_pool
 from gateway.app import create_app
 from gateway.model import ServedModel
 from services.config import load
-from services.models import ModelInfo, resolve, served_name
+from services.models import ModelInfo, resolve
 from services.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings
         folder = resolve(settings.model, settings.cache_dir, log.info)
-        name = settings.served_model_name or served_name(settings.model, folder)
-        model = ServedModel(name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time()))
+        model = ServedModel(
+            settings.served_model_name or folder.name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time())
+        )
         return create_app(open_pool(settings), model, settings)

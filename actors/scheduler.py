@@ -20,10 +20,12 @@ from services.errors import EngineLost, PoolUnavailable, StaleEpoch
 from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo, resolve
-from services.pool import Limits, RequestPool
+from services.pool.limits import Limits
+from services.pool.pool import RequestPool
 from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling.judge import Rules
 from services.telemetry import Counters
-from services.text import Tokenizer
+from services.text import StopMatcher, TextTables
 from services.wire import unpack
 
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep an idle engine from ending itself
@@ -63,7 +65,7 @@ class SchedulerReplica:
 
     async def _live(self) -> None:
         folder = await asyncio.to_thread(resolve, self._settings.model, self._settings.cache_dir, log.info)
-        self._model, self._text = ModelInfo.load(folder), Tokenizer.load(folder)
+        self._model, self._text = ModelInfo.load(folder), TextTables.load(folder)
         self._counters = Counters()
         pool = open_pool(self._settings)
         try:
@@ -104,15 +106,14 @@ class SchedulerReplica:
 
     async def _schedule(self, pool: RequestPool, seat: Seat, link: EngineLink, figures: EngineFigures) -> None:
         kind = Scheduler if self._settings.policy == "iteration" else RequestLevelScheduler
-        scheduler = kind(
-            epoch=seat.epoch,
-            num_blocks=figures.num_blocks,
-            block_size=figures.block_size,
-            max_model_len=figures.max_model_len,
-            max_batch_size=self._settings.max_batch_size,
-            eos_token_ids=self._model.eos_token_ids,
-            text=self._text,
+        rules = Rules(
+            figures.max_model_len,
+            self._model.eos_token_ids,
+            lambda stops: StopMatcher(self._text, stops),
+            lambda token: len(self._text.bytes_of(token)),
         )
+        batch = self._settings.max_batch_size
+        scheduler = kind(seat.epoch, figures.num_blocks, figures.block_size, batch, rules)
         keeping = asyncio.create_task(link.keep(SIGN_OF_LIFE))
         self._loop = EngineLoop(pool, scheduler, link, RealClock(), seat, self._settings.lease, figures, self._counters)
         try:

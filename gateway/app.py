@@ -1,0 +1,62 @@
+"""The FastAPI app of a gateway: plain ASGI, whoever serves it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway import routes, side_routes
+from gateway.errors import ApiError, ClientGone, Kind
+from gateway.gateway import Gateway
+from gateway.middleware import Envelope
+from gateway.model import ServedModel
+from gateway.streams import CLIENT_CLOSED_REQUEST
+from services.config import Settings
+from services.errors import PoolUnavailable
+from services.pool import RequestPool
+
+
+def create_app(pool: RequestPool, model: ServedModel, settings: Settings) -> FastAPI:
+    """The app for `model` on `pool`. Its lifespan connects the pool (or waits for it), reads, beats, and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        gateway = app.state.gateway = Gateway(pool, model, settings)
+        await gateway.start()
+        yield
+        await gateway.stop()
+
+    app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
+    app.include_router(routes.router)
+    app.include_router(side_routes.router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(PoolUnavailable, _pool_unavailable)
+    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_middleware(Envelope)
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The framework's own: no such route, no such method on it."""
+    assert isinstance(error, HTTPException)
+    kind = Kind.METHOD_NOT_ALLOWED if error.status_code == 405 else Kind.NOT_FOUND
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return ApiError(kind, text).response(dict(error.headers or {}))
+
+
+async def _pool_unavailable(request: Request, error: Exception) -> Response:
+    return ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.").response()
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,86 @@
+"""The HTTP body: read within a bound, parsed as strict JSON, turned into a schema object or an error that names it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from gateway.errors import ApiError, ClientGone, Kind
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def parse(request: Request, model: type[M], max_bytes: int) -> M:
+    """The body of `request` as a `model`; any content type is taken for JSON.
+
+    Raises ApiError for a body over `max_bytes` (with or without a content length), for what is not a JSON object
+    (NaN, invalid UTF-8 and nesting over 1,024 levels included) and for the first field that is wrong.
+    """
+    return validate(model, loads(await _read(request, max_bytes)))
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(Kind.BODY_TOO_LARGE, f"The body is longer than the {max_bytes} bytes this server takes.")
+
+
+def loads(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(Kind.INVALID, f"The body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(Kind.INVALID, "The body must be a JSON object.")
+    return value
+
+
+def validate(model: type[M], value: dict[str, Any]) -> M:
+    """`value` as a `model`, or ApiError about its first wrong field."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False)) from None
+
+
+def _explain(errors: list[Any]) -> ApiError:
+    unknown = [_path(e["loc"]) for e in errors if e["type"] == "extra_forbidden"]
+    if unknown:
+        return ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {', '.join(unknown[:20])}.", unknown[0])
+    error = errors[0]
+    param = _path(error["loc"])
+    if error["type"] == "contradiction":
+        return ApiError(Kind.INVALID, f"{error['msg']}.", error["ctx"]["param"])
+    if error["type"] == "missing":
+        return ApiError(Kind.INVALID, f"Missing required parameter: '{param}'.", param)
+    kind = Kind.UNSUPPORTED if error["type"] == "unsupported" else Kind.INVALID
+    text = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = error["input"]
+    got = f" (got {value!r})" if isinstance(value, int | float) or (isinstance(value, str) and len(value) < 50) else ""
+    return ApiError(kind, f"Invalid '{param}': {text}{got}.", param)
+
+
+def _path(loc: tuple[str | int, ...]) -> str:
+    """OpenAI's way to name a field: `messages[0].content`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}" if path else part[:64]
+    return path

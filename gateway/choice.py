@@ -1,0 +1,80 @@
+"""One choice of an answer: its tokens become text, held back where a stop string or a character is unfinished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.errors import ApiError, Kind
+from services.messages import End, Logprobs, TokenEvent
+from services.requests import FinishReason
+from services.text import Detokenizer, TextTables
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a choice has to say: text that is final, and all tokens since the last piece."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[Logprobs]  # parallel to tokens, empty where not asked for
+    finish_reason: str | None = None  # "stop" or "length" with the last piece
+
+
+class Choice:
+    """Choice `index` of a group; `sent` counts the events, tokens and end, that its pieces have said."""
+
+    __slots__ = (
+        "_added",
+        "_detokenizer",
+        "_end",
+        "_logprobs",
+        "_text",
+        "_tokens",
+        "completion_tokens",
+        "index",
+        "sent",
+    )
+
+    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...]) -> None:
+        self.index = index
+        self.sent = self._added = 0
+        self.completion_tokens = 0
+        self._detokenizer = Detokenizer(tables, stops)
+        self._text = ""
+        self._tokens: list[int] = []
+        self._logprobs: list[Logprobs] = []
+        self._end: End | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
+    def add(self, event: TokenEvent) -> None:
+        """Take the next event. Raises ApiError when it ends the choice without an answer."""
+        self._added = event.index + 1
+        if event.token is not None:
+            self.completion_tokens += 1
+            self._text += self._detokenizer.push((event.token,))
+            self._tokens.append(event.token)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs)
+        if event.end is not None:
+            self._finish(event.end)
+
+    def take(self, silent: bool = False) -> Piece | None:
+        """What came since the last piece; None while there is no text, unless `silent` tokens are wanted too."""
+        if not (self._text or self.ended or (silent and self._tokens)):
+            return None
+        reason = self._end.reason.value if self._end else None
+        piece = Piece(self._text, self._tokens, self._logprobs, reason)
+        self._text, self._tokens, self._logprobs = "", [], []
+        self.sent = self._added
+        return piece
+
+    def _finish(self, end: End) -> None:
+        if end.reason is FinishReason.ERROR:
+            raise ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
+        if end.reason is FinishReason.CANCELLED:
+            raise ApiError(Kind.CANCELLED, "The request was cancelled.")
+        self._end = end
+        self._text += self._detokenizer.finish(end.cut)

@@ -1,0 +1,191 @@
+"""The door: a request that can run becomes a `Ticket`, any other an error. Past it nothing is checked again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import orjson
+
+from gateway.errors import ApiError, Kind
+from gateway.model import ServedModel
+from gateway.schemas.chat import ChatRequest, Message
+from gateway.schemas.common import GenerationFields
+from gateway.schemas.completions import CompletionRequest
+from services.config import Settings
+from services.messages import EngineFigures, NewSequence, Submission
+
+T = TypeVar("T")
+
+INLINE_CHARS = 2048  # shorter texts are tokenized in about a millisecond: not worth a thread
+MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+MAX_KEY_CHARS = 255
+STREAM_FIELDS = {"stream", "stream_options"}  # the same request may be followed in either way
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that can run, and how its client wants the answer."""
+
+    submission: Submission
+    chat: bool
+    created: int  # Unix seconds
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    prompt_tokens: int  # each prompt once, whatever n
+
+    @property
+    def resumable(self) -> bool:
+        """Its tokens are wanted although its client goes away."""
+        return self.submission.idempotency_key is not None
+
+
+class Door:
+    """Checks what a schema cannot: the model's name, vocabulary and length, an engine's KV slots."""
+
+    def __init__(self, gateway: str, model: ServedModel, settings: Settings) -> None:
+        self._gateway = gateway
+        self._model = model
+        self._settings = settings
+
+    async def completion(
+        self, fields: CompletionRequest, figures: EngineFigures, key: str | None, received: float
+    ) -> Ticket:
+        """Raises ApiError naming the field, its value and the limit."""
+        self.check_model(fields.model)
+        self._check_count(len(fields.prompt) * fields.choices)
+        texts = [p for p in fields.prompt if isinstance(p, str)]
+        encoded = iter(await off_loop(sum(map(len, texts)), self._model.tokenizer.encode_batch, texts))
+        prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
+        for prompt in prompts:
+            self.check_ids(prompt, "prompt")
+        return self._ticket(fields, prompts, "prompt", figures, key)
+
+    async def chat(self, fields: ChatRequest, figures: EngineFigures, key: str | None) -> Ticket:
+        """Raises ApiError naming the field, its value and the limit."""
+        self.check_model(fields.model)
+        prompt = await chat_tokens(self._model, fields.messages)
+        return self._ticket(fields, [prompt], "messages", figures, key)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model.name:
+            text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
+            raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    def _ticket(
+        self, fields: GenerationFields, prompts: list[list[int]], param: str, figures: EngineFigures, key: str | None
+    ) -> Ticket:
+        self.check_ids(list(fields.logit_bias), "logit_bias")
+        self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
+        self._check_bytes(sum(map(len, prompts)) * fields.choices, param)
+        chat = isinstance(fields, ChatRequest)
+        request = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16)
+        created = int(time.time())
+        submission = Submission(
+            request=request,
+            gateway=self._gateway,
+            sequences=self._sequences(fields, request, prompts, param, figures),
+            idempotency_key=_checked(key),
+            body=orjson.dumps({"created": created, "digest": _digest(fields)}),
+        )
+        return Ticket(
+            submission,
+            chat=chat,
+            created=created,
+            stream=bool(fields.stream),
+            include_usage=fields.include_usage,
+            return_token_ids=bool(fields.return_token_ids),
+            prompt_tokens=sum(map(len, prompts)),
+        )
+
+    def _sequences(
+        self,
+        fields: GenerationFields,
+        request: str,
+        prompts: list[list[int]],
+        param: str,
+        figures: EngineFigures,
+    ) -> list[NewSequence]:
+        """`n` choices of each prompt; choice index = prompt index x n + j."""
+        seed = secrets.randbits(64)
+        sequences: list[NewSequence] = []
+        for prompt in prompts:
+            sampling = fields.sampling(self._max_new_tokens(fields, len(prompt), param, figures), seed)
+            if sampling.min_tokens > sampling.max_new_tokens:
+                text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
+                raise ApiError(Kind.INVALID, text, "min_tokens")
+            for _ in range(fields.choices):
+                choice = len(sequences)
+                sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
+        return sequences
+
+    def _max_new_tokens(self, fields: GenerationFields, length: int, param: str, figures: EngineFigures) -> int:
+        asked = fields.asked_max_tokens
+        total = length + (asked or 1)
+        asking = f"{length} tokens in '{param}' and {asked or 'at least 1'} to generate"
+        if total > figures.max_model_len:
+            text = f"This model's maximum context length is {figures.max_model_len} tokens, but {asking} were asked."
+            raise ApiError(Kind.CONTEXT_LENGTH, text, param)
+        if total > figures.num_slots:
+            text = f"An engine has KV slots for {figures.num_slots} tokens, but {asking} were asked."
+            raise ApiError(Kind.CONTEXT_LENGTH, text, param)
+        if asked is not None:
+            return asked
+        chat = isinstance(fields, ChatRequest)
+        default = self._settings.chat_max_tokens if chat else self._settings.completion_max_tokens
+        return min(default, min(figures.max_model_len, figures.num_slots) - length)
+
+    def _check_count(self, count: int) -> None:
+        limit = min(MAX_SEQUENCES, self._settings.max_waiting)
+        if count > limit:
+            text = f"{count} choices (prompts x n) were asked, at most {limit} are taken in one request."
+            raise ApiError(Kind.INVALID, text, "prompt")
+
+    def _check_bytes(self, tokens: int, param: str) -> None:
+        limit = self._settings.max_pool_bytes // 4
+        if tokens > limit:
+            text = f"{tokens} prompt tokens over all choices were asked, the pool holds {limit} at most."
+            raise ApiError(Kind.INVALID, text, param)
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        size = self._model.info.vocab_size
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            text = f"Invalid '{param}': token id {wrong} is not in the vocabulary of {size} tokens."
+            raise ApiError(Kind.INVALID, text, param)
+
+
+async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, in a thread if it works on a long text."""
+    return function(*args) if size <= INLINE_CHARS else await asyncio.to_thread(function, *args)
+
+
+async def chat_tokens(model: ServedModel, messages: list[Message], add_generation_prompt: bool = True) -> list[int]:
+    """The prompt that `messages` make. Raises ApiError where the model's template refuses them."""
+
+    def tokens() -> list[int]:
+        text = model.tokenizer.apply_chat_template([m.for_template() for m in messages], add_generation_prompt)
+        return model.tokenizer.encode(text, add_special_tokens=False)
+
+    try:
+        return await off_loop(sum(32 + len(m.content) for m in messages), tokens)
+    except ValueError as error:
+        raise ApiError(Kind.INVALID, f"Invalid 'messages': {error}", "messages") from None
+
+
+def _checked(key: str | None) -> str | None:
+    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
+        raise ApiError(Kind.INVALID, f"'Idempotency-Key' has {len(key)} characters, 1 to {MAX_KEY_CHARS} are taken.")
+    return key
+
+
+def _digest(fields: GenerationFields) -> str:
+    """What tells whether a repeated idempotency key came with the same request."""
+    asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
+    return hashlib.sha256(asked.encode()).hexdigest()

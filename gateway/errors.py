@@ -1,0 +1,58 @@
+"""The closed set of errors a client can see, each an OpenAI error object with its status."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+
+class Kind(Enum):
+    """status, `type`, `code`, seconds after which a retry makes sense. The name is the label in the metrics."""
+
+    INVALID = (400, "invalid_request_error", None, None)
+    UNSUPPORTED = (400, "invalid_request_error", "unsupported_parameter", None)
+    CONTEXT_LENGTH = (400, "invalid_request_error", "context_length_exceeded", None)
+    KEY_REUSED = (400, "invalid_request_error", "idempotency_key_reused", None)
+    CANCELLED = (400, "invalid_request_error", "request_cancelled", None)
+    MODEL_NOT_FOUND = (404, "invalid_request_error", "model_not_found", None)
+    NOT_FOUND = (404, "invalid_request_error", "not_found", None)
+    METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed", None)
+    BODY_TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)
+    POOL_FULL = (429, "rate_limit_error", "rate_limit_exceeded", 1)
+    NO_ENGINE = (503, "server_error", "no_engine", 1)
+    POOL_UNAVAILABLE = (503, "server_error", "pool_unavailable", 1)
+    FAILED = (500, "server_error", "generation_failed", None)
+    INTERNAL = (500, "server_error", "internal_error", None)
+
+    @property
+    def status(self) -> int:
+        return self.value[0]
+
+
+class ApiError(Exception):
+    """An error for the client: what kind, a message with value and limit, the field it is about."""
+
+    def __init__(self, kind: Kind, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object; in mid-stream it travels as a `data:` frame."""
+        _, type_, code, _ = self.kind.value
+        return {"error": {"message": self.message, "type": type_, "param": self.param, "code": code}}
+
+    def response(self, headers: dict[str, str] | None = None) -> Response:
+        retry_after = self.kind.value[3]
+        headers = dict(headers or {})
+        if retry_after is not None:
+            headers["Retry-After"] = str(retry_after)
+        return Response(orjson.dumps(self.body()), self.kind.status, headers, "application/json")
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody is left to answer."""

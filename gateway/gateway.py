@@ -1,0 +1,80 @@
+"""One gateway process: its parts, and their life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+
+from starlette.requests import HTTPConnection
+
+from gateway.door import Door
+from gateway.errors import ApiError, Kind
+from gateway.generation import Generations
+from gateway.heartbeat import Heartbeat
+from gateway.model import ServedModel
+from gateway.reader import Reader
+from services.config import Settings
+from services.errors import PoolUnavailable
+from services.messages import EngineFigures
+from services.pool import RequestPool
+from services.telemetry import Counters
+
+RECONNECT = 0.5  # seconds
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Its id is random: a restarted gateway is another one."""
+
+    def __init__(self, pool: RequestPool, model: ServedModel, settings: Settings) -> None:
+        self.id = secrets.token_hex(8)
+        self.pool = pool
+        self.model = model
+        self.settings = settings
+        self.counters = Counters()
+        self.reader = Reader(pool, self.id)
+        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.reread)
+        self.generations = Generations(pool, self.reader, self.counters)
+        self.door = Door(self.id, model, settings)
+
+    async def figures(self) -> EngineFigures:
+        """What the largest engine can take. Raises ApiError while there has not been an engine, PoolUnavailable."""
+        figures = await self.heartbeat.figures()
+        if figures is None:
+            raise ApiError(Kind.NO_ENGINE, "No engine has been attached yet; try again later.")
+        return figures
+
+    async def start(self) -> None:
+        """Begin to live; a pool that is away is waited for in the background."""
+        self._life = asyncio.create_task(self._live())
+
+    async def stop(self) -> None:
+        """Stop reading, and say goodbye to the pool if it is there."""
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+        with contextlib.suppress(PoolUnavailable):
+            await self.pool.unregister(self.id)
+        await self.pool.close()
+
+    async def _live(self) -> None:
+        await self._connect()
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self.heartbeat.run())
+            parts.create_task(self.reader.run())
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                return await self.pool.connect()
+            except PoolUnavailable as error:
+                log.warning("waiting for the pool: %s", error)
+                await asyncio.sleep(RECONNECT)
+
+
+def of(connection: HTTPConnection) -> Gateway:
+    """The gateway that this request came to."""
+    gateway: Gateway = connection.app.state.gateway
+    return gateway

@@ -1,0 +1,64 @@
+"""Log probabilities in OpenAI's two formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.choice import Piece
+from services.text import Tokenizer
+
+LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
+
+
+def chat_logprobs(tokenizer: Tokenizer, piece: Piece) -> dict[str, Any]:
+    """`{content: [{token, logprob, bytes, top_logprobs}], refusal}`."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.literal_bytes(token)
+        return {"token": data.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(data)}
+
+    content = [
+        {**entry(token, logprobs.token), "top_logprobs": [entry(*top) for top in logprobs.top]}
+        for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """`{tokens, token_logprobs, top_logprobs, text_offset}` of one choice, piece by piece.
+
+    `text_offset` counts characters of the choice's text before the token; a token that goes on with a character
+    has the offset behind it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def of(self, piece: Piece) -> dict[str, Any]:
+        offsets = []
+        for token in piece.tokens:
+            offsets.append(self._offset)
+            self._offset += _characters(self._tokenizer.tables.bytes_of(token))
+        return {
+            "tokens": [self._name(token) for token in piece.tokens],
+            "token_logprobs": [max(logprobs.token, LOWEST) for logprobs in piece.logprobs],
+            "top_logprobs": [
+                {self._name(t): max(p, LOWEST) for t, p in [*logprobs.top, (token, logprobs.token)]}
+                for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        """The token as text, or as OpenAI writes bytes that are none: two tokens must not share a key."""
+        data = self._tokenizer.literal_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _characters(data: bytes) -> int:
+    """Characters that begin in `data`, which may be any part of valid UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)

@@ -1,0 +1,111 @@
+"""The one blocking reader of this gateway's event stream, which hands events to the requests that wait for them.
+
+The stream is a hint, token storage is the truth: on a gap, after an outage of the pool, when the pool had forgotten
+this gateway, and for sequences that were silent for long, the sequences are attached again and read from where
+they stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from gateway.errors import ApiError, Kind
+from gateway.inbox import Inbox
+from services.errors import PoolUnavailable
+from services.messages import Snapshot, TokenEvent
+from services.pool import RequestPool
+
+BLOCK = 2.0  # seconds a read waits for events
+SILENCE = 10.0  # seconds without an event after which a sequence is read from storage
+ATTACH_AT_ONCE = 256  # sequences read in one script: it must not hold up the pool
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is away
+
+log = logging.getLogger(__name__)
+
+
+class Reader:
+    def __init__(self, pool: RequestPool, gateway: str) -> None:
+        self._pool = pool
+        self._gateway = gateway
+        self._inboxes: dict[str, list[Inbox]] = {}
+
+    def follow(self, ids: Iterable[str]) -> Inbox:
+        """An inbox for a group's events from now on. Called before the submit, so that none is missed."""
+        inbox = Inbox(ids)
+        for sequence in inbox.next:
+            self._inboxes.setdefault(sequence, []).append(inbox)
+        return inbox
+
+    def unfollow(self, inbox: Inbox, ids: Iterable[str]) -> None:
+        for sequence in ids:
+            inboxes = self._inboxes.get(sequence, [])
+            if inbox in inboxes:
+                inboxes.remove(inbox)
+            if not inboxes:
+                self._inboxes.pop(sequence, None)
+
+    async def run(self) -> None:
+        """Read and hand out, until cancelled."""
+        cursor, retry, missed = "0", FIRST_RETRY, False
+        checked = self._now()
+        while True:
+            try:
+                cursor, events = await self._pool.read_events(self._gateway, cursor, BLOCK)
+                gaps = self._hand_out(events)
+                if missed:
+                    await self.reread()
+                elif gaps:
+                    await self.reread(gaps)
+                if self._now() - checked > SILENCE:
+                    checked = self._now()
+                    await self.reread(self._silent())
+                retry, missed = FIRST_RETRY, False
+            except PoolUnavailable as error:
+                if not missed:
+                    log.warning("the pool is away: %s", error)
+                missed = True
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY)
+
+    async def reread(self, ids: Iterable[str] | None = None) -> None:
+        """Attach again to `ids`, or to all that is followed, and take what storage has of them."""
+        wanted = list(self._from_indices(self._inboxes if ids is None else ids).items())
+        for start in range(0, len(wanted), ATTACH_AT_ONCE):
+            part = dict(wanted[start : start + ATTACH_AT_ONCE])
+            for snapshot in await self._pool.attach(self._gateway, part):
+                self._catch_up(snapshot)
+
+    def _hand_out(self, events: list[TokenEvent]) -> set[str]:
+        """Returns the ids of which events are missing."""
+        now, gaps = self._now(), set()
+        for event in events:
+            for inbox in self._inboxes.get(event.id, ()):
+                if not inbox.put(event, now):
+                    gaps.add(event.id)
+        return gaps
+
+    def _from_indices(self, ids: Iterable[str]) -> dict[str, int]:
+        """From where to read each sequence that the pool must know and that has not ended."""
+        wanted = {}
+        for sequence in ids:
+            standing = [i.next[sequence] for i in self._inboxes.get(sequence, ()) if i.submitted and sequence in i.next]
+            if standing:
+                wanted[sequence] = min(standing)
+        return wanted
+
+    def _catch_up(self, snapshot: Snapshot) -> None:
+        for inbox in self._inboxes.get(snapshot.id, ()):
+            if snapshot.known:
+                inbox.catch_up(snapshot, self._now())
+            elif inbox.submitted:
+                inbox.fail(ApiError(Kind.FAILED, "The pool does not hold this request any more."))
+
+    def _silent(self) -> list[str]:
+        before = self._now() - SILENCE
+        return [s for s, inboxes in self._inboxes.items() if any(i.arrived < before for i in inboxes)]
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

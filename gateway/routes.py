@@ -1,0 +1,65 @@
+"""OpenAI's routes: completions, chat completions, models."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.answer import Answer
+from gateway.body import parse
+from gateway.door import Ticket
+from gateway.errors import ApiError
+from gateway.gateway import Gateway, of
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completions import CompletionRequest
+from gateway.streams import streamed, whole
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/completions")
+async def completions(request: Request) -> Response:
+    return await _answered(request, chat=False)
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    return await _answered(request, chat=True)
+
+
+@router.get("/models")
+async def models(request: Request) -> dict[str, object]:
+    return {"object": "list", "data": [of(request).model.card()]}
+
+
+@router.get("/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, object]:
+    gateway = of(request)
+    gateway.door.check_model(name)
+    return gateway.model.card()
+
+
+async def _answered(request: Request, chat: bool) -> Response:
+    gateway = of(request)
+    received = asyncio.get_running_loop().time()
+    try:
+        ticket = await _ticket(gateway, request, chat)
+        generation = await gateway.generations.open(ticket, request.receive, received)
+    except ApiError as error:
+        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
+        raise
+    answer = Answer(ticket, gateway.model, generation.request, generation.created)
+    respond = streamed if ticket.stream else whole
+    return await respond(generation, answer, gateway.generations.close)
+
+
+async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
+    key = request.headers.get("idempotency-key")
+    limit = gateway.settings.max_body_bytes
+    if chat:
+        chat_fields = await parse(request, ChatRequest, limit)
+        return await gateway.door.chat(chat_fields, await gateway.figures(), key)
+    fields = await parse(request, CompletionRequest, limit)
+    return await gateway.door.completion(fields, await gateway.figures(), key)

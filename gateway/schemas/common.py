@@ -1,0 +1,154 @@
+"""The fields that completions and chat share, and how a field is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from services.requests import SamplingParams
+
+MAX_STOPS = 16
+MAX_STOP_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+
+Count = Annotated[int, Field(ge=1)]
+Id = Annotated[int, Field(ge=0)]
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """A field that could change tokens in a way not served here: null and its `neutral` values are taken, as null."""
+
+    def check(value: Any) -> None:
+        if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
+            raise unsupported("is not supported by this server; leave it out")
+
+    return BeforeValidator(check)
+
+
+def unsupported(text: str) -> PydanticCustomError:
+    """What a validator raises for a value that is right in OpenAI's API and not served here."""
+    return PydanticCustomError("unsupported", "{text}", {"text": text})
+
+
+def contradiction(param: str, text: str) -> PydanticCustomError:
+    """What a validator of the whole object raises: `param` is the field to name."""
+    return PydanticCustomError("contradiction", "{text}", {"text": text, "param": param})
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"has {len(stops)} strings, at most {MAX_STOPS} are taken")
+    for stop in stops:
+        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
+            raise ValueError(f"a stop string has {len(stop.encode())} bytes, it must have 1 to {MAX_STOP_BYTES}")
+    return tuple(stops)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token id to bias")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are taken")
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise ValueError("a key is not a token id")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of token {token} must be a number from -100 to 100")
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # nothing is obfuscated; the text is the same
+
+
+class GenerationFields(Strict):
+    """Sampling, stopping and streaming fields; null means the default, as OpenAI has it."""
+
+    model: str | None = None  # absent: the one there is
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = {}  # noqa: RUF012  (pydantic copies it)
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
+    stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Id | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _streaming(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise contradiction("stream_options", "'stream_options' is only allowed when 'stream' is true")
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """How many likeliest tokens to report besides the sampled one; None: no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_new_tokens: int, seed: int) -> SamplingParams:
+        """As scheduler and engine know it; `seed` is used where the client gave none."""
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=_default(self.temperature, 1.0),
+            top_p=_default(self.top_p, 1.0),
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            seed=_default(self.seed, seed) % (1 << 64),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=_default(self.repetition_penalty, 1.0),
+            logit_bias=self.logit_bias,
+            logprobs=self.asked_logprobs,
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+        )
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,48 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.schemas.common import GenerationFields, contradiction, only
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One entry per prompt, a text or token ids: OpenAI's four shapes are one list past here."""
+    if isinstance(value, str):
+        prompts: list[Any] = [value]
+    elif isinstance(value, list) and value and all(type(v) is int for v in value):
+        prompts = [value]
+    elif isinstance(value, list):
+        prompts = value
+    else:
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of those")
+    if not prompts:
+        raise ValueError("is empty")
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(v) is int for v in prompt)):
+            raise ValueError("must be a string, a list of strings, a list of token ids or a list of those")
+        if not prompt:
+            raise ValueError("has an empty prompt")
+    return prompts
+
+
+class CompletionRequest(GenerationFields):
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]  # of str | list[int]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: int | None = None
+    echo: Annotated[None, only(False)] = None
+    suffix: Annotated[None, only("")] = None
+
+    @model_validator(mode="after")
+    def _best_of(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.choices:
+            text = f"'best_of' other than 'n' is not supported: got best_of={self.best_of} and n={self.choices}"
+            raise contradiction("best_of", text)
+        return self
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs

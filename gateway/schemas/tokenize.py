@@ -1,0 +1,32 @@
+"""`POST /tokenize` and `/detokenize`, vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from gateway.schemas.chat import Message
+from gateway.schemas.common import Id, Strict, contradiction
+
+
+class TokenizeRequest(Strict):
+    """Either a `prompt`, tokenized as completions do it, or `messages`, as chat does."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise contradiction("prompt", "exactly one of 'prompt' and 'messages' is required")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: list[Id]

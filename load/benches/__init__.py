@@ -1,0 +1,1 @@
+"""The parts of the benchmark, a module each; see `load.bench`."""

@@ -1,0 +1,115 @@
+"""Engine: a loaded model that runs one iteration after another (paper, section 4: the engine)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.engine import loading, memory, placement
+from services.engine.attention import attending
+from services.engine.flat_batch import FlatBatch, pack
+from services.engine.kv_cache import KVCache, block_bytes, cache_dtype
+from services.engine.rows import Rows
+from services.engine.sampler import Sampled, Sampler
+from services.engine.sdpa import SdpaAttention
+from services.engine.settings import EngineSettings
+from services.engine.support import check_attention
+from services.errors import StaleEpoch
+from services.messages import EngineFigures, Iteration, IterationResult
+
+
+class Engine:
+    """Runs what the scheduler decided, over a flat batch of all tokens, and draws the next tokens.
+
+    Not thread-safe: one iteration at a time. It runs nothing before the first `reset`.
+    """
+
+    def __init__(self, model: Any, cache: KVCache, figures: EngineFigures) -> None:
+        self.figures = figures
+        self._model = model
+        self._cache = cache
+        self._rows = Rows(figures.vocab_size, figures.max_model_len)
+        self._sampler = Sampler(loading.eos_token_ids(model), figures.vocab_size)
+        self._epoch: str | None = None
+
+    @classmethod
+    def load(cls, folder: Path, settings: EngineSettings) -> Engine:
+        """The engine of the model in `folder`, a transformers folder with safetensors.
+
+        Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
+        """
+        placement.set_threads(settings)
+        device = placement.choose_device(settings)
+        dtype = placement.choose_dtype(settings, device)
+        config = loading.load_config(folder)
+        length = loading.choose_length(config, settings.max_model_len)
+        model = loading.load_model(folder, dtype, device)
+        layers = check_attention(model, config.num_hidden_layers)
+        kept = cache_dtype(dtype, device)
+        blocks = memory.count_blocks(settings, block_bytes(layers, settings.block_size, kept), length, device)
+        figures = EngineFigures(
+            model=folder.name,
+            max_model_len=length,
+            num_blocks=blocks,
+            block_size=settings.block_size,
+            vocab_size=config.vocab_size,
+            numerics=f"{folder.name} {str(dtype).removeprefix('torch.')} {device.type} sdpa",
+        )
+        return cls(model, KVCache(layers, blocks, settings.block_size, kept, device), figures)
+
+    def reset(self, epoch: str) -> None:
+        """Forget all requests and obey `epoch` from now on."""
+        self._rows.clear()
+        self._epoch = epoch
+
+    def run(self, iteration: Iteration) -> IterationResult:
+        """Run one iteration. Raises StaleEpoch, changing nothing, for one of another epoch than the last `reset`.
+
+        A request that fails is in `failed` and forgotten; the others go on.
+        """
+        started = time.perf_counter()
+        if iteration.epoch != self._epoch:
+            raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
+        failed = self._rows.apply(iteration)
+        scheduled = [(self._rows[id], count) for id, count in iteration.scheduled.items() if id not in failed]
+        result = Sampled(failed=failed)
+        if scheduled:
+            batch = pack(scheduled, self._cache.block_size, self._model.device)
+            with torch.inference_mode():
+                result = self._sampler.sample(self._forward(batch), batch.sampling)
+            for row, count in scheduled:
+                row.num_computed_tokens += count
+            self._keep(result)
+            result.failed.update(failed)
+        return IterationResult(
+            iteration.epoch,
+            iteration.step,
+            result.tokens,
+            result.logprobs,
+            result.failed,
+            time.perf_counter() - started,
+        )
+
+    def _forward(self, batch: FlatBatch) -> torch.Tensor:
+        """Logits [sampling, vocab] after the last token of each request that is complete."""
+        with attending(SdpaAttention(batch, self._cache)):
+            output = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.positions,
+                use_cache=False,
+                logits_to_keep=batch.ends,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _keep(self, result: Sampled) -> None:
+        """Append the drawn tokens; forget what failed and clear what it may have left in its blocks."""
+        for id, token in result.tokens.items():
+            self._rows[id].token_ids.append(token)
+        for id in result.failed:
+            row = self._rows.forget(id)
+            assert row is not None
+            self._cache.erase(row.blocks)

@@ -1,0 +1,75 @@
+"""NullEngine: an engine without a model, which answers at once, to measure everything around an engine."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.engine.settings import EngineSettings
+from services.errors import StaleEpoch
+from services.messages import EngineFigures, Iteration, IterationResult
+
+DEFAULT_BLOCKS = 65_536
+
+
+@dataclass(slots=True)
+class _Counters:
+    hash: int  # of the request's id
+    num_tokens: int
+    num_computed_tokens: int = 0
+
+
+class NullEngine:
+    """The interface of Engine; its token is a function of request id and position. Imports no torch."""
+
+    def __init__(self, figures: EngineFigures) -> None:
+        self.figures = figures
+        self._rows: dict[str, _Counters] = {}
+        self._epoch: str | None = None
+
+    @classmethod
+    def load(cls, folder: Path, settings: EngineSettings) -> NullEngine:
+        """With the vocabulary and length of the model in `folder`, whose weights are not read."""
+        config = json.loads((folder / "config.json").read_text())
+        return cls(
+            EngineFigures(
+                model=folder.name,
+                max_model_len=settings.max_model_len or config.get("max_position_embeddings", 2048),
+                num_blocks=settings.kv_blocks or DEFAULT_BLOCKS,
+                block_size=settings.block_size,
+                vocab_size=config["vocab_size"],
+                numerics="null",
+            )
+        )
+
+    def reset(self, epoch: str) -> None:
+        """See Engine.reset."""
+        self._rows.clear()
+        self._epoch = epoch
+
+    def run(self, iteration: Iteration) -> IterationResult:
+        """See Engine.run; nothing fails here."""
+        started = time.perf_counter()
+        if iteration.epoch != self._epoch:
+            raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
+        for id in iteration.released:
+            self._rows.pop(id, None)
+        for new in iteration.new:
+            self._rows[new.id] = _Counters(zlib.crc32(new.id.encode()), len(new.token_ids))
+        tokens: dict[str, int] = {}
+        for id, count in iteration.scheduled.items():
+            row = self._rows[id]
+            row.num_computed_tokens += count
+            assert row.num_computed_tokens <= row.num_tokens, f"{id}: {count} tokens are too many"
+            if row.num_computed_tokens == row.num_tokens:
+                tokens[id] = self._token(row)
+                row.num_tokens += 1
+        return IterationResult(iteration.epoch, iteration.step, tokens, elapsed=time.perf_counter() - started)
+
+    def _token(self, row: _Counters) -> int:
+        """From the middle half of the vocabulary, where tokenizers keep no special tokens."""
+        quarter = self.figures.vocab_size // 4
+        return quarter + (row.hash + row.num_tokens * 2_654_435_761) % max(1, 2 * quarter)

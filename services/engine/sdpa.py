@@ -1,0 +1,117 @@
+"""Attention by torch's scaled_dot_product_attention, on CPU and CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.engine.flat_batch import FlatBatch
+from services.engine.kv_cache import KVCache
+
+GROUP = 16  # requests in one padded call; neighbours in length go together, so that little is padding
+
+
+@dataclass(frozen=True, slots=True)
+class _Singles:
+    """Requests with one token in this iteration: one padded call for all."""
+
+    tokens: torch.Tensor  # [requests], flat indices
+    blocks: torch.Tensor  # [requests, most blocks], padded with the cache's padding block
+    mask: torch.Tensor  # [requests, 1, 1, most blocks * block_size], true where a key counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A request with several tokens in this iteration: a call of its own."""
+
+    tokens: slice
+    blocks: torch.Tensor | None  # [1, blocks]; None: nothing computed before, its keys are at hand
+    mask: torch.Tensor | None  # [tokens, blocks * block_size]; None: causal
+
+
+class SdpaAttention:
+    """Attention of one iteration. Indices and masks are made once, then used by all layers."""
+
+    def __init__(self, batch: FlatBatch, cache: KVCache) -> None:
+        self._cache = cache
+        self._slots = batch.slots
+        lengths = [context + batch.length(i) for i, context in enumerate(batch.contexts)]
+        singles = [i for i in range(batch.num_requests) if batch.length(i) == 1]
+        singles.sort(key=lengths.__getitem__)
+        self._singles = [self._pad(batch, lengths, singles[i : i + GROUP]) for i in range(0, len(singles), GROUP)]
+        self._spans = [self._span(batch, i) for i in range(batch.num_requests) if batch.length(i) > 1]
+
+    def attend(
+        self,
+        layer: int | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:
+        """See AttentionBackend; `extras` were looked at when the model was loaded."""
+        assert layer is not None
+        self._cache.write(layer, self._slots, key, value)
+        output = query.new_empty(*query.shape[:2], value.shape[-1])
+        for singles in self._singles:
+            output[singles.tokens] = self._attend_singles(layer, singles, query, scaling)
+        for span in self._spans:
+            output[span.tokens] = self._attend_span(layer, span, query, key, value, scaling)
+        return output
+
+    def _attend_singles(
+        self, layer: int, singles: _Singles, query: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:
+        keys, values = self._cache.read(layer, singles.blocks)
+        # query heads that share a key head take the place of query tokens: nothing is repeated
+        grouped = query[singles.tokens].to(keys.dtype).unflatten(1, (keys.shape[2], -1))
+        output = scaled_dot_product_attention(
+            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=singles.mask, scale=scaling
+        )
+        return output.flatten(1, 2).to(query.dtype)
+
+    def _attend_span(
+        self,
+        layer: int,
+        span: _Span,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        if span.blocks is None:
+            keys, values = key[span.tokens], value[span.tokens]
+        else:
+            keys, values = (part[0] for part in self._cache.read(layer, span.blocks))
+        queries = query[span.tokens].to(keys.dtype).transpose(0, 1)
+        repeats = query.shape[1] // key.shape[1]
+        keys, values = (part.repeat_interleave(repeats, dim=1).transpose(0, 1) for part in (keys, values))
+        output = scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=span.mask, is_causal=span.mask is None, scale=scaling
+        )
+        return output[0].transpose(0, 1).to(query.dtype)
+
+    def _pad(self, batch: FlatBatch, lengths: list[int], requests: list[int]) -> _Singles:
+        device = batch.slots.device
+        most = max(len(batch.block_tables[i]) for i in requests)
+        padding = [self._cache.padding_block] * most
+        blocks = [(batch.block_tables[i] + padding)[:most] for i in requests]
+        keys = torch.arange(most * self._cache.block_size, device=device)
+        mask = keys < torch.tensor([lengths[i] for i in requests], device=device)[:, None]
+        return _Singles(
+            tokens=torch.tensor([batch.starts[i] for i in requests], device=device),
+            blocks=torch.tensor(blocks, device=device),
+            mask=mask[:, None, None, :],
+        )
+
+    def _span(self, batch: FlatBatch, i: int) -> _Span:
+        tokens = slice(batch.starts[i], batch.starts[i + 1])
+        if batch.contexts[i] == 0:
+            return _Span(tokens, None, None)
+        blocks = torch.tensor([batch.block_tables[i]], device=batch.slots.device)
+        keys = torch.arange(blocks.numel() * self._cache.block_size, device=batch.slots.device)
+        return _Span(tokens, blocks, keys <= batch.positions[0, tokens][:, None])

@@ -1,0 +1,22 @@
+"""EngineSettings: what an engine is told when it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Where and how the model runs; the defaults are those of `services.config.Settings`.
+
+    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it natively, else float32.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    block_size: int = 16  # tokens of one KV block
+    kv_blocks: int = 0  # 0: what kv_memory_fraction of the free memory holds
+    kv_memory_fraction: float = 0.25
+    max_model_len: int = 0  # tokens; 0: the model's own
+    threads: int = 0  # CPU threads; 0: all cores this process may use

@@ -1,0 +1,55 @@
+"""IterationStats: what a scheduler tells the outside about its iterations, sent with each exchange."""
+
+from __future__ import annotations
+
+from services.messages import Commit, Iteration, IterationResult
+from services.telemetry import Counters
+
+
+class IterationStats:
+    """Counts iterations, tokens and ends into `counters`; keeps the gauges and a line about the last iteration."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.summary = ""
+        self._counters = counters
+        self._iteration: Iteration | None = None
+        self._batch_size = self._peak = 0
+
+    def started(self, iteration: Iteration) -> None:
+        self._iteration = iteration
+        self._batch_size = len(iteration.scheduled)
+        self._peak = max(self._peak, self._batch_size)
+
+    def finished(self, result: IterationResult, seconds: float) -> None:
+        """`seconds` from the start of the iteration to its result, as the scheduler saw it."""
+        iteration, counters = self._iteration, self._counters
+        assert iteration is not None
+        batch, initiations = len(iteration.scheduled), len(iteration.new)
+        tokens = sum(iteration.scheduled.values())
+        counters.inc("orca:iterations")
+        if 0 < initiations < batch:
+            counters.inc("orca:mixed_iterations")
+        if initiations:
+            counters.inc("vllm:prompt_tokens", sum(iteration.scheduled[new.id] for new in iteration.new))
+        counters.inc("vllm:generation_tokens", len(result.tokens))
+        counters.observe("vllm:iteration_tokens_total", tokens)
+        counters.observe("orca:iteration_requests", batch)
+        counters.observe("orca:iteration_seconds", seconds)
+        self.summary = (
+            f"iteration {iteration.step}: {batch} requests ({initiations} initiation, "
+            f"{batch - initiations} increment), {tokens} tokens, {seconds * 1e3:.1f} ms"
+        )
+
+    def committed(self, commits: list[Commit]) -> None:
+        for commit in commits:
+            if commit.end:
+                self._counters.inc("vllm:request_success", finished_reason=commit.end.reason.value)
+
+    def exchanged(self, seconds: float) -> None:
+        self._counters.observe("orca:exchange_seconds", seconds)
+
+    def take_counters(self) -> dict[str, float]:
+        return self._counters.take()
+
+    def gauges(self, kv_usage: float) -> dict[str, float]:
+        return {"kv_usage": kv_usage, "batch_size": self._batch_size, "peak_batch_size": self._peak}

@@ -1,0 +1,32 @@
+"""LocalEngine: an engine in this process, as EngineLoop wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from services.messages import Iteration, IterationResult
+
+
+class SynchronousEngine(Protocol):
+    """`services.engine.Engine`, `NullEngine`: something whose `run` returns when the iteration is done."""
+
+    def run(self, iteration: Iteration) -> IterationResult: ...
+
+
+class LocalEngine:
+    """Runs the iterations of `engine` in one thread of its own, in order; PyTorch lets the others run meanwhile."""
+
+    def __init__(self, engine: SynchronousEngine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+
+    def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
+        """Begin the iteration now; awaiting gives its result or raises what `run` raised."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, iteration)
+
+    def close(self) -> None:
+        """Wait for the iteration that runs, and end the thread."""
+        self._thread.shutdown()

@@ -1,0 +1,128 @@
+"""The converter, a process: `python -m services.models.converter SOURCE TARGET` (see `convert`).
+
+Progress goes to stdout, one step a line; the last line on stderr says why it failed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+# Vocabularies whose merges were learned with every digit by itself, by their name in a GGUF file ("tokenizer.ggml.pre")
+# and for which transformers (5.23) makes a plain GPT-2 splitter. With that, "\n\n1" or "  2" become other tokens than
+# those the model was trained on.
+DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
+PLAIN_GPT2 = frozenset({"default", "gpt-2"})
+
+
+def main(source: Path, target: Path) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    target.mkdir()
+    if source.is_dir():
+        convert_folder(source, target)
+    else:
+        convert_gguf(source, target)
+    for needed in ("tokenizer.json", "config.json", "generation_config.json"):
+        if not (target / needed).exists():
+            raise RuntimeError(f"transformers made no {needed} of it")
+    for weights in target.glob("*.safetensors"):  # written for their owner alone
+        weights.chmod((target / "config.json").stat().st_mode)
+
+
+def convert_gguf(source: Path, target: Path) -> None:
+    """Dequantise weights; tokenizer, chat template and special tokens come out of the file's metadata.
+
+    Quantised weights are stored as bfloat16: half of float32's size, and its rounding (relative 0.0014) is far below
+    what quantisation cost before. Weights in a floating type keep their type.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    dtype, metadata = _read_gguf(source)
+    say(f"reading the weights of {source.name}")
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=GgufConfig(dequantize=True), dtype=dtype)
+    model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
+    say(f"writing them as {dtype} safetensors")
+    model.save_pretrained(target)
+    say("converting the tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    _split_as_trained(tokenizer.backend_tokenizer, metadata)
+    tokenizer.save_pretrained(target)
+
+
+def convert_folder(source: Path, target: Path) -> None:
+    """Make what the folder lacks (safetensors, tokenizer.json); link to the rest of it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not any(source.glob("*.safetensors")):
+        say(f"reading the weights of {source.name}")
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+        say("writing them as safetensors")
+        model.save_pretrained(target)
+    if not (source / "tokenizer.json").exists():
+        say("converting the tokenizer")
+        AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    for file in source.iterdir():
+        if file.is_file() and not (target / file.name).exists() and not file.name.endswith((".bin", ".bin.index.json")):
+            (target / file.name).symlink_to(file.resolve())
+    if not (target / "generation_config.json").exists():
+        from transformers import AutoConfig, GenerationConfig
+
+        GenerationConfig.from_model_config(AutoConfig.from_pretrained(source)).save_pretrained(target)
+
+
+def _read_gguf(source: Path) -> tuple[str, dict[str, Any]]:
+    """The dtype to store, by the type that most weights have, and the file's short metadata."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    amounts: dict[str, int] = {}
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type.name
+        amounts[kind] = amounts.get(kind, 0) + int(tensor.n_elements)
+    most = max(amounts, key=lambda kind: amounts[kind])
+    metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16"), metadata
+
+
+def _ends(eos: int | list[int] | None, metadata: dict[str, Any]) -> int | list[int] | None:
+    """End tokens: a GGUF names the end of text and, where it differs, the end of a turn."""
+    turn = metadata.get("tokenizer.ggml.eot_token_id")
+    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if turn is None or turn in ends:
+        return eos
+    return [*ends, int(turn)]
+
+
+def _split_as_trained(backend: Any, metadata: dict[str, Any]) -> None:
+    from tokenizers import pre_tokenizers
+
+    splitter = metadata.get("tokenizer.ggml.pre", "default")
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or not isinstance(
+        backend.pre_tokenizer, pre_tokenizers.ByteLevel
+    ):
+        return
+    if splitter in DIGIT_BY_DIGIT:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif splitter not in PLAIN_GPT2:
+        say(f"warning: the way {splitter!r} splits text is not known; GPT-2's is used, some texts get other tokens")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except Exception as error:
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
+        words = " ".join(str(error).split())
+        sys.exit(f"{type(error).__name__}: {words}")

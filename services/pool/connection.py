@@ -1,0 +1,108 @@
+"""Two connections to the pool's server: one for scripts, one for reads that block.
+
+redis-py's own defaults would send a slow script a second time and let a long blocking read hang for a minute, so
+every option that matters is stated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis.asyncio as redis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+
+from services.errors import PoolUnavailable
+from services.pool import scripts
+
+OLDEST_SERVER = (6, 2)
+SCRIPT_TIMEOUT = 5.0  # seconds for one script
+CONNECT_TIMEOUT = 2.0
+BLOCK_SLACK = 5.0  # seconds after which an overdue blocking read means that the server is gone
+SCRIPT_CONNECTIONS = 16
+
+_SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call("TIME")'
+
+
+class Connection:
+    """A server, by URL: `redis://`, `rediss://` or `unix://`. Every failure to reach it is `PoolUnavailable`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
+        self._blocking = self._client(None, redis.ConnectionPool, None)
+
+    def _client(self, timeout: float | None, kind: Any, connections: int | None) -> Any:
+        options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
+        pool = kind.from_url(
+            self.url,
+            protocol=2,
+            decode_responses=False,
+            socket_timeout=timeout,
+            socket_connect_timeout=CONNECT_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            health_check_interval=0,
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            max_connections=connections,
+            **options,
+        )
+        return redis.Redis.from_pool(pool)
+
+    async def check(self) -> None:
+        """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
+        with _unavailable():
+            info = await self._scripts.info("server")
+            version = str(info["redis_version"])
+            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+                raise PoolUnavailable(f"{self.url}: server {version} is older than 6.2")
+            try:
+                answer = await self._scripts.eval(_SELF_TEST, 0)
+            except exceptions.ResponseError as error:
+                raise PoolUnavailable(f"{self.url}: server {version} does not run our Lua: {error}") from None
+            assert answer == b"a2", f"Lua self-test gave {answer!r}"
+            for name in scripts.names():
+                await self._scripts.script_load(scripts.script(name).text)
+
+    async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
+        """The script's reply. It is sent once: after an error the caller does not know whether it ran."""
+        script = scripts.script(name)
+        with _unavailable():
+            try:
+                return await self._scripts.execute_command("EVALSHA", script.sha, 1, prefix, *args)
+            except exceptions.NoScriptError:
+                return await self._scripts.execute_command("EVAL", script.text, 1, prefix, *args)
+
+    async def command(self, *args: str | bytes | int) -> Any:
+        with _unavailable():
+            return await self._scripts.execute_command(*args)
+
+    async def block(self, timeout: float, *args: str | bytes | int) -> Any:
+        """A command that blocks for at most `timeout` seconds, as its arguments say."""
+        with _unavailable():
+            async with asyncio.timeout(timeout + BLOCK_SLACK):
+                return await self._blocking.execute_command(*args)
+
+    async def close(self) -> None:
+        for client in (self._scripts, self._blocking):
+            await client.aclose()
+            await client.connection_pool.disconnect()
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    try:
+        yield
+    except (
+        exceptions.ConnectionError,
+        exceptions.TimeoutError,
+        exceptions.ReadOnlyError,
+        exceptions.OutOfMemoryError,
+        OSError,  # also TimeoutError
+    ) as error:
+        raise PoolUnavailable(f"the pool's server does not answer: {error or type(error).__name__}") from error

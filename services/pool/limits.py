@@ -1,0 +1,38 @@
+"""How much one pool holds, and what a sequence counts for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.messages import NewSequence
+
+# What the server needs for a sequence besides its tokens, about: keys, hash fields, place in the queues.
+OVERHEAD_BYTES = 1024
+TOKEN_BYTES = 4
+# One packed `Logprobs` with its list entry, and one (id, logprob) in it.
+LOGPROBS_BYTES = 16
+TOP_LOGPROB_BYTES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a pool: waiting sequences, bytes of all its sequences, seconds an ended group stays readable.
+
+    Groups that ended make place earlier when the bytes are needed.
+    """
+
+    max_waiting: int = 10_000
+    max_bytes: int = 1 << 30
+    keep_ended: float = 600.0
+
+
+def sequence_bytes(sequence: NewSequence) -> int:
+    """What the sequence counts for from submit to expiry: its prompt and the place for all its output tokens.
+
+    Counted before anything is written, so that commits always fit.
+    """
+    new_tokens = sequence.sampling.max_new_tokens
+    total = OVERHEAD_BYTES + TOKEN_BYTES * (len(sequence.prompt) + new_tokens)
+    if sequence.sampling.logprobs is not None:
+        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sequence.sampling.logprobs)
+    return total

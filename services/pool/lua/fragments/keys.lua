@@ -1,0 +1,27 @@
+-- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
+--
+--   meta            hash: stamp (us), rank (last one given), epoch and registration (last numbers), bytes
+--                   (of all sequences), ended (sequences), ended_bytes (groups), figures
+--   counters        hash: name -> sum
+--   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
+--                   seat while it runs, cancelled once it is to end, end (blob) once it has
+--   tok:<id>        string: committed tokens, 4 bytes each, little-endian
+--   lp:<id>         list: a blob of log probabilities for each token, where asked
+--   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, key (field in idempotency)
+--   idempotency     hash: <tenant> NUL <key> -> request
+--   waiting         zset: id -> rank (arrival in us, one apart at least)
+--   ended           zset: request -> time (us) at which its last sequence ended
+--   leases          zset: seat -> time (us) its lease runs out; only owned seats
+--   seats           zset: seat -> time (us) to forget it; +inf while it is owned
+--   seat:<seat>     hash: epoch, owner, lease (us), call, claimed (msgpack ids); gauges, summary, figures (blobs)
+--   running:<seat>  set: ids; cancelled:<seat> set: those of them to end
+--   idle            set: seats that wait for their bell; bell:<seat> list: an item is a ring
+--   gateways        zset: gateway -> time (us) its registration runs out
+--   gateway:<name>  hash: registration, events (number of the last one), fresh, call, known (reply to that call)
+--   events:<name>   stream: what the gateway listens to
+--   listeners       hash: id of a sequence that has not ended -> its gateways, separated by spaces
+local P = KEYS[1]
+local META, COUNTERS = P .. "meta", P .. "counters"
+local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
+local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
+local GATEWAYS, LISTENERS = P .. "gateways", P .. "listeners"

@@ -1,0 +1,48 @@
+-- include: keys time cancel_now
+local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
+
+-- Ends the ownership of a seat. What it ran waits again at its arrival rank, with its tokens; cancelled ones end.
+-- Returns how many wait again.
+local function vacate(seat)
+  local waits = 0
+  for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
+    local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
+    if state[2] then
+      cancel_now(id)
+    else
+      redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
+      redis.call("HDEL", P .. "seq:" .. id, "seat")
+      redis.call("ZADD", WAITING, state[1], id)
+      waits = waits + 1
+    end
+  end
+  redis.call("DEL", P .. "running:" .. seat, P .. "cancelled:" .. seat, P .. "bell:" .. seat)
+  redis.call("HDEL", P .. "seat:" .. seat, "epoch", "owner", "lease", "call", "claimed")
+  redis.call("SREM", IDLE, seat)
+  redis.call("ZREM", LEASES, seat)
+  redis.call("ZADD", SEATS, now + SEAT_KEPT, seat)
+  return waits
+end
+
+-- The same, of a seat whose owner is dead or silent.
+local function reclaim(seat)
+  local waits = vacate(seat)
+  if waits > 0 then
+    redis.call("HINCRBYFLOAT", COUNTERS, "orca:reclaimed_requests", waits)
+  end
+  return waits
+end
+
+-- Reclaims all seats whose lease ran out and forgets those that had no owner for long.
+-- Returns how many sequences wait again.
+local function reap()
+  local waits = 0
+  for _, seat in ipairs(redis.call("ZRANGEBYSCORE", LEASES, "-inf", now)) do
+    waits = waits + reclaim(seat)
+  end
+  for _, seat in ipairs(redis.call("ZRANGEBYSCORE", SEATS, "-inf", now)) do
+    redis.call("DEL", P .. "seat:" .. seat)
+    redis.call("ZREM", SEATS, seat)
+  end
+  return waits
+end

@@ -1,0 +1,180 @@
+"""RequestPool: the requests, their tokens and who runs them, in a Redis or Valkey server.
+
+Each method that changes something is one Lua script, named after it in `lua/`, where its rules stand. All are
+repeat-safe: after `PoolUnavailable` the caller does not know whether a call ran, and sends it again unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from services import wire
+from services.messages import Exchange, ExchangeReply, Overview, Snapshot, Submission, SubmitReply, TokenEvent
+from services.pool import packing
+from services.pool.connection import Connection
+from services.pool.limits import Limits
+from services.pool.packing import micros, pack, pack_counters
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class RequestPool:
+    """One pool; it serves one model. `name` is one of [A-Za-z0-9_.-]{1,64}. Bound to the event loop it is used in."""
+
+    def __init__(self, url: str, name: str = "default", limits: Limits | None = None) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a pool's name is 1 to 64 of A-Z a-z 0-9 _ . -; got {name!r}")
+        self.name = name
+        self.limits = limits or Limits()
+        self._prefix = f"orca:{{{name}}}:"
+        self._server = Connection(url)
+        self._gaps: set[str] = set()  # gateways whose stream was cut before they read it
+
+    async def connect(self) -> None:
+        """Check the server and load the scripts. Raises PoolUnavailable."""
+        await self._server.check()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    # --- gateways ---
+
+    async def submit(self, submission: Submission) -> SubmitReply:
+        """Put a group of sequences in, all or none, and attach its gateway.
+
+        A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
+        is attached to what of it has not ended, and `attach` gives it the tokens committed before.
+        """
+        key = submission.idempotency_key
+        reply = await self._server.run(
+            "submit",
+            self._prefix,
+            submission.request,
+            _gateway(submission.gateway),
+            "" if key is None else f"{submission.tenant}\0{key}",
+            submission.body,
+            packing.pack_sequences(submission.sequences),
+            self.limits.max_waiting,
+            self.limits.max_bytes,
+            micros(self.limits.keep_ended),
+        )
+        return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
+
+    async def cancel(self, request: str) -> bool:
+        """Cancel a group; False if it is unknown or has ended. What runs of it ends when its seat says so."""
+        return bool(await self._server.run("cancel", self._prefix, request))
+
+    async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
+        """Listen to sequences; what the pool holds of each from the index given, in the order given.
+
+        Later tokens come as events. An event may repeat a token of the snapshot; none is left out between.
+        """
+        wanted = pack([[id, index] for id, index in from_indices.items()])
+        replies = await self._server.run("attach", self._prefix, _gateway(gateway), wanted)
+        return [packing.read_snapshot(id, fields) for id, fields in zip(from_indices, replies, strict=True)]
+
+    async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
+        """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.
+
+        False if events may have been missed since the last heartbeat (the registration had run out, or the stream
+        was cut): read events from "0" again and attach again to all that has not ended.
+        """
+        missed = gateway in self._gaps
+        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl))
+        known = bool(await self._server.run("heartbeat", self._prefix, *args))
+        self._gaps.discard(gateway)
+        return known and not missed
+
+    async def read_events(self, gateway: str, after: str, timeout: float) -> tuple[str, list[TokenEvent]]:
+        """Events after the cursor `after` ("0" at first) and the new cursor; waits up to `timeout` seconds for any."""
+        wait = max(1, round(timeout * 1000))
+        stream = f"{self._prefix}events:{gateway}"
+        reply = await self._server.block(timeout, "XREAD", "COUNT", 128, "BLOCK", wait, "STREAMS", stream, after)
+        if not reply:
+            return after, []
+        events: list[TokenEvent] = []
+        for entry, fields in reply[0][1]:
+            cursor = entry.decode()
+            if after != "0" and not _follows(cursor, after):
+                self._gaps.add(gateway)
+            events += packing.read_events(fields[b"e"])
+            after = cursor
+        return after, events
+
+    async def unregister(self, gateway: str) -> None:
+        """Forget a gateway that goes away."""
+        await self._server.run("unregister", self._prefix, _gateway(gateway))
+
+    async def sequences(self, request: str) -> list[str]:
+        """The ids of a group's sequences, in order; none if it is unknown or has expired."""
+        ids = await self._server.command("HGET", f"{self._prefix}group:{request}", "ids")
+        return [id.decode() for id in packing.unpack(ids)] if ids else []
+
+    async def body(self, request: str) -> bytes | None:
+        """What was submitted with the group for whoever goes on with it."""
+        body: bytes | None = await self._server.command("HGET", f"{self._prefix}group:{request}", "body")
+        return body
+
+    # --- schedulers ---
+
+    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> str | None:
+        """A new epoch on the seat for `lease` seconds, or None while another owner's lease lives.
+
+        `dead_epoch` says that this epoch's owner is known to be dead: the seat is taken from it at once. What a dead
+        owner ran waits again. `owner` names one life of one process. Whoever waits for a seat calls this more often
+        than every half lease: after a longer silence leases are given anew.
+        """
+        args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
+        epoch: bytes = await self._server.run("acquire", self._prefix, *args)
+        return epoch.decode() or None
+
+    async def release(self, seat: str, epoch: str) -> None:
+        """Give the seat back; what it ran waits again. Nothing happens under another epoch."""
+        await self._server.run("release", self._prefix, seat, epoch)
+
+    async def exchange(self, exchange: Exchange) -> ExchangeReply:
+        """Commit, renew the lease, reap, claim, in one script; see `Exchange`. `call` numbers count from 1.
+
+        `cancelled` also lists sequences in `commits` that are not the seat's (any more).
+        """
+        e = exchange
+        reply = await self._server.run(
+            "exchange",
+            self._prefix,
+            e.seat,
+            e.epoch,
+            e.call,
+            packing.pack_commits(e.commits),
+            e.room.requests,
+            e.room.blocks,
+            e.room.block_size,
+            int(e.idle),
+            wire.pack(e.figures) if e.figures else "",
+            pack_counters(e.counters),
+            pack(e.gauges),
+            e.summary,
+            micros(self.limits.keep_ended),
+        )
+        return packing.read_exchange(reply)
+
+    async def wait_bell(self, seat: str, timeout: float) -> None:
+        """Return when work may be waiting for a seat whose last exchange was idle, or after `timeout` seconds."""
+        await self._server.block(timeout, "BLPOP", f"{self._prefix}bell:{seat}", f"{max(timeout, 0.001):.3f}")
+
+    # --- observers ---
+
+    async def overview(self) -> Overview:
+        return packing.read_overview(await self._server.run("overview", self._prefix))
+
+
+def _gateway(name: str) -> str:
+    if not name or " " in name:
+        raise ValueError(f"a gateway's name has no spaces and is not empty; got {name!r}")
+    return name
+
+
+def _follows(entry: str, cursor: str) -> bool:
+    """Whether stream entry `<registration>-<n>` is the next one after the cursor."""
+    registration, n = cursor.split("-")
+    return entry == f"{registration}-{int(n) + 1}"

@@ -1,0 +1,57 @@
+"""The Lua scripts: one file a transition, composed of the fragments its `-- include:` line names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from services import wire
+from services.messages import End
+from services.requests import FinishReason
+
+_FOLDER = Path(__file__).parent / "lua"
+_INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
+
+# Ends that scripts give out themselves, packed here because only Python knows the format.
+LOST_TOKENS = End(FinishReason.ERROR, error="the pool's server lost tokens of this request")
+_CONSTANTS = {"END_CANCELLED": End(FinishReason.CANCELLED), "END_LOST_TOKENS": LOST_TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's whole text and the SHA1 by which a server knows it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """The script `lua/<name>.lua` with each fragment it needs before it, once."""
+    parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _CONSTANTS.items()]
+    seen: set[str] = set()
+
+    def add(path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        for line in _INCLUDE.findall(text):
+            for fragment in line.split():
+                if fragment not in seen:
+                    seen.add(fragment)
+                    add(_FOLDER / "fragments" / f"{fragment}.lua")
+        parts.append(text)
+
+    add(_FOLDER / f"{name}.lua")
+    whole = "".join(parts)
+    return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in _FOLDER.glob("*.lua"))
+
+
+def _quoted(data: bytes) -> str:
+    return '"' + "".join(f"\\{byte:03d}" for byte in data) + '"'

@@ -1,0 +1,82 @@
+"""Judge: has a request ended with this token, and why? Nobody else decides that.
+
+Cancellation and failure come from outside and end a request at once; the scheduler writes those ends itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.messages import End
+from services.requests import FinishReason, SamplingParams
+
+
+class StopMatch(Protocol):
+    """The stop string found, and how many trailing bytes of the text so far it and what follows it take."""
+
+    @property
+    def stop(self) -> str: ...
+    @property
+    def cut(self) -> int: ...
+
+
+class Matcher(Protocol):
+    """Looks for one request's stop strings in the text of the tokens pushed so far."""
+
+    def push(self, token: int) -> StopMatch | None: ...
+
+
+class Text(Protocol):
+    """The model's text, for requests that ask for stop strings or stop token ids."""
+
+    def matcher(self, stops: tuple[str, ...]) -> Matcher: ...
+
+    def visible_bytes(self, token: int) -> int:
+        """How many bytes of text `token` gives; 0 for special tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What judging needs of the model."""
+
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    text: Text | None
+
+
+class Judge:
+    """Judges one request, told each of its output tokens once, in order."""
+
+    __slots__ = ("_eos", "_first_end", "_matcher", "_stop_ids", "_text", "last")
+
+    def __init__(self, rules: Rules, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+        assert sampling.max_new_tokens > 0, f"{sampling.max_new_tokens = }"
+        self.last = min(sampling.max_new_tokens, rules.max_model_len - num_prompt_tokens)
+        """The number of output tokens at which the request ends by length."""
+        self._text = rules.text
+        self._eos: frozenset[int] = frozenset() if sampling.ignore_eos else rules.eos_token_ids
+        self._stop_ids = self._eos.union(sampling.stop_token_ids)
+        self._matcher = self._make_matcher(sampling.stop)
+        self._first_end = sampling.min_tokens + 1
+
+    def _make_matcher(self, stops: tuple[str, ...]) -> Matcher | None:
+        if not stops:
+            return None
+        assert self._text is not None, f"a scheduler without text got {stops = }"
+        return self._text.matcher(stops)
+
+    def __call__(self, token: int, count: int) -> End | None:
+        """The end that `token`, output token number `count` (from 1), brings; None: the request goes on.
+
+        A token that is both a stop and the last one allowed ends by `stop`; EOS goes before a stop token id.
+        """
+        if token in self._stop_ids and count >= self._first_end:
+            cut = self._text.visible_bytes(token) if self._text else 0
+            return End(FinishReason.STOP, None if token in self._eos else token, cut)
+        if self._matcher is not None:
+            match = self._matcher.push(token)
+            if match is not None and count >= self._first_end:
+                return End(FinishReason.STOP, match.stop, match.cut)
+        return End(FinishReason.LENGTH) if count >= self.last else None

@@ -1,0 +1,137 @@
+"""Token id -> bytes of text, read from tokenizer.json alone, so that a scheduler can load it without any model.
+
+The table is exact for decoders under which a token's bytes do not depend on its neighbours: byte-level (GPT-2's
+alphabet) and SentencePiece's (a visible space, `<0xNN>` for bytes). Others are refused, never approximated.
+SentencePiece drops the space before the first word of a text; the table keeps it, because what a model generates
+continues a prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from services.errors import ModelError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTables:
+    """What each token id adds to the text. Special tokens and ids without a token add nothing."""
+
+    token_bytes: list[bytes]
+    special_ids: frozenset[int]
+
+    @classmethod
+    def load(cls, folder: Path) -> TextTables:
+        """The tables of the model in `folder`; ModelError where its tokenizer has no exact table."""
+        raw = read_tokenizer_json(folder)
+        try:
+            return _build(raw)
+        except ModelError as error:
+            raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
+
+    def bytes_of(self, token: int) -> bytes:
+        """Token's bytes; b"" beyond the tokenizer, since a model may have more logits than its tokenizer has ids."""
+        assert token >= 0, f"{token = }"
+        return self.token_bytes[token] if token < len(self.token_bytes) else b""
+
+    def join(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(map(self.bytes_of, tokens))
+
+
+def read_tokenizer_json(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer.json"
+    try:
+        raw = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{folder} has no tokenizer.json") from None
+    except orjson.JSONDecodeError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
+        raise ModelError(f"{path} describes no tokenizer")
+    return raw
+
+
+def _build(raw: dict[str, Any]) -> TextTables:
+    spell, literal = _decoder(raw.get("decoder"))
+    added = raw.get("added_tokens") or []
+    pieces = {token: spell(text) for text, token in _vocabulary(raw["model"])}
+    # an added token is matched in the text as it is written
+    pieces |= {t["id"]: t["content"].encode() if literal else spell(t["content"]) for t in added}
+    special = frozenset(t["id"] for t in added if t["special"])
+    pieces |= dict.fromkeys(special, b"")
+    table = [pieces.get(i, b"") for i in range(max(pieces, default=-1) + 1)]
+    return TextTables(table, special)
+
+
+def _vocabulary(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
+    kind, vocab = model.get("type"), model.get("vocab")
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(affix):
+            raise ModelError(f"tokens with a {affix} ({model[affix]!r}) have no exact bytes")
+    if isinstance(vocab, dict):
+        return vocab.items()
+    if isinstance(vocab, list):  # Unigram: [piece, score]
+        return [(entry[0], i) for i, entry in enumerate(vocab)]
+    raise ModelError(f"a model of type {kind!r} has no vocabulary that can be read")
+
+
+def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
+    """How one piece becomes bytes, and whether added tokens are literal under this decoder."""
+    if decoder is None:
+        raise ModelError("it has no decoder, so its tokens have no exact bytes")
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = [step["type"] for step in steps]
+    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+        return _byte_level, True
+    spaces = [mark for step in steps if (mark := _space_mark(step)) is not None]
+    known = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+    if len(spaces) != 1 or not set(kinds) <= known:
+        raise ModelError(f"a decoder of {' + '.join(kinds)} gives tokens no exact bytes")
+    return _sentencepiece(spaces[0], "ByteFallback" in kinds), False
+
+
+def _space_mark(step: dict[str, Any]) -> str | None:
+    """The character that stands for a space, if this step of a decoder turns it into one."""
+    if step["type"] == "Metaspace":
+        return str(step["replacement"])
+    if step["type"] == "Replace":
+        if step["content"] != " " or "String" not in step["pattern"]:
+            raise ModelError(f"a decoder that replaces {step['pattern']} by {step['content']!r} is not supported")
+        return str(step["pattern"]["String"])
+    if step["type"] == "Strip" and (step["stop"] or step["content"] != " "):
+        raise ModelError(f"a decoder that strips {step['content']!r} at the end is not supported")
+    return None
+
+
+def _sentencepiece(space: str, byte_fallback: bool) -> Callable[[str], bytes]:
+    def spell(piece: str) -> bytes:
+        if byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        return piece.replace(space, " ").encode()
+
+    return spell
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """GPT-2's one character per byte: printable Latin-1 stands for itself, the rest is moved to U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
+
+
+_ALPHABET = _gpt2_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in piece])
+    except KeyError:  # not written in the alphabet: the decoder takes such a piece as it is
+        return piece.encode()

@@ -1,0 +1,106 @@
+"""A scheduler of the tests: places blocks, mixes arrivals, chunks and batches at random, and checks the engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.messages import Iteration, IterationResult, Logprobs, NewRequest
+from services.requests import SamplingParams
+
+
+@dataclass
+class Job:
+    """A request of a test and what came of it."""
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    failed: str | None = None
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    sent: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+    @property
+    def done(self) -> bool:
+        return self.failed is not None or len(self.output) == self.sampling.max_new_tokens
+
+
+class Driver:
+    """Runs jobs on an engine. With a `rng`, arrivals, batch composition and chunks are random."""
+
+    def __init__(self, engine: Any, rng: random.Random | None = None, max_batch: int = 4) -> None:
+        self.engine = engine
+        self.rng = rng
+        self.max_batch = max_batch
+        self.free = list(range(engine.figures.num_blocks))
+        if rng:
+            rng.shuffle(self.free)
+        self.released: list[str] = []
+        self.step = 0
+        engine.reset("e")
+
+    def run(self, jobs: list[Job]) -> list[Job]:
+        """Until all are done."""
+        waiting = list(jobs)
+        if self.rng:
+            self.rng.shuffle(waiting)
+        while any(not job.done for job in jobs):
+            self.iterate([job for job in waiting if not job.done])
+        return jobs
+
+    def iterate(self, ready: list[Job]) -> IterationResult:
+        batch = self._choose(ready)
+        new, new_blocks, scheduled = [], {}, {}
+        for job in batch:
+            if not job.sent:
+                new.append(NewRequest(job.id, job.tokens, len(job.prompt), job.sampling))
+                job.sent, job.computed = True, 0
+            left = len(job.tokens) - job.computed
+            count = self.rng.randint(1, left) if self.rng and self.rng.random() < 0.5 else left
+            scheduled[job.id] = count
+            size = self.engine.figures.block_size
+            lacking = -(-(job.computed + count) // size) - len(job.blocks)
+            if lacking > 0:
+                new_blocks[job.id] = [self.free.pop() for _ in range(lacking)]
+                job.blocks += new_blocks[job.id]
+            job.computed += count
+        self.step += 1
+        result = self.engine.run(Iteration("e", self.step, scheduled, new, new_blocks, self.released))
+        self.released = []
+        assert (result.epoch, result.step) == ("e", self.step)
+        complete = {job.id for job in batch if job.computed == len(job.tokens)}
+        assert set(result.tokens) | set(result.failed) >= complete
+        assert set(result.tokens) <= complete
+        for job in batch:
+            self._take(job, result)
+        return result
+
+    def release(self, job: Job) -> None:
+        """Take the request off the engine; scheduled again it crosses as new, with all its tokens."""
+        self.released.append(job.id)
+        self.free += job.blocks
+        job.blocks, job.sent = [], False
+
+    def _choose(self, ready: list[Job]) -> list[Job]:
+        if not self.rng:
+            return ready[: self.max_batch]
+        batch = self.rng.sample(ready, self.rng.randint(1, min(self.max_batch, len(ready))))
+        # one whose blocks would not fit waits until others have ended
+        return batch
+
+    def _take(self, job: Job, result: IterationResult) -> None:
+        job.failed = result.failed.get(job.id)
+        if job.id in result.tokens:
+            job.output.append(result.tokens[job.id])
+            if job.id in result.logprobs:
+                job.logprobs.append(result.logprobs[job.id])
+        if job.done:
+            self.release(job)

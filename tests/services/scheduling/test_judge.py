@@ -1,0 +1,52 @@
+"""Judge: why a request ends, and what of its text is to be cut."""
+
+import pytest
+
+from services.messages import End
+from services.requests import FinishReason, SamplingParams
+from services.scheduling.judge import Judge, Rules
+
+EOS, WORD = 2, 7
+END = End(FinishReason.STOP)
+LENGTH = End(FinishReason.LENGTH)
+
+
+def ends(tokens: list[int], rules: Rules | None = None, prompt: int = 5, **sampling: object) -> list[End | None]:
+    """What the judge says after each token, up to the first end."""
+    judge = Judge(rules or Rules(100, frozenset({EOS, 3}), None), SamplingParams(**sampling), prompt)  # type: ignore[arg-type]
+    said: list[End | None] = []
+    for count, token in enumerate(tokens, 1):
+        said.append(judge(token, count))
+        if said[-1]:
+            break
+    return said
+
+
+@pytest.mark.parametrize("eos", [EOS, 3])
+def test_each_eos_ends(eos: int) -> None:
+    assert ends([WORD, eos, WORD], max_new_tokens=9) == [None, END]
+
+
+def test_ignore_eos_goes_on_to_the_length() -> None:
+    assert ends([EOS, EOS, EOS], max_new_tokens=3, ignore_eos=True) == [None, None, LENGTH]
+
+
+def test_max_new_tokens_and_the_models_length() -> None:
+    assert ends([WORD] * 9, max_new_tokens=2) == [None, LENGTH]
+    assert ends([WORD] * 9, prompt=98, max_new_tokens=9) == [None, LENGTH]
+
+
+def test_a_stop_at_the_last_token_is_a_stop() -> None:
+    assert ends([EOS], max_new_tokens=1) == [END]
+
+
+def test_min_tokens_holds_back_every_stop_but_not_the_length() -> None:
+    assert ends([EOS, EOS, EOS], max_new_tokens=9, min_tokens=2) == [None, None, END]
+    assert ends([9, 9], max_new_tokens=9, min_tokens=1, stop_token_ids=(9,)) == [None, End(FinishReason.STOP, 9)]
+    assert ends([EOS, EOS], max_new_tokens=1, min_tokens=5) == [LENGTH]
+
+
+def test_a_stop_token_id_is_named_and_eos_goes_before_it() -> None:
+    assert ends([9], max_new_tokens=9, stop_token_ids=(8, 9)) == [End(FinishReason.STOP, 9)]
+    assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,)) == [END]
+    assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,), ignore_eos=True) == [End(FinishReason.STOP, EOS)]

@@ -1,0 +1,164 @@
+"""Algorithm 1, step by step: who is in each iteration, and how many blocks are reserved after it.
+
+Blocks hold 4 tokens; requests are `claim(id, arrival, prompt tokens, new tokens)`.
+"""
+
+import pytest
+
+from services.messages import Claim, Commit, End, NewRequest, Room
+from services.requests import FinishReason, SamplingParams
+from tests.services.scheduling.scripted import EOS, WORD, claim, scripted
+
+LENGTH = End(FinishReason.LENGTH)
+
+
+def test_first_come_first_served_and_late_joining() -> None:
+    s = scripted(batch=2)
+    s.scheduler.add([claim("b", 2, 5, 2), claim("a", 1, 8, 3), claim("c", 3, 3, 1)])
+    steps = []
+    while s.select():
+        steps.append((dict(s.batch), s.scheduler.blocks.held))
+        s.finish()
+    assert steps == [
+        ({"a": 8, "b": 5}, 3 + 2),  # whole prompts, by arrival; prompt + new tokens reserved
+        ({"a": 1, "b": 1}, 5),
+        ({"a": 1, "c": 3}, 3 + 1),  # b has ended: c joins in the next iteration, beside an increment
+    ]
+    assert s.scheduler.blocks.held == 0
+
+
+def test_the_first_that_does_not_fit_stops_the_selection() -> None:
+    s = scripted(blocks=4)
+    s.scheduler.add([claim("a", 1, 5, 3), claim("big", 2, 8, 4), claim("tiny", 3, 1, 1)])
+    s.step()
+    assert s.batch == {"a": 5}  # tiny would fit, but must not overtake
+    assert s.scheduler.blocks.held == 2
+    s.step()
+    s.step()  # a ends here
+    assert s.scheduler.blocks.held == 0
+    s.step()
+    assert s.batch == {"big": 8, "tiny": 1}
+    assert s.scheduler.blocks.held == 3
+
+
+def test_nobody_is_preempted_while_blocks_are_short() -> None:
+    s = scripted(blocks=3)
+    s.scheduler.add([claim("a", 1, 4, 8)])
+    s.step()
+    s.scheduler.add([claim("b", 2, 1, 1)])
+    for _ in range(7):
+        s.step()
+        assert s.batch == {"a": 1}
+    s.step()
+    assert s.batch == {"b": 1}
+
+
+def test_messages_to_the_engine() -> None:
+    s = scripted()
+    s.scheduler.add([claim("a", 1, 5, 2)])
+    first = s.select()
+    assert first is not None
+    assert (first.epoch, first.step) == ("e1", 1)
+    assert first.new == [NewRequest("a", [WORD] * 5, 5, SamplingParams(2))]
+    assert len(first.new_blocks["a"]) == 2
+    s.finish()
+    s.scheduler.add([claim("b", 2, 1, 1)])
+    s.step()  # a ends here
+    third = s.select()
+    assert third is None  # the release waits for an iteration to go with
+    s.scheduler.add([claim("c", 3, 1, 1)])
+    third = s.select()
+    assert third is not None
+    assert (third.step, third.released, list(third.new_blocks)) == (3, ["a", "b"], ["c"])
+
+
+def test_commits_carry_tokens_once_and_the_end_with_the_last() -> None:
+    s = scripted()
+    s.scheduler.add([claim("a", 1, 3, 4)])
+    assert s.step({"a": 11}) == [Commit("a", 0, [11])]
+    assert s.scheduler.take_commits() == []
+    assert not s.scheduler.has_commits()
+    for token in (12, 13):  # the pool is away: nobody takes
+        iteration = s.select()
+        assert iteration is not None
+        s.scheduler.update(s.result_of(iteration, {"a": token}))
+    assert s.scheduler.has_commits()
+    assert s.step({"a": 14}) == [Commit("a", 1, [12, 13, 14], end=LENGTH)]
+
+
+def test_logprobs_go_with_their_tokens_where_asked() -> None:
+    s = scripted()
+    s.scheduler.add([claim("a", 1, 3, 2, logprobs=1), claim("b", 2, 3, 2)])
+    commits = s.step({"a": 11})
+    assert [len(c.logprobs) if c.logprobs is not None else None for c in commits] == [1, None]
+    assert commits[0].logprobs is not None
+    assert commits[0].logprobs[0].top == [(11, -0.5)]
+
+
+def test_a_request_resumes_at_its_next_index() -> None:
+    s = scripted()
+    s.scheduler.add([claim("a", 1, 6, 4, output=(21, 22))])
+    iteration = s.select()
+    assert iteration is not None
+    assert iteration.new == [NewRequest("a", [WORD] * 6 + [21, 22], 6, SamplingParams(4))]
+    assert iteration.scheduled == {"a": 8}  # recomputed in one go
+    assert s.scheduler.blocks.held == 3  # output is part of prompt + max_new_tokens
+    assert s.finish({"a": 23}) == [Commit("a", 2, [23])]
+    assert s.step({"a": 24}) == [Commit("a", 3, [24], end=LENGTH)]
+
+
+def test_a_reclaimed_request_that_ended_already_ends_without_running() -> None:
+    s = scripted()
+    s.scheduler.add([claim("a", 1, 6, 2, output=(21, 22)), claim("b", 2, 6, 9, output=(EOS,))])
+    assert s.scheduler.take_commits() == [
+        Commit("a", 2, [], end=LENGTH),
+        Commit("b", 1, [], end=End(FinishReason.STOP)),
+    ]
+    assert s.select() is None
+
+
+def test_an_earlier_request_that_comes_late_waits_without_stopping_those_that_run() -> None:
+    """After the death of its owner an early request can arrive behind later ones that hold the blocks it needs."""
+    s = scripted(blocks=3, batch=1)
+    s.scheduler.add([claim("late", 5, 4, 3)])
+    s.step()
+    s.scheduler.add([claim("early", 1, 8, 4)])
+    s.step()
+    assert s.batch == {"late": 1}
+    s.step()
+    s.step()
+    assert s.batch == {"early": 8}
+
+
+@pytest.mark.parametrize(
+    ("impossible", "why"),
+    [
+        (claim("x", 1, 40, 1), "the prompt has 40 tokens, the model's length is 40"),
+        (claim("x", 1, 20, 9), "the request needs 8 KV blocks, this engine has 7"),
+    ],
+)
+def test_what_can_never_run_here_fails_alone(impossible: Claim, why: str) -> None:
+    s = scripted(blocks=7, length=40)
+    s.scheduler.add([impossible, claim("ok", 2, 3, 1)])
+    s.step()
+    assert s.batch == {"ok": 3}
+    assert s.commits == [
+        Commit("x", 0, [], end=End(FinishReason.ERROR, error=why)),
+        Commit("ok", 0, [WORD], end=LENGTH),
+    ]
+
+
+def test_room_counts_those_that_the_iteration_in_flight_ends_by_length() -> None:
+    s = scripted(blocks=10, batch=3)
+    assert s.scheduler.room() == Room(3, 10, 4)
+    s.scheduler.add([claim("a", 1, 4, 1), claim("b", 2, 4, 2)])
+    assert s.scheduler.room() == Room(1, 6, 4)  # they wait, their blocks are as good as taken
+    s.select()
+    assert s.scheduler.room() == Room(2, 8, 4)  # a ends by length in this iteration
+    s.scheduler.add([claim("c", 3, 4, 12), claim("d", 4, 4, 12)])
+    assert s.scheduler.room() == Room(0, 0, 4)
+    s.finish()
+    assert s.scheduler.room() == Room(0, 0, 4)
+    s.step()
+    assert list(s.batch) == ["b", "c", "d"]
+    assert s.scheduler.kv_usage() == 0.8

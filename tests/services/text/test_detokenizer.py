@@ -1,0 +1,69 @@
+"""However tokens are grouped, the same text comes out, only ever growing, and no cut text was ever given out."""
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.text import Detokenizer, StopMatcher, TextTables
+
+PIECES = [b"", b"a", b"b", b"ab", b"aab", b"abbab", b"x", b"\xf0\x9f", b"\x8e\x89", b"\xe2\x82", b"\xff", "é".encode()]
+TABLES = TextTables(PIECES, frozenset({0}))
+tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
+stop_lists = st.lists(st.text("abxé€", min_size=1, max_size=6), max_size=3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(tokens, stop_lists, st.data())
+def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.DataObject) -> None:
+    bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
+    one_by_one, grouped = Detokenizer(TABLES, stops), Detokenizer(TABLES, stops)
+    texts = [""]
+    for token in output:
+        texts.append(texts[-1] + one_by_one.push([token]))
+    text = ""
+    for start, end in pairwise(bounds):
+        text += grouped.push(output[start:end])
+        assert text == texts[end]
+    whole = TABLES.join(output).decode(errors="replace")
+    assert whole.startswith(text)
+    assert text + grouped.finish() == whole
+
+
+@settings(max_examples=500, deadline=None)
+@given(tokens, stop_lists, st.integers(0, 8))
+def test_a_matched_stop_string_never_leaks(output: list[int], stops: list[str], min_tokens: int) -> None:
+    """A gateway and a scheduler together: tokens go out until one completes a stop string that counts."""
+    matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops)
+    text, seen, cut = "", 0, 0
+    for seen, token in enumerate(output, 1):
+        match = matcher.push(token)
+        text += detokenizer.push([token])
+        if match and seen >= min_tokens:
+            cut = match.cut
+            break
+    kept = TABLES.join(output[:seen])
+    assert text + detokenizer.finish(cut) == kept[: len(kept) - cut].decode(errors="replace")
+
+
+def test_holds_back_no_more_than_needed() -> None:
+    detokenizer = Detokenizer(TABLES, ["abx"])
+    assert detokenizer.push([6, 3]) == "x"  # "ab" may become "abx"
+    assert detokenizer.push([1]) == "ab"  # it did not; "a" may
+    assert detokenizer.push([7]) == "a"  # half a character
+    assert detokenizer.push([8]) == "🎉"
+    assert detokenizer.push([]) == ""
+    assert detokenizer.finish() == ""
+
+
+def test_a_stop_string_that_did_not_end_the_sequence_is_text() -> None:
+    """Before `min_tokens` a match does not count: it is held back only until the next token shows that."""
+    detokenizer = Detokenizer(TABLES, ["ab"])
+    assert detokenizer.push([3]) == ""
+    assert detokenizer.push([6]) == "abx"
+
+
+def test_finish_cuts_bytes() -> None:
+    detokenizer = Detokenizer(TABLES, ["ab"])
+    assert detokenizer.push([6, 5]) == "x"
+    assert detokenizer.finish(cut=5) == ""

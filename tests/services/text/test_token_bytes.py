@@ -1,0 +1,117 @@
+"""The bytes of a text's tokens, joined, are the text's bytes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from awkward_texts import TRICKY, texts
+from hypothesis import given, settings
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from services.errors import ModelError
+from services.text import TextTables, Tokenizer
+
+
+@pytest.fixture(scope="module")
+def smollm(default_model: Path) -> Tokenizer:
+    return Tokenizer.load(default_model)
+
+
+def test_smollm_is_exact(smollm: Tokenizer) -> None:
+    """SmolLM2 was trained without tokens for 21 byte values; its tokenizer drops them."""
+    known = {piece[0] for piece in smollm.token_bytes if len(piece) == 1}
+    assert len(known) == 235
+
+    @settings(max_examples=300, deadline=None)
+    @given(texts(TRICKY))
+    def holds(text: str) -> None:
+        assert smollm.tables.join(smollm.encode(text)) == bytes(byte for byte in text.encode() if byte in known)
+
+    holds()
+
+
+def test_byte_level_is_exact(byte_level: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+
+    @settings(max_examples=300, deadline=None)
+    @given(texts([*TRICKY, "  «é»"]))
+    def holds(text: str) -> None:
+        assert tokenizer.tables.join(tokenizer.encode(text)) == text.encode()
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece_bpe", "unigram"])
+def test_sentencepiece_is_exact_but_for_the_prepended_space(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = Tokenizer.load(request.getfixturevalue(kind))
+    prepended = " " if kind == "unigram" else ""
+
+    @settings(max_examples=300, deadline=None)
+    @given(texts(TRICKY).filter(lambda text: "▁" not in text and "<0x" not in text))
+    def holds(text: str) -> None:
+        want = prepended + text if text and not text.startswith(" ") else text
+        assert tokenizer.tables.join(tokenizer.encode(text)) == want.encode()
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_bpe", "unigram"])
+def test_agrees_with_the_library_decoder(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    tokenizer, backend = Tokenizer.load(folder), Backend.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("the cat 東京 sat")
+    assert tokenizer.decode(ids).removeprefix(" ") == backend.decode(ids).removeprefix(" ")
+
+
+def test_special_tokens_add_nothing(byte_level: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+    ids = tokenizer.encode("a<|end|>b")
+    assert [i for i in ids if i in tokenizer.special_ids] == [0]
+    assert tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|end|>b"
+    assert tokenizer.literal_bytes(0) == b"<|end|>"
+
+
+def test_ids_beyond_the_tokenizer_add_nothing(byte_level: Path) -> None:
+    tables = TextTables.load(byte_level)
+    assert tables.bytes_of(len(tables.token_bytes)) == b""
+    assert tables.join([10**6]) == b""
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder", "why"),
+    [
+        (models.WordPiece({"a": 0, "[UNK]": 1}), decoders.WordPiece(), "WordPiece"),
+        (models.BPE({"a": 0, "b</w>": 1}, [], end_of_word_suffix="</w>"), decoders.BPEDecoder(), "suffix|BPEDecoder"),
+        (models.WordLevel({"a": 0}, unk_token="a"), None, "no decoder"),
+        (models.BPE({"a": 0}, []), decoders.Replace("a", "b"), "replaces"),
+        (models.BPE({"a": 0}, []), decoders.Sequence([decoders.Metaspace(), decoders.Strip(" ", 0, 1)]), "strips"),
+    ],
+    ids=["wordpiece", "suffix", "none", "replace", "strip"],
+)
+def test_refuses_what_has_no_exact_bytes(model: object, decoder: object, why: str, tmp_path: Path) -> None:
+    backend = Backend(model)
+    if decoder is not None:
+        backend.decoder = decoder
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match=why):
+        TextTables.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"model": {"type": "BPE"}, "decoder": None})])
+def test_a_broken_file_is_a_model_error(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_loading_imports_no_torch(byte_level: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from services.text import Tokenizer; import services.models;"
+        f"Tokenizer.load(Path({str(byte_level)!r})); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,90 @@
+"""Tiny random models of real families, with a tokenizer, made on the fly: `make_tiny_model(folder, "qwen3")`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "</s>"]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGED = "the quick brown fox and the lazy dog; what is the capital of france? hello world, thanks " * 4
+
+_WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
+_GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+_GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "qwen3": _GROUPED,
+    "mistral": {**_GROUPED, "sliding_window": None},
+    "gpt2": _GPT,
+    "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
+    "gpt_neox": {**_WIDE, "intermediate_size": 128},
+    "gemma": _GROUPED,
+    "gemma2": _GROUPED,
+    "stablelm": _GROUPED,
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "falcon": _WIDE,
+    "gptj": {**_GPT, "rotary_dim": 8},
+    "llama4_text": _GROUPED,
+}
+
+
+def make_tiny_model(
+    folder: Path,
+    family: str = "llama",
+    vocab_size: int = 320,
+    with_tokenizer: bool = True,
+    seed: int = 0,
+    **config: Any,
+) -> Path:
+    """Save a random model with safetensors in `folder`: 2 layers, hidden size 64, 256 positions, EOS `</s>`.
+
+    `config` overrides fields of its transformers config. The weights are drawn wide, so that texts vary and the two
+    likeliest tokens are seldom close. The tokenizer is byte-level BPE with ChatML as its chat template; it needs a
+    vocabulary of at least 259.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    eos = vocab_size - 1
+    ids = {"vocab_size": vocab_size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": eos}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = AutoConfig.for_model(family, **{**ids, "initializer_range": 0.2, **FAMILIES[family], **config})
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    model.save_pretrained(folder)
+    if with_tokenizer:
+        _save_tokenizer(folder, vocab_size)
+    return folder
+
+
+def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """256 bytes, the merges of MERGED, unused fillers, the special tokens last."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([MERGED], trainer)
+    fillers = vocab_size - len(SPECIAL_TOKENS) - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"filler{i}" for i in range(fillers)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    assert tokenizer.get_vocab_size() == vocab_size
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "</s>",
+        "chat_template": CHATML,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    (folder / "chat_template.jinja").write_text(CHATML)
