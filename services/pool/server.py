@@ -1,0 +1,215 @@
+"""PoolServer: starts a pool server on a data folder, or finds the one that lives there, and keeps it running.
+
+The server is a process of its own: it goes on when whoever started it is killed, and a later start on the same
+folder takes it over. A lock on the folder, held by the server itself, makes sure that there is one at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import redis.asyncio as redis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.errors import PoolUnavailable
+from services.pool.binaries import ServerBinary
+
+log = logging.getLogger(__name__)
+
+LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107
+POLL = 0.05  # seconds between looks at the process
+STOP_TIMEOUT = 10.0
+LONGEST_PAUSE = 2.0  # seconds before a server that dies at once is started again
+
+
+class PoolServer:
+    """One server on `data_dir`: a unix socket always, and `host`:`port` when a port is given.
+
+    `durability`: `everysec` syncs its append-only file each second, `strict` before each reply.
+    """
+
+    def __init__(
+        self,
+        binary: ServerBinary,
+        data_dir: Path,
+        durability: Literal["everysec", "strict"] = "everysec",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.binary = binary
+        self.data_dir = data_dir.resolve()
+        self.host, self.port = host, port
+        self._appendfsync = "always" if durability == "strict" else "everysec"
+        self._socket = _socket_path(self.data_dir)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}" if self.port else f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; 0 before the first start."""
+        return self._pid
+
+    async def start(self, timeout: float = 60.0) -> str:
+        """The server's URL once it has loaded its file and answers; from then on it is started again when it dies.
+
+        Raises PoolUnavailable after `timeout` seconds.
+        """
+        await self._ensure(timeout)
+        self._supervisor = asyncio.create_task(self._supervise(timeout), name="pool server")
+        return self.url
+
+    async def stop(self) -> None:
+        """End the server, its file synced."""
+        if self._supervisor:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        if self._alive():
+            await self._shut_down()
+
+    async def _supervise(self, timeout: float) -> None:
+        pause = POLL
+        while True:
+            started = time.monotonic()
+            while self._alive():
+                await asyncio.sleep(POLL)
+            log.warning("the pool's server (pid %d) died; starting it again", self._pid)
+            pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+            try:
+                await self._ensure(timeout)
+            except PoolUnavailable as error:
+                log.error("the pool's server did not start: %s", error)
+
+    async def _ensure(self, timeout: float) -> None:
+        """Find the living server or start one, and wait until it answers as told."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._lock_and_spawn():
+                log.info("started %s on %s", self.binary, self.data_dir)
+            info = await self._answer(deadline)
+            self._pid = info["process_id"]
+            if info["tcp_port"] == self.port:
+                break
+            await self._shut_down()
+        await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
+
+    def _lock_and_spawn(self) -> bool:
+        """Start the server unless one holds the folder's lock, which it keeps until it dies."""
+        with open(self.data_dir / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self.binary.version < (7,) and (self.data_dir / "appendonlydir").exists():
+                raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
+            self._child = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,
+            )
+            self._pid = self._child.pid
+        return True
+
+    def _command(self) -> list[str]:
+        options = {
+            "port": str(self.port),
+            "bind": self.host,
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self.data_dir),
+            "logfile": str(self.data_dir / "server.log"),
+            "appendonly": "yes",
+            "appendfsync": self._appendfsync,
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        return [str(self.binary.path), *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+    async def _answer(self, deadline: float) -> dict[str, Any]:
+        """INFO of the server, once it has loaded its file."""
+        while True:
+            try:
+                return cast(dict[str, Any], await self._ask("INFO", "server"))
+            except (exceptions.RedisError, OSError) as error:
+                if self._child and self._child.poll() is not None and self._lock_is_free():
+                    raise PoolUnavailable(
+                        f"{self.binary} ended with status {self._child.returncode}; see {self.data_dir}/server.log"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise PoolUnavailable(f"the server on {self.data_dir} does not answer: {error}") from None
+            await asyncio.sleep(POLL)
+
+    def _lock_is_free(self) -> bool:
+        with open(self.data_dir / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    async def _ask(self, *command: str) -> Any:
+        client = redis.Redis(
+            unix_socket_path=str(self._socket), protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
+        )
+        async with client:
+            return await cast(Awaitable[Any], client.execute_command(*command))
+
+    async def _shut_down(self) -> None:
+        with contextlib.suppress(exceptions.RedisError, OSError):
+            await self._ask("SHUTDOWN")
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while self._alive():
+            if time.monotonic() > deadline:
+                log.error("the pool's server (pid %d) does not end; killing it", self._pid)
+                os.kill(self._pid, signal.SIGKILL)
+                deadline += STOP_TIMEOUT
+            await asyncio.sleep(POLL / 5)
+
+    def _alive(self) -> bool:
+        """Whether the server's process is there; a child that ended is reaped."""
+        if not self._pid:
+            return False
+        if self._child and self._child.pid == self._pid:
+            return self._child.poll() is None
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _socket_path(data_dir: Path) -> Path:
+    """A path for the folder's socket that the kernel takes, the same at each start."""
+    path = data_dir / "server.sock"
+    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        return path
+    short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid():
+        raise PoolUnavailable(f"{short} belongs to somebody else")
+    return short / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
