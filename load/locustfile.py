@@ -73,7 +73,7 @@ class StreamingUser(FastHttpUser):
             raise StopUser
         self._stream(self.body(number))
         if next(self._ended) == limit:
-            self.environment.runner.quit()
+            gevent.spawn(self.environment.runner.quit)  # not from here: it kills this greenlet before it is through
 
     @property
     def _options(self) -> Any:

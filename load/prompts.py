@@ -20,7 +20,7 @@ QUESTIONS = (
     "How does a bicycle stay upright?",
 )
 
-WORDS = "the sea was calm and a small boat went slowly out past old stone walls into morning light".split()
+WORDS = ("the", "sea", "was", "calm", "and", "a", "small", "boat", "went", "slowly", "out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,9 @@
+"""Puts the model of the settings (`ORCA_MODEL`, `ORCA_CACHE_DIR`) into the cache, so that no server has to fetch it."""
+
+from __future__ import annotations
+
+from services.config import load
+from services.models import resolve
+
+settings = load()
+print(resolve(settings.model, settings.cache_dir, print))

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Deploys a Serve config; ends when the cluster no longer knows the application, because its head was replaced.
+# Whoever runs this starts it again then. Deploying a config that runs already changes nothing.
+#   keep_deployed.sh DASHBOARD_URL CONFIG
+set -eu
+serve deploy --address "$1" "$2"
+while wget -q -T 5 -O- "$1/api/serve/applications/" | grep -q '"orca"'; do
+    sleep 5
+done
+echo "$1 no longer runs the application" >&2
+exit 1

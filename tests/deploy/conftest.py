@@ -1,0 +1,51 @@
+"""What the tests of deploy/ share: the schemas, and the manifests as kustomize builds them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def schemas() -> Path:
+    folder = os.environ.get("ORCA_SCHEMAS")
+    if not folder:
+        pytest.skip("ORCA_SCHEMAS does not say where the schemas of Compose and KubeRay are")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def kustomize(folder: str) -> list[dict[str, Any]]:
+    """The objects of a kustomization, as `kubectl` builds them."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on the PATH to build the kustomization with")
+    built = subprocess.run(
+        [kubectl, "kustomize", ROOT / "deploy/kuberay" / folder], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return list(yaml.safe_load_all(built.stdout))
+
+
+@pytest.fixture(scope="session", params=["base", "overlays/gpu"])
+def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Base and overlay in turn: their objects by `Kind/name`."""
+    return {f"{o['kind']}/{o['metadata']['name']}": o for o in kustomize(request.param)}
+
+
+@pytest.fixture(scope="session")
+def ray_service() -> dict[str, Any]:
+    """The RayService of the base as written, for tests that need no kubectl."""
+    return yaml.safe_load((ROOT / "deploy/kuberay/base/rayservice.yaml").read_text())

@@ -1,0 +1,74 @@
+"""docker-compose.yml against the Compose Specification, and what only holds between its services."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft7Validator
+
+from services.config import Settings
+from tests.deploy.conftest import ROOT
+
+ORCA = ("model", "head", "worker", "deploy", "locust")
+
+
+def test_follows_the_specification(schemas: Path, compose: dict[str, Any]) -> None:
+    schema = json.loads((schemas / "compose_spec.json").read_text())
+    assert [f"{e.json_path}: {e.message}" for e in Draft7Validator(schema).iter_errors(compose)] == []
+
+
+def test_what_is_named_exists(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", ())) <= set(services)
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
+    assert (ROOT / services["head"]["build"]["dockerfile"]).exists()
+
+
+def test_waiting_for_health_is_waiting_for_something(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for service in services.values():
+        for name, how in service.get("depends_on", {}).items():
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in services[name]
+
+
+def test_orca_runs_from_one_image(compose: dict[str, Any]) -> None:
+    assert {compose["services"][name]["image"] for name in ORCA} == {"orca"}
+
+
+def test_all_ray_nodes_have_the_same_environment(compose: dict[str, Any]) -> None:
+    head, worker = compose["services"]["head"], compose["services"]["worker"]
+    assert head["environment"] == worker["environment"]
+    assert head["volumes"] == worker["volumes"]
+
+
+def test_only_settings_are_set(compose: dict[str, Any]) -> None:
+    known = {f"ORCA_{name.upper()}" for name in Settings.model_fields}
+    named = {name for name in compose["services"]["head"]["environment"] if name.startswith("ORCA_")}
+    assert named <= known
+
+
+def test_ports_are_published_on_the_loopback_address_alone(compose: dict[str, Any]) -> None:
+    published = [port for service in compose["services"].values() for port in service.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_the_pool_keeps_what_it_is_given(compose: dict[str, Any]) -> None:
+    pool = compose["services"]["pool"]
+    arguments = dict(zip(pool["command"][1::2], pool["command"][2::2], strict=True))
+    assert arguments["--appendonly"] == "yes"
+    assert arguments["--maxmemory-policy"] == "noeviction"
+    assert any(volume.endswith(":/data") for volume in pool["volumes"])
+
+
+def test_the_object_store_fits_the_shared_memory(compose: dict[str, Any]) -> None:
+    for name in ("head", "worker"):
+        service = compose["services"][name]
+        (store,) = [int(a.split("=")[1]) for a in service["command"] if a.startswith("--object-store-memory=")]
+        assert store < int(service["shm_size"].removesuffix("mb")) << 20

@@ -1,0 +1,60 @@
+"""The Serve application is named in three places: a file, a RayService and the code. They must agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from actors.environment import SERVE_MODE
+from services.config import Settings
+from tests.deploy.conftest import ROOT
+
+FILE = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def in_service(ray_service: dict[str, Any]) -> dict[str, Any]:
+    return yaml.safe_load(ray_service["spec"]["serveConfigV2"])
+
+
+def test_both_are_serve_configs(in_service: dict[str, Any]) -> None:
+    for config in (FILE, in_service):
+        ServeDeploySchema.model_validate(config)
+
+
+def test_they_agree_on_all_but_arguments_and_proxies(in_service: dict[str, Any]) -> None:
+    def common(config: dict[str, Any]) -> dict[str, Any]:
+        (app,) = config["applications"]
+        rest = {key: value for key, value in config.items() if key not in ("applications", "proxy_location")}
+        return rest | {key: value for key, value in app.items() if key != "args"}
+
+    assert common(FILE) == common(in_service)
+
+
+def test_arguments_are_settings(in_service: dict[str, Any]) -> None:
+    for config in (FILE, in_service):
+        args = config["applications"][0]["args"]
+        assert set(args) <= set(Settings.model_fields)
+        Settings(**args)
+
+
+def test_the_secret_stays_out_of_the_arguments(in_service: dict[str, Any]) -> None:
+    assert "redis_url" not in in_service["applications"][0]["args"]
+
+
+def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> None:
+    app = pytest.importorskip("actors.app", reason="the application's rooms are not all there")
+    built = app.build({"redis_url": "redis://nowhere"})
+    names = {built._bound_deployment.name, *(d._bound_deployment.name for d in built._bound_deployment.init_args[1:])}
+    assert {d["name"] for d in in_service["applications"][0]["deployments"]} == names
+
+
+def test_serve_runs_in_the_same_mode_everywhere(compose: dict[str, Any]) -> None:
+    text = (ROOT / "deploy/kuberay/base/ray.env").read_text()
+    in_pods = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    in_containers = {k: v for k, v in compose["services"]["head"]["environment"].items() if k.startswith("RAY_")}
+    assert in_pods == in_containers
+    assert in_pods.items() <= SERVE_MODE.items()
