@@ -103,12 +103,12 @@ class Server(Background):
         self._end()
 
     async def _run(self) -> None:
-        server = PoolServer(choose_server(), self._folder)
-        self.url = await server.start()
+        self.server = PoolServer(choose_server(), self._folder)
+        self.url = await self.server.start()
         self._over = asyncio.Event()
         self._up.set()
         await self._over.wait()
-        await server.stop()
+        await self.server.stop()
 
 
 class Stack(Background):
@@ -136,7 +136,6 @@ class Stack(Background):
 
     async def _run(self) -> None:
         self.pool = self.open_pool()
-        await self.pool.connect()
         loop = await self._engine_loop() if self._with_engine else None
         serving = asyncio.create_task(loop.run()) if loop else None
         self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
