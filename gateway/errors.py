@@ -29,7 +29,7 @@ class Kind(Enum):
 
     @property
     def status(self) -> int:
-        return self.value[0]
+        return int(self.value[0])
 
 
 class ApiError(Exception):

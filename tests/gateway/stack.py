@@ -27,7 +27,7 @@ from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Scheduler
 from services.telemetry import Counters
-from services.text import StopMatcher, Tokenizer
+from services.text import Tokenizer
 
 T = TypeVar("T")
 NAME = "tiny"
@@ -40,19 +40,6 @@ class OwnedSeat:
     name: str
     epoch: str
     call: int = 0
-
-
-class Text:
-    """A tokenizer as the scheduler knows it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tables = tokenizer.tables
-
-    def matcher(self, stops: tuple[str, ...]) -> StopMatcher:
-        return StopMatcher(self._tables, stops)
-
-    def visible_bytes(self, token: int) -> int:
-        return len(self._tables.bytes_of(token))
 
 
 class Background:
@@ -165,7 +152,7 @@ class Stack(Background):
             max_model_len=self.figures.max_model_len,
             max_batch_size=8,
             eos_token_ids=self.info.eos_token_ids,
-            text=Text(self.tokenizer),
+            text=self.tokenizer.tables,
         )
         return EngineLoop(
             self.pool, scheduler, self._engine, RealClock(), OwnedSeat(SEAT, epoch), LEASE, self.figures, Counters()
