@@ -13,8 +13,13 @@ from services.errors import SettingsError
 
 # Serve's own defaults are 5 requests at once and 10 s between looks at a replica's health
 STREAMS_PER_GATEWAY = 10_000
-HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
-SHUTDOWN = {"graceful_shutdown_wait_loop_s": 0.1, "graceful_shutdown_timeout_s": 10.0}
+COMMON: dict[str, Any] = {
+    "ray_actor_options": {"num_cpus": 0},
+    "health_check_period_s": 1.0,
+    "health_check_timeout_s": 10.0,
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "graceful_shutdown_timeout_s": 10.0,
+}
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -26,21 +31,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     if not settings.redis_url:
         raise SettingsError("redis_url: the cluster's processes share a pool, say where its server is")
     values = settings.model_dump(mode="json")
-    scheduler = serve.deployment(
-        SchedulerReplica,
-        name="scheduler",
-        num_replicas=settings.engines,
-        ray_actor_options={"num_cpus": 0},
-        **HEALTH,
-        **SHUTDOWN,
-    )
-    gateway = serve.deployment(
+    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines, **COMMON)
+    gateway: Any = serve.deployment(
         GatewayReplica,
         name="gateway",
         num_replicas=settings.gateways,
         max_ongoing_requests=STREAMS_PER_GATEWAY,
-        ray_actor_options={"num_cpus": 0},
-        **HEALTH,
-        **SHUTDOWN,
+        **COMMON,
     )
-    return gateway.bind(values, scheduler.bind(values))
+    application: serve.Application = gateway.bind(values, scheduler.bind(values))
+    return application

@@ -19,7 +19,7 @@ class EngineLink:
         self._actor = actor
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
-        call = self._actor.run.remote(pack(iteration))  # sent now, not when somebody awaits
+        call: Any = self._actor.run.remote(pack(iteration))  # sent now, not when somebody awaits
         return asyncio.ensure_future(self._result(call))
 
     async def _result(self, call: Any) -> IterationResult:

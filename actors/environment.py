@@ -59,6 +59,7 @@ def free_ports(count: int, low: int = FIRST_PORT, high: int = LAST_PORT) -> int:
     """The first of `count` ports in a row that are free now. Starts at a place of this process's own."""
     places = range(low, high, count)
     start = os.getpid() % len(places)
+    first: int
     for first in (*places[start:], *places[:start]):
         if _all_free(first, count):
             return first

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class GatewayReplica:
     """One replica. `scheduler` is never called: binding it is how Serve learns of the second deployment."""
 
-    def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle) -> None:
+    def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle[Any]) -> None:
         setproctitle("orca gateway")
         self._settings = load(**values)
 

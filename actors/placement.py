@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -33,9 +34,9 @@ def engine_name(index: int) -> str:
 
 def ensure_engine(settings: Settings, index: int) -> ActorHandle[Any]:
     """The engine actor of seat `index`: the one that is there, or a new one, which then loads by itself."""
-    actor_class = ray.remote(EngineActor)
+    actor_class: Any = ray.remote(EngineActor)
     options = _resources(settings)
-    return actor_class.options(
+    actor: ActorHandle[Any] = actor_class.options(
         name=engine_name(index),
         namespace=NAMESPACE,
         get_if_exists=True,
@@ -46,6 +47,7 @@ def ensure_engine(settings: Settings, index: int) -> ActorHandle[Any]:
         num_cpus=options.get("CPU", 0),
         num_gpus=options.get("GPU", 0),
     ).remote(settings.model_dump(mode="json"), engine_name(index))
+    return actor
 
 
 async def attach(settings: Settings, index: int, epoch: str) -> tuple[ActorHandle[Any], bytes]:
@@ -75,10 +77,12 @@ def remove_engine(index: int) -> None:
 
 
 def _ensure_group(index: int, bundle: dict[str, float]) -> PlacementGroup:
+    group: PlacementGroup
     try:
-        return ray.util.get_placement_group(engine_name(index))
+        group = ray.util.get_placement_group(engine_name(index))
     except ValueError:
-        return ray.util.placement_group([bundle], name=engine_name(index), lifetime="detached")
+        group = ray.util.placement_group([bundle], name=engine_name(index), lifetime="detached")
+    return group
 
 
 def _resources(settings: Settings) -> dict[str, float]:
@@ -89,8 +93,6 @@ def _resources(settings: Settings) -> dict[str, float]:
 
 
 async def _answer(ref: Any) -> Any:
-    import asyncio
-
     try:
         return await asyncio.wait_for(ref, LOAD_TIMEOUT)
     except TimeoutError as error:

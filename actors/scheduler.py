@@ -20,12 +20,10 @@ from services.errors import EngineLost, PoolUnavailable, StaleEpoch
 from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo, resolve
-from services.pool.limits import Limits
-from services.pool.pool import RequestPool
+from services.pool import Limits, RequestPool
 from services.scheduling import RequestLevelScheduler, Scheduler
-from services.scheduling.judge import Rules
 from services.telemetry import Counters
-from services.text import StopMatcher, TextTables
+from services.text import TextTables
 from services.wire import unpack
 
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep an idle engine from ending itself
@@ -47,6 +45,7 @@ class SchedulerReplica:
         self._loop: EngineLoop | None = None
         self._draining = False
         self._life = asyncio.get_running_loop().create_task(self._live())
+        self._life.add_done_callback(_log_death)
 
     def check_health(self) -> None:
         """Fails only when this scheduler's own life has ended; a dead Redis or engine is waited for."""
@@ -86,12 +85,12 @@ class SchedulerReplica:
             await self._schedule(pool, seat, link, figures)
         except StaleEpoch as error:
             log.warning("lost seat %s: %s", seat.name, error)
-            return
         except EngineLost as error:
             self._counters.inc("orca:engine_losses")
             log.warning("seat %s: %s", seat.name, error)
-        with contextlib.suppress(PoolUnavailable):  # then the lease runs out by itself
-            await pool.release(seat.name, seat.epoch)
+        finally:
+            with contextlib.suppress(PoolUnavailable):  # then the lease runs out by itself
+                await pool.release(seat.name, seat.epoch)
 
     async def _attach(self, pool: RequestPool, seat: Seat) -> tuple[EngineLink, EngineFigures]:
         """The seat's engine, loaded and serving this epoch; the lease is renewed meanwhile."""
@@ -106,14 +105,15 @@ class SchedulerReplica:
 
     async def _schedule(self, pool: RequestPool, seat: Seat, link: EngineLink, figures: EngineFigures) -> None:
         kind = Scheduler if self._settings.policy == "iteration" else RequestLevelScheduler
-        rules = Rules(
-            figures.max_model_len,
-            self._model.eos_token_ids,
-            lambda stops: StopMatcher(self._text, stops),
-            lambda token: len(self._text.bytes_of(token)),
+        scheduler = kind(
+            epoch=seat.epoch,
+            num_blocks=figures.num_blocks,
+            block_size=figures.block_size,
+            max_model_len=figures.max_model_len,
+            max_batch_size=self._settings.max_batch_size,
+            eos_token_ids=self._model.eos_token_ids,
+            text=self._text,
         )
-        batch = self._settings.max_batch_size
-        scheduler = kind(seat.epoch, figures.num_blocks, figures.block_size, batch, rules)
         keeping = asyncio.create_task(link.keep(SIGN_OF_LIFE))
         self._loop = EngineLoop(pool, scheduler, link, RealClock(), seat, self._settings.lease, figures, self._counters)
         try:
@@ -121,3 +121,8 @@ class SchedulerReplica:
         finally:
             self._loop = None
             keeping.cancel()
+
+
+def _log_death(life: asyncio.Task[None]) -> None:
+    if not life.cancelled() and (error := life.exception()):
+        log.error("the scheduler ended", exc_info=error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from services.errors import PoolUnavailable, StaleEpoch
 from services.messages import Exchange, Room
-from services.pool.pool import RequestPool
+from services.pool import RequestPool
 
 log = logging.getLogger(__name__)
 

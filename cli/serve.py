@@ -14,7 +14,8 @@ from actors.environment import prepare_environment
 from services.config import Settings, parse
 from services.errors import OrcaError, SettingsError
 from services.models import resolve
-from services.pool.server import PoolServer, choose_server
+from services.pool.binaries import choose_server
+from services.pool.server import PoolServer
 
 READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 
@@ -41,8 +42,7 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     _check_port(settings)
-    starting = asyncio.create_task(_run_until(stopping, settings, say))
-    await starting
+    await _run_until(stopping, settings, say)
 
 
 async def _run_until(stopping: asyncio.Event, settings: Settings, say: Progress) -> None:

@@ -11,6 +11,7 @@ from gateway.door import Ticket
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.model import ServedModel
 from services.messages import TokenEvent
+from services.requests import SamplingParams
 
 
 class Answer:
@@ -22,8 +23,7 @@ class Answer:
         self.request = request
         self.created = created
         self.model = model
-        tables = model.tokenizer.tables
-        self.choices = [Choice(i, tables, s.sampling.stop) for i, s in enumerate(sequences)]
+        self.choices = [_choice(i, model, s.sampling) for i, s in enumerate(sequences)]
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
         self._with_logprobs = sequences[0].sampling.logprobs is not None
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer) for _ in sequences]
@@ -85,3 +85,8 @@ class Answer:
             if not self.ticket.chat:
                 said["prompt_token_ids"] = self.prompt_of(choice)
         return said
+
+
+def _choice(index: int, model: ServedModel, sampling: SamplingParams) -> Choice:
+    eos = frozenset() if sampling.ignore_eos else model.info.eos_token_ids
+    return Choice(index, model.tokenizer.tables, sampling.stop, eos.union(sampling.stop_token_ids))

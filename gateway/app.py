@@ -17,7 +17,7 @@ from gateway.model import ServedModel
 from gateway.streams import CLIENT_CLOSED_REQUEST
 from services.config import Settings
 from services.errors import PoolUnavailable
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 
 
 def create_app(pool: RequestPool, model: ServedModel, settings: Settings) -> FastAPI:

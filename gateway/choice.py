@@ -35,11 +35,12 @@ class Choice:
         "sent",
     )
 
-    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...]) -> None:
+    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...], stop_ids: frozenset[int]) -> None:
+        """`stop_ids`: the tokens that end this choice, EOS among them; `End.cut` takes their text off the answer."""
         self.index = index
         self.sent = self._added = 0
         self.completion_tokens = 0
-        self._detokenizer = Detokenizer(tables, stops)
+        self._detokenizer = Detokenizer(tables, stops, stop_ids)
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []
@@ -54,8 +55,8 @@ class Choice:
         self._added = event.index + 1
         if event.token is not None:
             self.completion_tokens += 1
-            self._text += self._detokenizer.push((event.token,))
             self._tokens.append(event.token)
+            self._text += self._detokenizer.push((event.token,))
             if event.logprobs is not None:
                 self._logprobs.append(event.logprobs)
         if event.end is not None:

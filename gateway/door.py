@@ -19,6 +19,7 @@ from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
+from services.pool.limits import sequence_bytes
 
 T = TypeVar("T")
 
@@ -54,9 +55,7 @@ class Door:
         self._model = model
         self._settings = settings
 
-    async def completion(
-        self, fields: CompletionRequest, figures: EngineFigures, key: str | None, received: float
-    ) -> Ticket:
+    async def completion(self, fields: CompletionRequest, figures: EngineFigures, key: str | None) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
@@ -83,14 +82,14 @@ class Door:
     ) -> Ticket:
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
-        self._check_bytes(sum(map(len, prompts)) * fields.choices, param)
         chat = isinstance(fields, ChatRequest)
         request = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16)
         created = int(time.time())
+        sequences = self._sequences(fields, request, prompts, param, figures)
         submission = Submission(
             request=request,
             gateway=self._gateway,
-            sequences=self._sequences(fields, request, prompts, param, figures),
+            sequences=sequences,
             idempotency_key=_checked(key),
             body=orjson.dumps({"created": created, "digest": _digest(fields)}),
         )
@@ -116,6 +115,8 @@ class Door:
         seed = secrets.randbits(64)
         sequences: list[NewSequence] = []
         for prompt in prompts:
+            if not prompt:
+                raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             sampling = fields.sampling(self._max_new_tokens(fields, len(prompt), param, figures), seed)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
@@ -123,6 +124,10 @@ class Door:
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
+        size, limit = sum(map(sequence_bytes, sequences)), self._settings.max_pool_bytes
+        if size > limit:
+            text = f"The request needs {size} bytes in the pool over all its choices, the pool holds {limit} in all."
+            raise ApiError(Kind.INVALID, text, param)
         return sequences
 
     def _max_new_tokens(self, fields: GenerationFields, length: int, param: str, figures: EngineFigures) -> int:
@@ -146,12 +151,6 @@ class Door:
         if count > limit:
             text = f"{count} choices (prompts x n) were asked, at most {limit} are taken in one request."
             raise ApiError(Kind.INVALID, text, "prompt")
-
-    def _check_bytes(self, tokens: int, param: str) -> None:
-        limit = self._settings.max_pool_bytes // 4
-        if tokens > limit:
-            text = f"{tokens} prompt tokens over all choices were asked, the pool holds {limit} at most."
-            raise ApiError(Kind.INVALID, text, param)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         size = self._model.info.vocab_size

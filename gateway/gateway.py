@@ -18,7 +18,7 @@ from gateway.reader import Reader
 from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 RECONNECT = 0.5  # seconds
@@ -36,7 +36,7 @@ class Gateway:
         self.settings = settings
         self.counters = Counters()
         self.reader = Reader(pool, self.id)
-        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.reread)
+        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.generations = Generations(pool, self.reader, self.counters)
         self.door = Door(self.id, model, settings)
 

@@ -16,7 +16,7 @@ from gateway.reader import Reader
 from gateway.timing import Timing
 from services.errors import PoolUnavailable
 from services.messages import TokenEvent
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 CANCEL_TRIES, CANCEL_PAUSE = 60, 1.0  # an outage of the pool must not keep an unwanted request running

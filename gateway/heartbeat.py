@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures, Overview
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 PERIOD = 1.0  # seconds
@@ -17,17 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`on_forgotten` is awaited when the pool did not know this gateway: events since then were not sent."""
+    """`on_missed` is awaited when this gateway may have missed events; it may raise PoolUnavailable."""
 
     def __init__(
-        self, pool: RequestPool, gateway: str, counters: Counters, on_forgotten: Callable[[], Awaitable[None]]
+        self, pool: RequestPool, gateway: str, counters: Counters, on_missed: Callable[[], Awaitable[None]]
     ) -> None:
         self._pool = pool
         self._gateway = gateway
         self._counters = counters
-        self._on_forgotten = on_forgotten
+        self._on_missed = on_missed
         self._call = 0
         self._unsent: dict[str, float] | None = None  # of a call that was not answered: it is repeated unchanged
+        self._missed = False
         self._overview: Overview | None = None
 
     async def run(self) -> None:
@@ -44,11 +45,12 @@ class Heartbeat:
         if self._unsent is None:
             self._call += 1
             self._unsent = self._counters.take()
-        known = await self._pool.heartbeat(self._gateway, self._call, self._unsent)
+        self._missed |= not await self._pool.heartbeat(self._gateway, self._call, self._unsent)
         self._unsent = None
+        if self._missed:
+            await self._on_missed()
+            self._missed = False
         self._overview = await self._pool.overview()
-        if not known:
-            await self._on_forgotten()
 
     async def figures(self) -> EngineFigures | None:
         """Those of the largest engine, the last known ones; None if there never was one. Raises PoolUnavailable."""

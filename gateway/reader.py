@@ -15,9 +15,9 @@ from gateway.errors import ApiError, Kind
 from gateway.inbox import Inbox
 from services.errors import PoolUnavailable
 from services.messages import Snapshot, TokenEvent
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 
-BLOCK = 2.0  # seconds a read waits for events
+BLOCK = 1.0  # seconds a read waits for events
 SILENCE = 10.0  # seconds without an event after which a sequence is read from storage
 ATTACH_AT_ONCE = 256  # sequences read in one script: it must not hold up the pool
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is away
@@ -30,6 +30,7 @@ class Reader:
         self._pool = pool
         self._gateway = gateway
         self._inboxes: dict[str, list[Inbox]] = {}
+        self._from_start = True  # the next read begins at the stream's start: it is another stream
 
     def follow(self, ids: Iterable[str]) -> Inbox:
         """An inbox for a group's events from now on. Called before the submit, so that none is missed."""
@@ -52,7 +53,8 @@ class Reader:
         checked = self._now()
         while True:
             try:
-                cursor, events = await self._pool.read_events(self._gateway, cursor, BLOCK)
+                after, self._from_start = "0" if self._from_start else cursor, False
+                cursor, events = await self._pool.read_events(self._gateway, after, BLOCK)
                 gaps = self._hand_out(events)
                 if missed:
                     await self.reread()
@@ -68,6 +70,14 @@ class Reader:
                 missed = True
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY)
+
+    async def restart(self) -> None:
+        """The pool had forgotten this gateway, or cut its stream: read it from the start, and all sequences too.
+
+        Raises PoolUnavailable.
+        """
+        self._from_start = True
+        await self.reread()
 
     async def reread(self, ids: Iterable[str] | None = None) -> None:
         """Attach again to `ids`, or to all that is followed, and take what storage has of them."""

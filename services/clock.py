@@ -18,7 +18,12 @@ class RealClock:
         """Seconds, monotonic."""
         return asyncio.get_running_loop().time()
 
-    async def wait(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
+    async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool:
+        """Whether `future` is done within `timeout` seconds; it is not cancelled by this."""
+        await self.wait_any([future], timeout)
+        return future.done()
+
+    async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
         """Return when one of `futures` is done, or after `timeout` seconds; none is cancelled by this."""
         pending = list(futures)
         if not pending:

@@ -46,7 +46,7 @@ class Clock(Protocol):
         """Seconds, monotonic."""
         ...
 
-    async def wait(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
+    async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
         """Return when one of `futures` is done, or after `timeout` seconds; none is cancelled by this."""
         ...
 
@@ -149,7 +149,7 @@ class EngineLoop:
                     continue
                 self._begin_exchange()
                 under_way = [future for future in (self._iteration, self._call) if future is not None]
-                await self._clock.wait(under_way, self._next_call() - self._clock.now())
+                await self._clock.wait_any(under_way, self._next_call() - self._clock.now())
                 self._end_exchange()
                 self._end_iteration()
         finally:
@@ -241,14 +241,14 @@ class EngineLoop:
         """Nothing to do: until the pool rings, the lease wants renewing, or `stop`."""
         self._nothing_waits = False
         self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, self._renewal))
-        await self._clock.wait([self._bell], 2 * self._renewal)  # twice: a dead connection must not cost the lease
+        await self._clock.wait_any([self._bell], 2 * self._renewal)  # twice: a dead connection must not cost the lease
         bell, self._bell = self._bell, None
         if not bell.done():
             bell.cancel()
         elif not bell.cancelled() and (error := bell.exception()):
             if not isinstance(error, PoolUnavailable):
                 raise error
-            await self._clock.wait([], self._backoff)
+            await self._clock.wait_any([], self._backoff)
 
     # --- the end ---------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class EngineLoop:
     async def _leave(self) -> None:
         """Give the call under way, which may carry tokens of a lost engine, the time to arrive; wait for no more."""
         if self._call:
-            await self._clock.wait([self._call], self._renewal)
+            await self._clock.wait_any([self._call], self._renewal)
         if self._iteration:
             self._iteration.add_done_callback(_forget)
         for future in (self._call, self._bell):

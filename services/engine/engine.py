@@ -19,6 +19,7 @@ from services.engine.settings import EngineSettings
 from services.engine.support import check_attention
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.models.info import ModelInfo
 
 
 class Engine:
@@ -27,12 +28,12 @@ class Engine:
     Not thread-safe: one iteration at a time. It runs nothing before the first `reset`.
     """
 
-    def __init__(self, model: Any, cache: KVCache, figures: EngineFigures) -> None:
+    def __init__(self, model: Any, cache: KVCache, figures: EngineFigures, eos_token_ids: frozenset[int]) -> None:
         self.figures = figures
         self._model = model
         self._cache = cache
         self._rows = Rows(figures.vocab_size, figures.max_model_len)
-        self._sampler = Sampler(loading.eos_token_ids(model), figures.vocab_size)
+        self._sampler = Sampler(eos_token_ids, figures.vocab_size)
         self._epoch: str | None = None
 
     @classmethod
@@ -44,21 +45,22 @@ class Engine:
         placement.set_threads(settings)
         device = placement.choose_device(settings)
         dtype = placement.choose_dtype(settings, device)
+        info = ModelInfo.load(folder)
+        length = loading.choose_length(info.max_model_len, settings.max_model_len)
         config = loading.load_config(folder)
-        length = loading.choose_length(config, settings.max_model_len)
         model = loading.load_model(folder, dtype, device)
         layers = check_attention(model, config.num_hidden_layers)
         kept = cache_dtype(dtype, device)
         blocks = memory.count_blocks(settings, block_bytes(layers, settings.block_size, kept), length, device)
         figures = EngineFigures(
-            model=folder.name,
+            model=info.name,
             max_model_len=length,
             num_blocks=blocks,
             block_size=settings.block_size,
-            vocab_size=config.vocab_size,
-            numerics=f"{folder.name} {str(dtype).removeprefix('torch.')} {device.type} sdpa",
+            vocab_size=info.vocab_size,
+            numerics=f"{info.revision} {str(dtype).removeprefix('torch.')} {device.type} sdpa",
         )
-        return cls(model, KVCache(layers, blocks, settings.block_size, kept, device), figures)
+        return cls(model, KVCache(layers, blocks, settings.block_size, kept, device), figures, info.eos_token_ids)
 
     def reset(self, epoch: str) -> None:
         """Forget all requests and obey `epoch` from now on."""

@@ -36,6 +36,7 @@ class KVCache:
     ) -> None:
         assert num_blocks > 0, f"{num_blocks} KV blocks"
         self.num_blocks = num_blocks
+        self.dtype = dtype
         self.block_size = block_size
         slots = (num_blocks + 1) * block_size
         self.keys = [_zeros((slots, s.heads, s.key_dim), dtype, device) for s in layers]
@@ -47,9 +48,8 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys [tokens, heads, key_dim] and values [tokens, heads, value_dim] at `slots` [tokens]."""
-        store = self.keys[layer]
-        store.index_copy_(0, slots, keys.to(store.dtype))
-        self.values[layer].index_copy_(0, slots, values.to(store.dtype))
+        self.keys[layer].index_copy_(0, slots, keys.to(self.dtype))
+        self.values[layer].index_copy_(0, slots, values.to(self.dtype))
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [requests, blocks * block_size, heads, dim] of block tables [requests, blocks]."""

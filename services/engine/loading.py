@@ -38,19 +38,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-def choose_length(config: Any, asked: int) -> int:
+def choose_length(own: int, asked: int) -> int:
     """The longest request in tokens: `asked`, or the model's own. Raises SettingsError where it is longer."""
-    own = getattr(config, "max_position_embeddings", None)
-    if own is None:
-        if not asked:
-            raise SettingsError(f"{config.model_type} states no length of its own: set max_model_len")
-        return asked
     if asked > own:
         raise SettingsError(f"max_model_len={asked} is over the model's {own}")
-    return asked or int(own)
-
-
-def eos_token_ids(model: Any) -> tuple[int, ...]:
-    """The ids that end a text, from the generation config."""
-    ids = model.generation_config.eos_token_id
-    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+    return asked or own

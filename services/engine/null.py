@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from services.engine.settings import EngineSettings
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.models.info import ModelInfo
 
 DEFAULT_BLOCKS = 65_536
 
@@ -33,14 +33,14 @@ class NullEngine:
     @classmethod
     def load(cls, folder: Path, settings: EngineSettings) -> NullEngine:
         """With the vocabulary and length of the model in `folder`, whose weights are not read."""
-        config = json.loads((folder / "config.json").read_text())
+        model = ModelInfo.load(folder)
         return cls(
             EngineFigures(
-                model=folder.name,
-                max_model_len=settings.max_model_len or config.get("max_position_embeddings", 2048),
+                model=model.name,
+                max_model_len=settings.max_model_len or model.max_model_len,
                 num_blocks=settings.kv_blocks or DEFAULT_BLOCKS,
                 block_size=settings.block_size,
-                vocab_size=config["vocab_size"],
+                vocab_size=model.vocab_size,
                 numerics="null",
             )
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.engine.noise import gumbel, key, signed
+from services.engine.noise import gumbel, key
 from services.engine.penalties import penalise, penalised
 from services.engine.rows import Row
 from services.engine.truncation import truncate
@@ -25,7 +25,7 @@ class Sampled:
 class Sampler:
     """Draws tokens. A request's token depends on its own logits, tokens and settings alone, never on the batch."""
 
-    def __init__(self, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
 
@@ -68,8 +68,10 @@ class Sampler:
         tokens: list[int | None] = choices.tolist()
         possible = best.isfinite().tolist()
         drawn = [i for i, row in enumerate(rows) if possible[i] and row.sampling.temperature > 0.0]
-        if drawn:
-            for i, token in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
+        # one at a time a CPU's caches hold all intermediate values, which is ten times as fast
+        at_once = 1 if logits.device.type == "cpu" else 64
+        for part in (drawn[i : i + at_once] for i in range(0, len(drawn), at_once)):
+            for i, token in zip(part, _draw(logits[part], [rows[i] for i in part]), strict=True):
                 tokens[i] = token
         return [token if ok else None for token, ok in zip(tokens, possible, strict=True)]
 
@@ -90,10 +92,9 @@ def _draw(logits: torch.Tensor, rows: list[Row]) -> list[int]:
     settings = [row.sampling for row in rows]
     temperatures = torch.tensor([s.temperature for s in settings], device=logits.device)
     scores = (logits - logits.max(dim=-1, keepdim=True).values) / temperatures[:, None]
-    truncate(scores, [s.top_k for s in settings], [s.top_p for s in settings], [s.min_p for s in settings])
-    keys = [signed(key(s.seed, s.choice, len(row.token_ids))) for s, row in zip(settings, rows, strict=True)]
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    scores += gumbel(torch.tensor(keys, device=scores.device)[:, None], ids)
+    truncate(scores, settings)
+    keys = [key(s.seed, s.choice, len(row.token_ids)) for s, row in zip(settings, rows, strict=True)]
+    scores += gumbel(torch.tensor(keys, device=scores.device), scores.shape[1])
     tokens: list[int] = scores.argmax(dim=-1).tolist()
     return tokens
 

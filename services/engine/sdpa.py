@@ -84,14 +84,18 @@ class SdpaAttention:
         scaling: float | None,
     ) -> torch.Tensor:
         if span.blocks is None:
-            keys, values = key[span.tokens], value[span.tokens]
+            keys, values = (part[span.tokens].to(self._cache.dtype) for part in (key, value))
         else:
             keys, values = (part[0] for part in self._cache.read(layer, span.blocks))
         queries = query[span.tokens].to(keys.dtype).transpose(0, 1)
-        repeats = query.shape[1] // key.shape[1]
-        keys, values = (part.repeat_interleave(repeats, dim=1).transpose(0, 1) for part in (keys, values))
         output = scaled_dot_product_attention(
-            queries[None], keys[None], values[None], attn_mask=span.mask, is_causal=span.mask is None, scale=scaling
+            queries[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=span.mask,
+            is_causal=span.mask is None,
+            scale=scaling,
+            enable_gqa=True,
         )
         return output[0].transpose(0, 1).to(query.dtype)
 

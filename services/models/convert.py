@@ -26,8 +26,12 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
             command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                progress(line.rstrip())
+            try:
+                for line in process.stdout:
+                    progress(line.rstrip())
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode == 0:
             return
         errors.seek(0)

@@ -5,6 +5,8 @@ Progress goes to stdout, one step a line; the last line on stderr says why it fa
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,13 +16,11 @@ from typing import Any
 # and for which transformers (5.23) makes a plain GPT-2 splitter. With that, "\n\n1" or "  2" become other tokens than
 # those the model was trained on.
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
-PLAIN_GPT2 = frozenset({"default", "gpt-2"})
+PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
 
 def main(source: Path, target: Path) -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers heeds it for all its bars
     target.mkdir()
     if source.is_dir():
         convert_folder(source, target)
@@ -29,8 +29,9 @@ def main(source: Path, target: Path) -> None:
     for needed in ("tokenizer.json", "config.json", "generation_config.json"):
         if not (target / needed).exists():
             raise RuntimeError(f"transformers made no {needed} of it")
-    for weights in target.glob("*.safetensors"):  # written for their owner alone
-        weights.chmod((target / "config.json").stat().st_mode)
+    for weights in target.glob("*.safetensors"):
+        if not weights.is_symlink():  # written here, and for their owner alone
+            weights.chmod((target / "config.json").stat().st_mode)
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -39,10 +40,10 @@ def convert_gguf(source: Path, target: Path) -> None:
     Quantised weights are stored as bfloat16: half of float32's size, and its rounding (relative 0.0014) is far below
     what quantisation cost before. Weights in a floating type keep their type.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
     dtype, metadata = _read_gguf(source)
     say(f"reading the weights of {source.name}")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=GgufConfig(dequantize=True), dtype=dtype)
     model.generation_config.eos_token_id = _ends(model.generation_config.eos_token_id, metadata)
@@ -53,6 +54,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     _split_as_trained(tokenizer.backend_tokenizer, metadata)
     tokenizer.save_pretrained(target)
+    _drop_beyond(target / "tokenizer.json", model.config.vocab_size)
 
 
 def convert_folder(source: Path, target: Path) -> None:
@@ -113,6 +115,13 @@ def _split_as_trained(backend: Any, metadata: dict[str, Any]) -> None:
         )
     elif splitter not in PLAIN_GPT2:
         say(f"warning: the way {splitter!r} splits text is not known; GPT-2's is used, some texts get other tokens")
+
+
+def _drop_beyond(file: Path, vocab_size: int) -> None:
+    """Forget added tokens that the model has no embedding for: transformers adds GPT-2's own to every vocabulary."""
+    raw = json.loads(file.read_bytes())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["id"] < vocab_size]
+    file.write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
 
 
 def say(line: str) -> None:

@@ -81,20 +81,23 @@ def pack_sequences(sequences: list[NewSequence]) -> bytes:
 
 
 def pack_commits(commits: list[Commit]) -> bytes:
-    return pack([_commit(c) for c in commits])
-
-
-def _commit(commit: Commit) -> list[Any]:
-    logprobs = commit.logprobs
-    if logprobs is not None and len(logprobs) != len(commit.tokens):
-        raise ValueError(f"{commit.id}: {len(commit.tokens)} tokens with log probabilities of {len(logprobs)}")
-    return [
-        commit.id,
-        commit.index,
-        pack_tokens(commit.tokens),
-        [wire.pack(one) for one in logprobs] if logprobs else False,
-        wire.pack(commit.end) if commit.end else False,
-    ]
+    """A batch as `lua/fragments/publish.lua` describes it."""
+    extras: list[Any] = []
+    for place, commit in enumerate(commits, 1):
+        if commit.logprobs is not None and len(commit.logprobs) != len(commit.tokens):
+            raise ValueError(f"{commit.id}: {len(commit.tokens)} tokens, log probabilities of {len(commit.logprobs)}")
+        if commit.logprobs or commit.end:
+            logprobs = [wire.pack(one) for one in commit.logprobs or ()]
+            extras += (place, logprobs or False, wire.pack(commit.end) if commit.end else False)
+    return pack(
+        [
+            [commit.id for commit in commits],
+            [commit.index for commit in commits],
+            [len(commit.tokens) for commit in commits],
+            pack_tokens(token for commit in commits for token in commit.tokens),
+            extras,
+        ]
+    )
 
 
 def pack_counters(counters: dict[str, float]) -> bytes:
@@ -143,14 +146,21 @@ def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
 
 
 def read_events(entry: bytes) -> list[TokenEvent]:
-    """The events of one stream entry, in the order they came about."""
+    """The events of one stream entry, a batch, in the order they came about."""
+    ids, indices, counts, packed, extras = unpack(entry)
+    extra_of = {extras[i]: (extras[i + 1], extras[i + 2]) for i in range(0, len(extras), 3)}
+    tokens = unpack_tokens(packed)
     events: list[TokenEvent] = []
-    for id, index, packed, logprobs, end in unpack(entry):
-        name, tokens = id.decode(), unpack_tokens(packed)
-        for i, token in enumerate(tokens):
-            events.append(TokenEvent(name, index + i, token, wire.unpack(Logprobs, logprobs[i]) if logprobs else None))
+    first = 0
+    for place, (raw_id, index, count) in enumerate(zip(ids, indices, counts, strict=True), 1):
+        id = raw_id.decode()
+        logprobs, end = extra_of.get(place, (False, False))
+        for i in range(count):
+            asked = wire.unpack(Logprobs, logprobs[i]) if logprobs else None
+            events.append(TokenEvent(id, index + i, tokens[first + i], asked))
         if end:
-            events.append(TokenEvent(name, index + len(tokens), None, end=wire.unpack(End, end)))
+            events.append(TokenEvent(id, index + count, None, end=wire.unpack(End, end)))
+        first += count
     return events
 
 

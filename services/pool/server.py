@@ -16,7 +16,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -91,8 +90,7 @@ class PoolServer:
         pause = POLL
         while True:
             started = time.monotonic()
-            while self._alive():
-                await asyncio.sleep(POLL)
+            await self._death()
             log.warning("the pool's server (pid %d) died; starting it again", self._pid)
             pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
@@ -173,11 +171,11 @@ class PoolServer:
         return True
 
     async def _ask(self, *command: str) -> Any:
-        client = redis.Redis(
+        client: Any = redis.Redis(
             unix_socket_path=str(self._socket), protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
         )
         async with client:
-            return await cast(Awaitable[Any], client.execute_command(*command))
+            return await client.execute_command(*command)
 
     async def _shut_down(self) -> None:
         with contextlib.suppress(exceptions.RedisError, OSError):
@@ -189,6 +187,10 @@ class PoolServer:
                 os.kill(self._pid, signal.SIGKILL)
                 deadline += STOP_TIMEOUT
             await asyncio.sleep(POLL / 5)
+
+    async def _death(self) -> None:
+        while self._alive():  # noqa: ASYNC110 - a process that is not our child sets no event
+            await asyncio.sleep(POLL)
 
     def _alive(self) -> bool:
         """Whether the server's process is there; a child that ended is reaped."""

@@ -6,35 +6,10 @@ Cancellation and failure come from outside and end a request at once; the schedu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.messages import End
 from services.requests import FinishReason, SamplingParams
-
-
-class StopMatch(Protocol):
-    """The stop string found, and how many trailing bytes of the text so far it and what follows it take."""
-
-    @property
-    def stop(self) -> str: ...
-    @property
-    def cut(self) -> int: ...
-
-
-class Matcher(Protocol):
-    """Looks for one request's stop strings in the text of the tokens pushed so far."""
-
-    def push(self, token: int) -> StopMatch | None: ...
-
-
-class Text(Protocol):
-    """The model's text, for requests that ask for stop strings or stop token ids."""
-
-    def matcher(self, stops: tuple[str, ...]) -> Matcher: ...
-
-    def visible_bytes(self, token: int) -> int:
-        """How many bytes of text `token` gives; 0 for special tokens."""
-        ...
+from services.text import StopMatcher, TextTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +18,7 @@ class Rules:
 
     max_model_len: int
     eos_token_ids: frozenset[int]
-    text: Text | None
+    text: TextTables | None  # None where no request has stop strings or visible stop tokens
 
 
 class Judge:
@@ -61,11 +36,11 @@ class Judge:
         self._matcher = self._make_matcher(sampling.stop)
         self._first_end = sampling.min_tokens + 1
 
-    def _make_matcher(self, stops: tuple[str, ...]) -> Matcher | None:
+    def _make_matcher(self, stops: tuple[str, ...]) -> StopMatcher | None:
         if not stops:
             return None
         assert self._text is not None, f"a scheduler without text got {stops = }"
-        return self._text.matcher(stops)
+        return StopMatcher(self._text, stops)
 
     def __call__(self, token: int, count: int) -> End | None:
         """The end that `token`, output token number `count` (from 1), brings; None: the request goes on.
@@ -73,8 +48,9 @@ class Judge:
         A token that is both a stop and the last one allowed ends by `stop`; EOS goes before a stop token id.
         """
         if token in self._stop_ids and count >= self._first_end:
-            cut = self._text.visible_bytes(token) if self._text else 0
-            return End(FinishReason.STOP, None if token in self._eos else token, cut)
+            if token in self._eos:
+                return End(FinishReason.STOP)
+            return End(FinishReason.STOP, token, cut=len(self._text.bytes_of(token)) if self._text else 0)
         if self._matcher is not None:
             match = self._matcher.push(token)
             if match is not None and count >= self._first_end:

@@ -20,7 +20,8 @@ from services.messages import Claim, Commit, End, Iteration, IterationResult, Ro
 from services.requests import FinishReason
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.entry import Entry
-from services.scheduling.judge import Rules, Text
+from services.scheduling.judge import Rules
+from services.text import TextTables
 
 _arrival = attrgetter("arrival")
 
@@ -41,9 +42,9 @@ class Scheduler:
         max_model_len: int,
         max_batch_size: int,
         eos_token_ids: Iterable[int] = (),
-        text: Text | None = None,
+        text: TextTables | None = None,
     ) -> None:
-        """`text` may be None where no request has stop strings or stop token ids."""
+        """`text` may be None where no request has stop strings or stop token ids that give text."""
         assert max_batch_size > 0, f"{max_batch_size = }"
         self.epoch = epoch
         self.max_batch_size = max_batch_size

@@ -2,13 +2,13 @@
 
 The text given out after k tokens is a function of those k tokens alone, and a prefix of the text after k + 1:
 however tokens are grouped into pushes, and whichever gateway decodes them, the same text comes out. Held back are
-bytes of an unfinished character and whatever a stop string may still claim.
+bytes of an unfinished character, whatever a stop string may still claim, and a stop token that came last.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from services.text.stop_strings import earliest_match, encode_stops
 from services.text.token_bytes import TextTables
@@ -17,19 +17,23 @@ from services.text.token_bytes import TextTables
 class Detokenizer:
     """Decodes the output of one sequence. Invalid bytes become U+FFFD, as in `bytes.decode(errors="replace")`."""
 
-    def __init__(self, tables: TextTables, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tables: TextTables, stops: Sequence[str] = (), stop_token_ids: Collection[int] = ()) -> None:
         self._tables = tables
         self._stops = encode_stops(stops)
+        self._stop_token_ids = stop_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that became final by these tokens; may be empty."""
-        pieces = [self._tables.bytes_of(token) for token in tokens]
-        if not pieces:
+        new = list(tokens)
+        if not new:
             return ""
-        self._held += b"".join(pieces)
-        final = self._first_claimed(len(self._held) - len(pieces[-1]))
+        self._held += self._tables.join(new)
+        last = len(self._held) - len(self._tables.bytes_of(new[-1]))
+        final = self._first_claimed(last)
+        if new[-1] in self._stop_token_ids:
+            final = min(final, last)
         text = self._decoder.decode(self._held[:final])
         self._held = self._held[final:]
         return text

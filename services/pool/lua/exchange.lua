@@ -5,7 +5,7 @@
 -- ARGV 1  seat
 --      2  epoch
 --      3  call number, above that of the exchange before; the same again is a repeat
---      4  commits: msgpack [[id, index, tokens (packed), [log probabilities (opaque), ...] or false, end (opaque) or false], ...]
+--      4  commits: msgpack, a batch (see fragments/publish.lua)
 --      5  6  7  room: sequences, blocks, tokens of a block
 --      8  1 if the seat waits for its bell unless something was claimed
 --      9  figures (opaque), or ""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
-from tiny_models import make_tiny_model
 
 FLOAT32 = EngineSettings(device="cpu", dtype="float32", block_size=4, kv_blocks=256, threads=1)
 

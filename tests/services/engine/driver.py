@@ -92,9 +92,7 @@ class Driver:
     def _choose(self, ready: list[Job]) -> list[Job]:
         if not self.rng:
             return ready[: self.max_batch]
-        batch = self.rng.sample(ready, self.rng.randint(1, min(self.max_batch, len(ready))))
-        # one whose blocks would not fit waits until others have ended
-        return batch
+        return self.rng.sample(ready, self.rng.randint(1, min(self.max_batch, len(ready))))
 
     def _take(self, job: Job, result: IterationResult) -> None:
         job.failed = result.failed.get(job.id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from services.messages import Claim, Commit, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Scheduler
-from services.scheduling.judge import Text
+from services.text import TextTables
 
 EOS = 2
 WORD = 7  # a token that ends nothing
@@ -61,7 +61,11 @@ class Script:
 
 
 def scripted(
-    kind: type[Scheduler] = Scheduler, blocks: int = 100, batch: int = 8, length: int = 200, text: Text | None = None
+    kind: type[Scheduler] = Scheduler,
+    blocks: int = 100,
+    batch: int = 8,
+    length: int = 200,
+    text: TextTables | None = None,
 ) -> Script:
     """A scheduler of `kind` with blocks of 4 tokens."""
     return Script(

@@ -5,6 +5,7 @@ import pytest
 from services.messages import End
 from services.requests import FinishReason, SamplingParams
 from services.scheduling.judge import Judge, Rules
+from services.text import TextTables
 
 EOS, WORD = 2, 7
 END = End(FinishReason.STOP)
@@ -50,3 +51,31 @@ def test_a_stop_token_id_is_named_and_eos_goes_before_it() -> None:
     assert ends([9], max_new_tokens=9, stop_token_ids=(8, 9)) == [End(FinishReason.STOP, 9)]
     assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,)) == [END]
     assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,), ignore_eos=True) == [End(FinishReason.STOP, EOS)]
+
+
+# --- text: one token a piece -------------------------------------------------------------------------------------
+
+PIECES = [b"", b"", b"", b"", b"END", b" the", b"E", b"ND", b"N", b"D."]
+TEXT = Rules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS})))
+THE, E, ND, N, D = 5, 6, 7, 8, 9
+
+
+def test_a_stop_string_across_tokens_is_named_with_the_bytes_to_cut() -> None:
+    found = ends([THE, E, N, D], TEXT, max_new_tokens=9, stop=("END", "zzz"))
+    assert found == [None, None, None, End(FinishReason.STOP, "END", cut=4)]  # "END" and the "." behind it
+    assert ends([E, ND], TEXT, max_new_tokens=2, stop=("END",)) == [None, End(FinishReason.STOP, "END", cut=3)]
+
+
+def test_min_tokens_holds_back_stop_strings_too() -> None:
+    found = ends([E, ND, E, ND], TEXT, max_new_tokens=9, min_tokens=2, stop=("END",))
+    assert found == [None, None, None, End(FinishReason.STOP, "END", cut=3)]
+
+
+def test_a_stop_token_that_is_text_is_cut() -> None:
+    assert ends([THE], TEXT, max_new_tokens=9, stop_token_ids=(THE,)) == [End(FinishReason.STOP, THE, cut=4)]
+    assert ends([EOS], TEXT, max_new_tokens=9) == [END]
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(AssertionError, match="without text"):
+        ends([WORD], max_new_tokens=9, stop=("END",))

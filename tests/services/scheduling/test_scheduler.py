@@ -7,6 +7,7 @@ import pytest
 
 from services.messages import Claim, Commit, End, NewRequest, Room
 from services.requests import FinishReason, SamplingParams
+from services.text import TextTables
 from tests.services.scheduling.scripted import EOS, WORD, claim, scripted
 
 LENGTH = End(FinishReason.LENGTH)
@@ -105,6 +106,12 @@ def test_a_request_resumes_at_its_next_index() -> None:
     assert s.scheduler.blocks.held == 3  # output is part of prompt + max_new_tokens
     assert s.finish({"a": 23}) == [Commit("a", 2, [23])]
     assert s.step({"a": 24}) == [Commit("a", 3, [24], end=LENGTH)]
+
+
+def test_a_stop_string_that_began_before_the_reclaim_is_found() -> None:
+    s = scripted(text=TextTables([b"E", b"ND"], frozenset()))
+    s.scheduler.add([claim("a", 1, 6, 9, output=(0,), stop=("END",))])
+    assert s.step({"a": 1}) == [Commit("a", 1, [1], end=End(FinishReason.STOP, "END", cut=3))]
 
 
 def test_a_reclaimed_request_that_ended_already_ends_without_running() -> None:

@@ -13,7 +13,7 @@ tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
 stop_lists = st.lists(st.text("abxé€", min_size=1, max_size=6), max_size=3)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(tokens, stop_lists, st.data())
 def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.DataObject) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
@@ -30,7 +30,7 @@ def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.
     assert text + grouped.finish() == whole
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(tokens, stop_lists, st.integers(0, 8))
 def test_a_matched_stop_string_never_leaks(output: list[int], stops: list[str], min_tokens: int) -> None:
     """A gateway and a scheduler together: tokens go out until one completes a stop string that counts."""
@@ -67,3 +67,12 @@ def test_finish_cuts_bytes() -> None:
     detokenizer = Detokenizer(TABLES, ["ab"])
     assert detokenizer.push([6, 5]) == "x"
     assert detokenizer.finish(cut=5) == ""
+
+
+def test_a_stop_token_is_held_back_until_it_is_known_whether_it_ends_the_text() -> None:
+    """Its end comes as an event of its own, which says how many bytes to cut; `min_tokens` may make it text."""
+    detokenizer = Detokenizer(TABLES, stop_token_ids=(3,))
+    assert detokenizer.push([1, 3]) == "a"
+    assert detokenizer.push([6]) == "abx"
+    assert detokenizer.push([3]) == ""
+    assert detokenizer.finish(cut=2) == ""

@@ -23,7 +23,7 @@ def naive(output: list[int], stops: list[str]) -> StopMatch | None:
     return None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(tokens, stops)
 def test_equals_a_naive_search_after_every_token(output: list[int], stops: list[str]) -> None:
     matcher = StopMatcher(TABLES, stops)

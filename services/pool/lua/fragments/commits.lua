@@ -25,10 +25,9 @@ local function tail(items, from)
   return rest
 end
 
--- Appends to one sequence what it does not have yet of {id, index, tokens, log probabilities or false, end or false}.
--- Committed tokens never change. Returns the event, or nil when nothing came about.
-local function append(commit)
-  local id, index, tokens, logprobs, blob = commit[1], commit[2], commit[3], commit[4], commit[5]
+-- Appends to one sequence what it does not have yet: committed tokens never change. Returns its end (blob), or
+-- false if it goes on.
+local function append(listeners, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
   local have = redis.call("STRLEN", key) / 4
   if index > have then
@@ -37,41 +36,47 @@ local function append(commit)
     local skip = math.min(have - index, #tokens / 4)
     tokens, logprobs, index = string.sub(tokens, 4 * skip + 1), tail(logprobs, skip + 1), have
   end
-  if #tokens > 0 then
+  if tokens ~= "" then
     redis.call("APPEND", key, tokens)
     for _, one in ipairs(logprobs or {}) do
       redis.call("RPUSH", P .. "lp:" .. id, one)
     end
   elseif not blob then
-    return nil
+    return false
   end
-  return { id, index, tokens, logprobs, blob }
+  tell(listeners, id, index, tokens, logprobs, blob)
+  return blob
 end
 
--- Commits for the seat, in order. Returns the ids that are not the seat's (any more) and go on: it must drop them.
-local function commit_all(seat, commits)
-  local ids, owned, foreign = {}, {}, {}
-  for i, commit in ipairs(commits) do
-    ids[i] = commit[1]
-  end
+-- Commits a batch for the seat, in order. Returns the ids that are not the seat's (any more) and go on: it must drop
+-- them.
+local function commit_all(seat, batch)
+  local ids, indices, counts, tokens, extras = unpack(batch)
+  local owned, extra_of, foreign, first = {}, {}, {}, 1
   local listeners = bulk("HMGET", LISTENERS, ids)
   for i, member in ipairs(bulk("SMISMEMBER", P .. "running:" .. seat, ids)) do
     owned[ids[i]] = member == 1
   end
-  for i, commit in ipairs(commits) do
-    local id = commit[1]
-    local event = owned[id] and append(commit)
-    if event then
-      tell(listeners[i], event)
-      if event[5] then
+  for e = 1, #extras, 3 do
+    extra_of[extras[e]] = e
+  end
+  for i, id in ipairs(ids) do
+    local last, e, logprobs, blob = first + 4 * counts[i] - 1, extra_of[i], false, false
+    if e then
+      logprobs, blob = extras[e + 1], extras[e + 2]
+    end
+    if owned[id] then
+      blob = append(listeners[i], id, indices[i], string.sub(tokens, first, last), logprobs, blob)
+      if blob then
         owned[id] = false
         redis.call("SREM", P .. "running:" .. seat, id)
         redis.call("SREM", P .. "cancelled:" .. seat, id)
-        end_sequence(id, event[5])
+        end_sequence(id, blob)
       end
-    elseif not owned[id] and not commit[5] then
+    elseif not blob then
       foreign[#foreign + 1] = id
     end
+    first = last + 1
   end
   return foreign
 end

@@ -1,0 +1,108 @@
+"""What the reference model of the pool remembers: plain objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, TokenEvent
+
+EVENTS_KEPT = 2048
+
+
+class Clock(Protocol):
+    """Real or virtual time."""
+
+    def now(self) -> float: ...
+
+    async def wait(self, awaitable: Any, timeout: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class Waiters:
+    """Calls that wait for something to happen."""
+
+    futures: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def wait(self, clock: Clock, timeout: float) -> bool:
+        future = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        try:
+            return await clock.wait(future, timeout)
+        finally:
+            self.futures.remove(future)
+
+    def wake(self) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_result(None)
+
+
+@dataclass(slots=True)
+class Sequence:
+    new: NewSequence
+    group: Group
+    rank: int
+    seat: Seat | None = None  # that runs it
+    cancelled: bool = False
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    end: End | None = None
+    listeners: set[str] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.new.id
+
+    def blocks(self, block_size: int) -> int:
+        return -(-(len(self.new.prompt) + self.new.sampling.max_new_tokens) // block_size)
+
+    def claim(self) -> Claim:
+        return Claim(self.id, self.rank / 1e6, list(self.new.prompt), list(self.tokens), self.new.sampling)
+
+
+@dataclass(slots=True)
+class Group:
+    request: str
+    body: bytes
+    key: tuple[str, str] | None
+    bytes: int
+    ids: list[str] = field(default_factory=list)
+    open: int = 0
+    ended_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Seat:
+    name: str
+    epoch: str | None = None
+    owner: str = ""
+    lease: float = 0.0
+    expires: float = 0.0
+    call: int = 0
+    claimed: list[str] = field(default_factory=list)
+    running: dict[str, Sequence] = field(default_factory=dict)
+    vacant_since: float = 0.0
+    idle: bool = False
+    figures: EngineFigures | None = None
+    gauges: dict[str, float] = field(default_factory=dict)
+    summary: str = ""
+
+
+@dataclass(slots=True)
+class Bell:
+    rung: bool = False
+    waiters: Waiters = field(default_factory=Waiters)
+
+
+@dataclass(slots=True)
+class Gateway:
+    registration: int
+    expires: float
+    fresh: bool = True  # no heartbeat has said yet that events may have been missed
+    call: int = 0
+    known: bool = False  # the reply to `call`
+    count: int = 0
+    entries: deque[tuple[int, list[TokenEvent]]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))

@@ -1,0 +1,39 @@
+"""A served gateway on a real pool, for the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stack import Server, Stack
+from tiny_text import make_folder
+
+from services.config import Settings
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Server(tmp_path_factory.mktemp("pool")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
+    with Stack(redis_url, "served", tiny_folder, Settings(max_body_bytes=100_000, chat_max_tokens=40)) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, timeout=20) as client:
+        yield client

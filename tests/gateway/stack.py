@@ -1,0 +1,173 @@
+"""Gateway, pool, scheduler and loop in one thread with an event loop of its own, served on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+from echo_engine import EchoEngine
+
+from gateway.app import create_app
+from gateway.model import ServedModel
+from services.clock import RealClock
+from services.config import Settings
+from services.local_engine import LocalEngine
+from services.loop import EngineLoop
+from services.messages import EngineFigures
+from services.models import ModelInfo
+from services.pool.binaries import choose_server
+from services.pool.limits import Limits
+from services.pool.pool import RequestPool
+from services.pool.server import PoolServer
+from services.scheduling import Scheduler
+from services.telemetry import Counters
+from services.text import StopMatcher, Tokenizer
+
+T = TypeVar("T")
+NAME = "tiny"
+SEAT = "seat"
+LEASE = 3.0
+
+
+@dataclass
+class OwnedSeat:
+    name: str
+    epoch: str
+    call: int = 0
+
+
+class Text:
+    """A tokenizer as the scheduler knows it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tables = tokenizer.tables
+
+    def matcher(self, stops: tuple[str, ...]) -> StopMatcher:
+        return StopMatcher(self._tables, stops)
+
+    def visible_bytes(self, token: int) -> int:
+        return len(self._tables.bytes_of(token))
+
+
+class Background:
+    """An event loop in a thread, for as long as a `with` lasts; `_run` lives in it and says `_up` once it serves."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._up = threading.Event()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run in the background loop, from the test's thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def _begin(self) -> None:
+        self._thread.start()
+        assert self._up.wait(20)
+        assert self._thread.is_alive()
+
+    def _end(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._up.set()
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Server(Background):
+    """A pool server on `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.url = ""
+
+    def __enter__(self) -> Server:
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._end()
+
+    async def _run(self) -> None:
+        server = PoolServer(choose_server(), self._folder)
+        self.url = await server.start()
+        self._over = asyncio.Event()
+        self._up.set()
+        await self._over.wait()
+        await server.stop()
+
+
+class Stack(Background):
+    """`with Stack(...) as stack`: served at `stack.url` once inside. `engine` false: no seat is ever taken."""
+
+    def __init__(self, redis_url: str, pool_name: str, folder: Path, settings: Settings, engine: bool = True) -> None:
+        super().__init__()
+        self.settings = settings
+        self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
+        self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo")
+        self._redis_url, self._pool_name, self._with_engine = redis_url, pool_name, engine
+        self.url = ""
+
+    def __enter__(self) -> Stack:
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._end()
+
+    def open_pool(self) -> RequestPool:
+        s = self.settings
+        return RequestPool(self._redis_url, self._pool_name, Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended))
+
+    async def _run(self) -> None:
+        self.pool = self.open_pool()
+        await self.pool.connect()
+        loop = await self._engine_loop() if self._with_engine else None
+        serving = asyncio.create_task(loop.run()) if loop else None
+        self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        answering = asyncio.create_task(self._server.serve([listening]))
+        self._up.set()
+        await answering
+        if loop and serving:
+            loop.stop()
+            await serving
+            self._engine.close()
+        await self.pool.close()
+
+    async def _engine_loop(self) -> EngineLoop:
+        epoch = await self.pool.acquire(SEAT, "test", LEASE)
+        assert epoch is not None
+        engine = EchoEngine(self.figures, self.tokenizer)
+        engine.reset(epoch)
+        self._engine = LocalEngine(engine)
+        scheduler = Scheduler(
+            epoch=epoch,
+            num_blocks=self.figures.num_blocks,
+            block_size=self.figures.block_size,
+            max_model_len=self.figures.max_model_len,
+            max_batch_size=8,
+            eos_token_ids=self.info.eos_token_ids,
+            text=Text(self.tokenizer),
+        )
+        return EngineLoop(
+            self.pool, scheduler, self._engine, RealClock(), OwnedSeat(SEAT, epoch), LEASE, self.figures, Counters()
+        )

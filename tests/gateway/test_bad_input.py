@@ -1,0 +1,235 @@
+"""Whatever a client sends: an OpenAI error object with the right status, and the server goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+# name -> (path, raw body, status, what the message or `param` names)
+RAW: dict[str, tuple[str, bytes, int, str]] = {
+    "no body": (COMPLETIONS, b"", 400, "JSON"),
+    "malformed JSON": (COMPLETIONS, b'{"prompt": "hi"', 400, "JSON"),
+    "a JSON list": (COMPLETIONS, b"[1]", 400, "object"),
+    "JSON null": (CHAT, b"null", 400, "object"),
+    "invalid UTF-8": (COMPLETIONS, b'{"prompt": "\xff\xfe"}', 400, "UTF-8"),
+    "half a surrogate pair": (COMPLETIONS, b'{"prompt": "\\ud800"}', 400, "surrogate"),
+    "NaN": (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}', 400, "JSON"),
+    "Infinity": (COMPLETIONS, b'{"prompt": "hi", "temperature": Infinity}', 400, "JSON"),
+    "a number beyond floats": (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e999}', 400, "JSON"),
+    "deep nesting": (CHAT, b'{"messages": ' + b"[" * 30_000 + b"]" * 30_000 + b"}", 400, "depth"),
+    "nesting that parses": (CHAT, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "messages[0]"),
+    "nesting in metadata": (
+        COMPLETIONS,
+        b'{"prompt":"a","metadata":' + b'{"a":' * 900 + b"1" + b"}" * 901,
+        400,
+        "metad",
+    ),
+    "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
+}
+
+# what is wrong -> (fields, status, what is named in `param` or the message)
+COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no prompt": ({}, 400, "prompt"),
+    "null prompt": ({"prompt": None}, 400, "prompt"),
+    "empty prompt": ({"prompt": ""}, 400, "prompt"),
+    "empty list": ({"prompt": []}, 400, "prompt"),
+    "an empty prompt among others": ({"prompt": ["hi", ""]}, 400, "prompt"),
+    "an empty list of ids": ({"prompt": [[]]}, 400, "prompt"),
+    "a number as prompt": ({"prompt": 5}, 400, "prompt"),
+    "an object as prompt": ({"prompt": {"text": "hi"}}, 400, "prompt"),
+    "a mixed list of ids": ({"prompt": [1, "a"]}, 400, "prompt"),
+    "booleans as ids": ({"prompt": [True, False]}, 400, "prompt"),
+    "a fraction as id": ({"prompt": [1.5]}, 400, "prompt"),
+    "an id beyond the vocabulary": ({"prompt": [10_000_000]}, 400, "10000000"),
+    "an id just beyond the vocabulary": ({"prompt": [1, VOCAB := 278]}, 400, "278"),
+    "a negative id": ({"prompt": [-1]}, 400, "-1"),
+    "an id beyond 64 bits": ({"prompt": [1, 1e30]}, 400, "prompt"),
+    "2,049 prompts": ({"prompt": ["a"] * 2049}, 400, "2049"),
+    "too many choices in all": ({"prompt": ["a"] * 1000, "n": 128}, 400, "128000"),
+    "best_of": ({"prompt": "hi", "best_of": 2}, 400, "best_of"),
+    "echo": ({"prompt": "hi", "echo": True}, 400, "echo"),
+    "suffix": ({"prompt": "hi", "suffix": "."}, 400, "suffix"),
+    "logprobs 6": ({"prompt": "hi", "logprobs": 6}, 400, "logprobs"),
+    "logprobs true": ({"prompt": "hi", "logprobs": True}, 400, "logprobs"),
+    "chat's field": ({"prompt": "hi", "max_completion_tokens": 5}, 400, "max_completion_tokens"),
+    "prompt over the model's length": ({"prompt": [5] * 513}, 400, "512"),
+    "prompt that leaves no room": ({"prompt": [5] * 512}, 400, "512"),
+    "prompt over the KV slots": ({"prompt": [5] * 400}, 400, "400"),
+}
+
+CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no messages": ({"messages": None}, 400, "messages"),
+    "empty messages": ({"messages": []}, 400, "messages"),
+    "messages as text": ({"messages": "hi"}, 400, "messages"),
+    "a message as text": ({"messages": ["hi"]}, 400, "messages[0]"),
+    "a message without role": ({"messages": [{"content": "hi"}]}, 400, "messages[0].role"),
+    "a message without content": ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    "null content": ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0].content"),
+    "an unknown role": ({"messages": [{"role": "king", "content": "hi"}]}, 400, "messages[0].role"),
+    "a tool's message": ({"messages": [{"role": "tool", "content": "hi"}]}, 400, "messages[0].role"),
+    "an unknown field of a message": ({"messages": [{**MESSAGES[0], "x": 1}]}, 400, "messages[0].x"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages[0].content",
+    ),
+    "a tool call": ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400, "tool_calls"),
+    "what the template refuses": ({"messages": [{"role": "user", "content": "refuse me"}]}, 400, "refuses"),
+    "max_tokens twice": ({"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_completion_tokens"),
+    "top_logprobs alone": ({"top_logprobs": 2}, 400, "top_logprobs"),
+    "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    "logprobs as a number": ({"logprobs": 2}, 400, "logprobs"),
+    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    "tool_choice": ({"tool_choice": "auto"}, 400, "tool_choice"),
+    "functions": ({"functions": [{"name": "f"}]}, 400, "functions"),
+    "function_call": ({"function_call": "auto"}, 400, "function_call"),
+    "JSON mode": ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+    "audio": ({"audio": {"voice": "x", "format": "wav"}}, 400, "audio"),
+    "modalities": ({"modalities": ["text", "audio"]}, 400, "modalities"),
+    "prediction": ({"prediction": {"type": "content", "content": "x"}}, 400, "prediction"),
+    "reasoning_effort": ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
+    "verbosity": ({"verbosity": "low"}, 400, "verbosity"),
+    "web_search_options": ({"web_search_options": {}}, 400, "web_search_options"),
+    "moderation": ({"moderation": {"model": "x"}}, 400, "moderation"),
+}
+
+BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
+    "an unknown model": ({"model": "gpt-17"}, 404, "gpt-17"),
+    "a model that is no name": ({"model": 5}, 400, "model"),
+    "an unknown field": ({"temprature": 1}, 400, "temprature"),
+    "a field that could change tokens": ({"skip_special_tokens": False}, 400, "skip_special_tokens"),
+    "n 0": ({"n": 0}, 400, "n"),
+    "n 129": ({"n": 129}, 400, "129"),
+    "n a fraction": ({"n": 1.5}, 400, "n"),
+    "max_tokens 0": ({"max_tokens": 0}, 400, "max_tokens"),
+    "max_tokens negative": ({"max_tokens": -5}, 400, "-5"),
+    "max_tokens a text": ({"max_tokens": "5"}, 400, "max_tokens"),
+    "max_tokens true": ({"max_tokens": True}, 400, "max_tokens"),
+    "max_tokens over the KV slots": ({"max_tokens": 400}, 400, "400"),
+    "max_tokens over the model's length": ({"max_tokens": 512}, 400, "512"),
+    "max_tokens huge": ({"max_tokens": 2**60}, 400, str(2**60)),
+    "max_tokens beyond 64 bits": ({"max_tokens": 10.0**30}, 400, "max_tokens"),
+    "temperature negative": ({"temperature": -0.1}, 400, "temperature"),
+    "temperature 2.1": ({"temperature": 2.1}, 400, "2.1"),
+    "temperature huge": ({"temperature": 1e308}, 400, "temperature"),
+    "temperature a text": ({"temperature": "0"}, 400, "temperature"),
+    "top_p 0": ({"top_p": 0}, 400, "top_p"),
+    "top_p 1.1": ({"top_p": 1.1}, 400, "top_p"),
+    "top_k -2": ({"top_k": -2}, 400, "top_k"),
+    "min_p 1.1": ({"min_p": 1.1}, 400, "min_p"),
+    "presence_penalty 2.1": ({"presence_penalty": 2.1}, 400, "presence_penalty"),
+    "frequency_penalty -2.1": ({"frequency_penalty": -2.1}, 400, "frequency_penalty"),
+    "repetition_penalty 0": ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+    "repetition_penalty 11": ({"repetition_penalty": 11}, 400, "repetition_penalty"),
+    "seed beyond 64 bits": ({"seed": 2.0**64}, 400, "seed"),
+    "min_tokens negative": ({"min_tokens": -1}, 400, "min_tokens"),
+    "min_tokens over max_tokens": ({"min_tokens": 6, "max_tokens": 5}, 400, "min_tokens"),
+    "10,000 stop strings": ({"stop": ["a"] * 10_000}, 400, "10000"),
+    "an empty stop string": ({"stop": ""}, 400, "stop"),
+    "an endless stop string": ({"stop": "a" * 2000}, 400, "2000"),
+    "a number as stop": ({"stop": [1]}, 400, "stop"),
+    "a stop token beyond the vocabulary": ({"stop_token_ids": [10**6]}, 400, "stop_token_ids"),
+    "a negative stop token": ({"stop_token_ids": [-1]}, 400, "stop_token_ids"),
+    "too many stop tokens": ({"stop_token_ids": [1] * 129}, 400, "stop_token_ids"),
+    "logit_bias a list": ({"logit_bias": [1]}, 400, "logit_bias"),
+    "logit_bias of no token": ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
+    "logit_bias beyond the vocabulary": ({"logit_bias": {"1000000": 1}}, 400, "logit_bias"),
+    "logit_bias 101": ({"logit_bias": {"5": 101}}, 400, "logit_bias"),
+    "logit_bias a text": ({"logit_bias": {"5": "1"}}, 400, "logit_bias"),
+    "logit_bias of 1,025 tokens": ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "1025"),
+    "stream a text": ({"stream": "yes"}, 400, "stream"),
+    "stream_options alone": ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    "an unknown stream option": ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
+    "metadata that is none": ({"metadata": {"a": 1}}, 400, "metadata"),
+}
+
+OTHER: dict[str, tuple[str, str, Any, int, str]] = {
+    "no such route": ("GET", "/v1/nothing", None, 404, "/v1/nothing"),
+    "no such method": ("GET", COMPLETIONS, None, 405, "Method"),
+    "no such model": ("GET", "/v1/models/gpt-17", None, 404, "gpt-17"),
+    "tokenize nothing": ("POST", "/tokenize", {}, 400, "prompt"),
+    "tokenize both": ("POST", "/tokenize", {"prompt": "a", "messages": MESSAGES}, 400, "prompt"),
+    "tokenize for another model": ("POST", "/tokenize", {"prompt": "a", "model": "x"}, 404, "x"),
+    "detokenize beyond the vocabulary": ("POST", "/detokenize", {"tokens": [10**7]}, 400, "10000000"),
+    "detokenize text": ("POST", "/detokenize", {"tokens": ["a"]}, 400, "tokens[0]"),
+}
+
+
+def _cases() -> Iterator[Any]:
+    for name, (path, body, status, named) in RAW.items():
+        yield pytest.param("POST", path, body, status, named, id=name)
+    for name, (fields, status, named) in COMPLETION.items():
+        yield pytest.param("POST", COMPLETIONS, orjson.dumps(fields), status, named, id=name)
+    for name, (fields, status, named) in CHAT_FIELDS.items():
+        yield pytest.param("POST", CHAT, orjson.dumps({"messages": MESSAGES} | fields), status, named, id=name)
+    for name, (fields, status, named) in BOTH.items():
+        body = orjson.dumps({"prompt": "hi"} | fields)
+        yield pytest.param("POST", COMPLETIONS, body, status, named, id=f"completion: {name}")
+        body = orjson.dumps({"messages": MESSAGES} | fields)
+        yield pytest.param("POST", CHAT, body, status, named, id=f"chat: {name}")
+    for name, (method, path, fields, status, named) in OTHER.items():
+        body = b"" if fields is None else orjson.dumps(fields)
+        yield pytest.param(method, path, body, status, named, id=name)
+
+
+def check_error(response: httpx.Response, status: int, named: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert isinstance(error["type"], str)
+    assert named in f"{error['param']} {error['message']}", error
+    return error
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "named"), list(_cases()))
+def test_bad_input(http: httpx.Client, method: str, path: str, body: bytes, status: int, named: str) -> None:
+    check_error(http.request(method, path, content=body), status, named)
+    good = http.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 2})
+    assert good.json()["choices"][0]["text"] == "hi"
+
+
+def test_lengths_have_their_own_code(http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 511})
+    assert check_error(response, 400, "512")["code"] == "context_length_exceeded"
+    response = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 400})
+    assert check_error(response, 400, "400 tokens")["code"] == "context_length_exceeded"
+
+
+def test_an_unknown_model_has_openai_s_code(http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json={"prompt": "hi", "model": "gpt-17"})
+    assert check_error(response, 404, "gpt-17")["code"] == "model_not_found"
+
+
+def test_a_chunked_body_over_the_limit(http: httpx.Client) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(200):
+            yield b"a" * 1000
+
+    check_error(http.post(COMPLETIONS, content=parts()), 413, "100000")
+    assert http.post(COMPLETIONS, json={"prompt": "hi"}).status_code == 200
+
+
+def test_any_content_type_is_taken_for_json(http: httpx.Client) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 2}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):
+        assert http.post(COMPLETIONS, content=body, headers={"content-type": kind}).status_code == 200
+
+
+def test_a_refusal_is_counted(http: httpx.Client) -> None:
+    http.post(COMPLETIONS, json={"prompt": ""})
+    for _ in range(30):
+        if 'vllm:admission_rejections_total{model_name="tiny",reason="invalid"}' in http.get("/metrics").text:
+            return
+        time.sleep(0.1)
+    raise AssertionError("not within 3 s")

