@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 
 def start(settings: Settings) -> None:
     """Start Ray here and begin to load the engines; they load while Serve starts."""
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what they say of a normal start is not for users
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, settings.engines),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
         log_to_driver=False,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         namespace=NAMESPACE,
     )
     if settings.device == "cuda" and not ray.cluster_resources().get("GPU"):

@@ -11,6 +11,7 @@ import time
 import httpx
 
 from actors.environment import prepare_environment
+from actors.leftovers import end_processes_of
 from services.config import Settings, parse
 from services.errors import OrcaError, SettingsError
 from services.models import resolve
@@ -22,8 +23,11 @@ READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 
 def run(arguments: list[str]) -> None:
     settings = parse(arguments, "orca serve")
-    with prepare_environment():
-        asyncio.run(_serve(settings))
+    with prepare_environment() as folder:
+        try:
+            asyncio.run(_serve(settings))
+        finally:
+            end_processes_of(folder)
 
 
 class Progress:

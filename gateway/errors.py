@@ -29,7 +29,8 @@ class Kind(Enum):
 
     @property
     def status(self) -> int:
-        return self.value[0]
+        status: int = self.value[0]
+        return status
 
 
 class ApiError(Exception):

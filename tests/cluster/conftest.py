@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from orca_server import OrcaServer
+from load.server import OrcaServer
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from orca_server import OrcaServer
+
+from load.server import OrcaServer
 
 pytestmark = pytest.mark.cluster
 

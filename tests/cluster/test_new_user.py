@@ -10,7 +10,8 @@ import sys
 import httpx
 import openai
 import pytest
-from orca_server import ROOT, OrcaServer
+
+from load.server import ROOT, OrcaServer
 
 pytestmark = pytest.mark.cluster
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from orca_server import OrcaServer
 
+from load.server import OrcaServer
 from load.workloads import paper
 
 pytestmark = pytest.mark.cluster

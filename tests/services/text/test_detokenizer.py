@@ -11,13 +11,14 @@ PIECES = [b"", b"a", b"b", b"ab", b"aab", b"abbab", b"x", b"\xf0\x9f", b"\x8e\x8
 TABLES = TextTables(PIECES, frozenset({0}))
 tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
 stop_lists = st.lists(st.text("abxé€", min_size=1, max_size=6), max_size=3)
+stop_ids = st.sets(st.integers(0, len(PIECES) - 1), max_size=2)
 
 
 @settings(max_examples=250, deadline=None)
-@given(tokens, stop_lists, st.data())
-def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.DataObject) -> None:
+@given(tokens, stop_lists, stop_ids, st.data())
+def test_grouping_changes_nothing(output: list[int], stops: list[str], ids: set[int], data: st.DataObject) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
-    one_by_one, grouped = Detokenizer(TABLES, stops), Detokenizer(TABLES, stops)
+    one_by_one, grouped = Detokenizer(TABLES, stops, ids), Detokenizer(TABLES, stops, ids)
     texts = [""]
     for token in output:
         texts.append(texts[-1] + one_by_one.push([token]))
@@ -31,16 +32,16 @@ def test_grouping_changes_nothing(output: list[int], stops: list[str], data: st.
 
 
 @settings(max_examples=250, deadline=None)
-@given(tokens, stop_lists, st.integers(0, 8))
-def test_a_matched_stop_string_never_leaks(output: list[int], stops: list[str], min_tokens: int) -> None:
-    """A gateway and a scheduler together: tokens go out until one completes a stop string that counts."""
-    matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops)
+@given(tokens, stop_lists, stop_ids, st.integers(0, 8))
+def test_what_stops_never_leaks(output: list[int], stops: list[str], ids: set[int], min_tokens: int) -> None:
+    """A gateway and a scheduler together: tokens go out until one stops, or completes a stop string, and counts."""
+    matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops, ids)
     text, seen, cut = "", 0, 0
     for seen, token in enumerate(output, 1):
         match = matcher.push(token)
         text += detokenizer.push([token])
-        if match and seen >= min_tokens:
-            cut = match.cut
+        if seen >= min_tokens and (token in ids or match):
+            cut = len(TABLES.bytes_of(token)) if token in ids or match is None else match.cut
             break
     kept = TABLES.join(output[:seen])
     assert text + detokenizer.finish(cut) == kept[: len(kept) - cut].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""`orca serve` as a child process, as a user runs it."""
+"""`orca serve` as a child process, as a user runs it: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import threading
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 READY = 120.0  # seconds
 
 
@@ -67,8 +68,6 @@ class OrcaServer:
 
     def metrics(self) -> dict[str, float]:
         """Samples without their labels, summed."""
-        from prometheus_client.parser import text_string_to_metric_families
-
         samples: dict[str, float] = {}
         for family in text_string_to_metric_families(httpx.get(self.url + "/metrics").text):
             for sample in family.samples:
