@@ -32,34 +32,38 @@ FIRST_PORT, LAST_PORT = 20_000, 29_000
 def prepare_environment() -> tempfile.TemporaryDirectory[str]:
     """Set this process's environment for a cluster of its own. The folder returned must outlive the cluster."""
     folder = tempfile.TemporaryDirectory(prefix="orca-serve-")
+    for name, value in (SERVE_MODE | own_places(Path(folder.name))).items():
+        os.environ.setdefault(name, value)
+    return folder
+
+
+def own_places(folder: Path) -> dict[str, str]:
+    """Variables that give a cluster HAProxy files in `folder` and ports that are free now."""
     first = free_ports(REPLICA_PORTS + 3)
     stats, metrics, fallback = range(first + REPLICA_PORTS, first + REPLICA_PORTS + 3)
-    own = {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(Path(folder.name, "haproxy.cfg")),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(Path(folder.name, "admin.sock")),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(Path(folder.name, "metrics.sock")),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder.name,
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(Path(folder.name, "server-state")),
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + REPLICA_PORTS - 1),
     }
-    for name, value in (SERVE_MODE | own).items():
-        os.environ.setdefault(name, value)
-    return folder
 
 
-def free_ports(count: int) -> int:
+def free_ports(count: int, low: int = FIRST_PORT, high: int = LAST_PORT) -> int:
     """The first of `count` ports in a row that are free now. Starts at a place of this process's own."""
-    places = range(FIRST_PORT, LAST_PORT, count)
+    places = range(low, high, count)
     start = os.getpid() % len(places)
     first: int
     for first in (*places[start:], *places[:start]):
         if _all_free(first, count):
             return first
-    raise OSError(f"no {count} free ports in a row between {FIRST_PORT} and {LAST_PORT}")
+    raise OSError(f"no {count} free ports in a row between {low} and {high}")
 
 
 def _all_free(first: int, count: int) -> bool:

@@ -4,7 +4,8 @@
 #   keep_deployed.sh DASHBOARD_URL CONFIG
 set -eu
 serve deploy --address "$1" "$2"
-while wget -q -T 5 -O- "$1/api/serve/applications/" | grep -q '"orca"'; do
+token=$(ray get-auth-token)
+while wget -q -T 5 -O- --header "Authorization: Bearer $token" "$1/api/serve/applications/" | grep -q '"orca"'; do
     sleep 5
 done
 echo "$1 no longer runs the application" >&2

@@ -21,8 +21,9 @@ from locust import FastHttpUser, constant, events, task
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
-from load.prompts import QUESTIONS, paper, text_of
+from load.prompts import QUESTIONS, text_of
 from load.sse import Answer, Events, StreamError
+from load.workloads import paper
 
 BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
 
@@ -84,13 +85,13 @@ class StreamingUser(FastHttpUser):
         common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         if self._options.trace == "questions":
             return common | {"max_tokens": self._options.max_tokens} | self.question(QUESTIONS[number % len(QUESTIONS)])
-        request = TRACE[number % len(TRACE)]
-        return common | {"max_tokens": request.max_tokens, "ignore_eos": True} | self.tokens(request.prompt)
+        job = TRACE[number % len(TRACE)]
+        return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.tokens(job.prompt)
 
     def question(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
+    def tokens(self, ids: list[int]) -> dict[str, Any]:
         raise NotImplementedError
 
     def _stream(self, body: dict[str, Any]) -> None:
@@ -142,7 +143,7 @@ class ChatUser(StreamingUser):
     def question(self, text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}]}
 
-    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
+    def tokens(self, ids: list[int]) -> dict[str, Any]:
         return self.question(text_of(len(ids)))
 
 
@@ -152,5 +153,5 @@ class CompletionUser(StreamingUser):
     def question(self, text: str) -> dict[str, Any]:
         return {"prompt": text}
 
-    def tokens(self, ids: tuple[int, ...]) -> dict[str, Any]:
-        return {"prompt": list(ids)}
+    def tokens(self, ids: list[int]) -> dict[str, Any]:
+        return {"prompt": ids}

@@ -11,7 +11,7 @@ from jsonschema import Draft7Validator
 from services.config import Settings
 from tests.deploy.conftest import ROOT
 
-ORCA = ("model", "head", "worker", "deploy", "locust")
+ORCA = ("prepare", "head", "worker", "deploy", "locust")
 
 
 def test_follows_the_specification(schemas: Path, compose: dict[str, Any]) -> None:

@@ -52,9 +52,11 @@ def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> No
     assert {d["name"] for d in in_service["applications"][0]["deployments"]} == names
 
 
-def test_serve_runs_in_the_same_mode_everywhere(compose: dict[str, Any]) -> None:
+def test_ray_runs_in_the_same_mode_everywhere(compose: dict[str, Any], ray_service: dict[str, Any]) -> None:
     text = (ROOT / "deploy/kuberay/base/ray.env").read_text()
     in_pods = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     in_containers = {k: v for k, v in compose["services"]["head"]["environment"].items() if k.startswith("RAY_")}
+    assert in_containers.pop("RAY_AUTH_MODE") == "token"  # which the operator sets in pods
+    assert ray_service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert in_pods == in_containers
     assert in_pods.items() <= SERVE_MODE.items()
