@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from setproctitle import setproctitle
 
 from services.config import Settings, load
 from services.engine.null import NullEngine
@@ -75,8 +74,7 @@ def load_engine(settings: Settings) -> Any:
 class EngineActor:
     """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes."""
 
-    def __init__(self, values: dict[str, Any], name: str) -> None:
-        setproctitle(f"orca engine {name}")
+    def __init__(self, values: dict[str, Any]) -> None:
         settings = load(**values)
         self._build = build_of(settings)
         self._engine = load_engine(settings)
