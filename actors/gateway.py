@@ -33,4 +33,4 @@ class GatewayReplica:
         model = ServedModel(
             settings.served_model_name or folder.name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time())
         )
-        return create_app(open_pool(settings), model, settings)
+        return create_app(open_pool(settings), model, settings, echo_request_id=False)
