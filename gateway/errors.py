@@ -29,8 +29,7 @@ class Kind(Enum):
 
     @property
     def status(self) -> int:
-        status: int = self.value[0]
-        return status
+        return int(self.value[0])
 
 
 class ApiError(Exception):

@@ -10,21 +10,11 @@ import importlib
 import os
 import pkgutil
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from load import benches
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What all parts are told."""
-
-    model: str  # as `orca serve --model`
-    device: str
-    dtype: str
-    cache_dir: Path | None  # None: the setting's default
+from load.options import Options
 
 
 def parts() -> dict[str, ModuleType]:

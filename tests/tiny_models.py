@@ -26,7 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": _GROUPED,
     "gemma2": _GROUPED,
     "stablelm": _GROUPED,
-    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 256},
     "falcon": _WIDE,
     "gptj": {**_GPT, "rotary_dim": 8},
     "llama4_text": _GROUPED,

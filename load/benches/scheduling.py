@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from load.bench import Options
 from load.markdown import table
+from load.options import Options
 from services.messages import Claim, Iteration, IterationResult
 from services.requests import SamplingParams
 from services.scheduling import Scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict, deque
+from collections import defaultdict
 
 from services.messages import Commit, End, EngineFigures, ExchangeReply, Room, Snapshot, TokenEvent
 from services.messages import Seat as SeatView
@@ -27,7 +27,7 @@ class Rules:
         self._keys: dict[tuple[str, str], str] = {}
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[int, str]] = []  # by rank
-        self._ended: deque[Group] = deque()  # the oldest first
+        self._ended: list[Group] = []  # the oldest first
         self._seats: dict[str, Seat] = {}
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._gateways: dict[str, Gateway] = {}
@@ -51,7 +51,7 @@ class Rules:
 
     def _expire(self) -> None:
         while self._ended and self._ended[0].ended_at <= self._now - self.limits.keep_ended:
-            self._drop(self._ended.popleft())
+            self._drop(self._ended.pop(0))
 
     def _make_place(self, more: int) -> bool:
         total = sum(group.bytes for group in self._groups.values()) + more
@@ -59,7 +59,7 @@ class Rules:
             return False
         while total > self.limits.max_bytes:
             total -= self._ended[0].bytes
-            self._drop(self._ended.popleft())
+            self._drop(self._ended.pop(0))
         return True
 
     def _drop(self, group: Group) -> None:
@@ -87,7 +87,7 @@ class Rules:
         sequence.group.open -= 1
         if sequence.group.open == 0:
             sequence.group.ended_at = self._now
-            self._ended.append(sequence.group)
+            insort(self._ended, sequence.group, key=lambda group: (group.ended_at, group.request))
 
     def _commit(self, seat: Seat, commit: Commit) -> bool:
         """Append what is new. False if the sequence is not the seat's, though the scheduler thinks it goes on."""
@@ -99,9 +99,9 @@ class Rules:
             del seat.running[commit.id]
             self._end(sequence, LOST_TOKENS)
             return True
-        logprobs = commit.logprobs or [None] * len(commit.tokens)
         for index in range(have, commit.index + len(commit.tokens)):
-            token, logprob = commit.tokens[index - commit.index], logprobs[index - commit.index]
+            token = commit.tokens[index - commit.index]
+            logprob = commit.logprobs[index - commit.index] if commit.logprobs else None
             sequence.tokens.append(token)
             if logprob is not None:
                 sequence.logprobs.append(logprob)
@@ -112,7 +112,7 @@ class Rules:
         return True
 
     def _claim(self, seat: Seat, room: Room) -> list[str]:
-        """The paper's Algorithm 1, line 17: in arrival order, stop at the first that does not fit."""
+        """As in Select of the paper's Algorithm 1: in arrival order, up to the first that does not fit."""
         claimed: list[str] = []
         blocks = room.blocks
         for _, id in self._waiting[: max(room.requests, 0)]:

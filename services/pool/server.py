@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import IO, Any, Literal
 
 import redis.asyncio as redis
 from redis import exceptions
@@ -83,8 +83,7 @@ class PoolServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
             self._supervisor = None
-        if self._alive():
-            await self._shut_down()
+        await self._shut_down()
 
     async def _supervise(self, timeout: float) -> None:
         pause = POLL
@@ -100,26 +99,35 @@ class PoolServer:
                 log.error("the pool's server did not start: %s", error)
 
     async def _ensure(self, timeout: float) -> None:
-        """Find the living server or start one, and wait until it answers as told."""
+        """Find the living server or start one, and wait until it has loaded its file and is as told."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + timeout
+        child = None
         while True:
-            if self._lock_and_spawn():
-                log.info("started %s on %s", self.binary, self.data_dir)
-            info = await self._answer(deadline)
+            if child is None and (child := self._spawn_if_none()):
+                log.info("started %s (pid %d) on %s", self.binary, child.pid, self.data_dir)
+            try:
+                info = await self._ask("INFO", "server")
+            except (exceptions.RedisError, OSError) as error:
+                if child and child.poll() is not None:
+                    where = f"{self.data_dir}/server.log"
+                    raise PoolUnavailable(f"{self.binary} ended with status {child.returncode}; see {where}") from None
+                if time.monotonic() > deadline:
+                    raise PoolUnavailable(f"the server on {self.data_dir} does not answer: {error}") from None
+                await asyncio.sleep(POLL)
+                continue
             self._pid = info["process_id"]
             if info["tcp_port"] == self.port:
                 break
             await self._shut_down()
+            child = None
         await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
 
-    def _lock_and_spawn(self) -> bool:
+    def _spawn_if_none(self) -> subprocess.Popen[bytes] | None:
         """Start the server unless one holds the folder's lock, which it keeps until it dies."""
         with open(self.data_dir / "lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+            if not _take(lock):
+                return None
             if self.binary.version < (7,) and (self.data_dir / "appendonlydir").exists():
                 raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
             self._child = subprocess.Popen(
@@ -131,7 +139,7 @@ class PoolServer:
                 start_new_session=True,
             )
             self._pid = self._child.pid
-        return True
+        return self._child
 
     def _command(self) -> list[str]:
         options = {
@@ -148,28 +156,6 @@ class PoolServer:
         }
         return [str(self.binary.path), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
-    async def _answer(self, deadline: float) -> dict[str, Any]:
-        """INFO of the server, once it has loaded its file."""
-        while True:
-            try:
-                return cast(dict[str, Any], await self._ask("INFO", "server"))
-            except (exceptions.RedisError, OSError) as error:
-                if self._child and self._child.poll() is not None and self._lock_is_free():
-                    raise PoolUnavailable(
-                        f"{self.binary} ended with status {self._child.returncode}; see {self.data_dir}/server.log"
-                    ) from None
-                if time.monotonic() > deadline:
-                    raise PoolUnavailable(f"the server on {self.data_dir} does not answer: {error}") from None
-            await asyncio.sleep(POLL)
-
-    def _lock_is_free(self) -> bool:
-        with open(self.data_dir / "lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
     async def _ask(self, *command: str) -> Any:
         client: Any = redis.Redis(
             unix_socket_path=str(self._socket), protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
@@ -178,14 +164,15 @@ class PoolServer:
             return await client.execute_command(*command)
 
     async def _shut_down(self) -> None:
-        with contextlib.suppress(exceptions.RedisError, OSError):
-            await self._ask("SHUTDOWN")
         deadline = time.monotonic() + STOP_TIMEOUT
         while self._alive():
+            with contextlib.suppress(exceptions.RedisError, OSError):
+                await self._ask("SHUTDOWN")
             if time.monotonic() > deadline:
                 log.error("the pool's server (pid %d) does not end; killing it", self._pid)
-                os.kill(self._pid, signal.SIGKILL)
                 deadline += STOP_TIMEOUT
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
             await asyncio.sleep(POLL / 5)
 
     async def _death(self) -> None:
@@ -193,16 +180,23 @@ class PoolServer:
             await asyncio.sleep(POLL)
 
     def _alive(self) -> bool:
-        """Whether the server's process is there; a child that ended is reaped."""
-        if not self._pid:
-            return False
-        if self._child and self._child.pid == self._pid:
-            return self._child.poll() is None
+        """Whether a server holds the folder's lock."""
+        if self._child:
+            self._child.poll()  # reaps it
         try:
-            os.kill(self._pid, 0)
-        except ProcessLookupError:
+            with open(self.data_dir / "lock", "r+") as lock:
+                return not _take(lock)
+        except FileNotFoundError:
             return False
-        return True
+
+
+def _take(lock: IO[str]) -> bool:
+    """Take the lock, for as long as the file is open, unless it is held."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _socket_path(data_dir: Path) -> Path:

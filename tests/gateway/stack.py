@@ -27,7 +27,7 @@ from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Scheduler
 from services.telemetry import Counters
-from services.text import StopMatcher, Tokenizer
+from services.text import Tokenizer
 
 T = TypeVar("T")
 NAME = "tiny"
@@ -40,19 +40,6 @@ class OwnedSeat:
     name: str
     epoch: str
     call: int = 0
-
-
-class Text:
-    """A tokenizer as the scheduler knows it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tables = tokenizer.tables
-
-    def matcher(self, stops: tuple[str, ...]) -> StopMatcher:
-        return StopMatcher(self._tables, stops)
-
-    def visible_bytes(self, token: int) -> int:
-        return len(self._tables.bytes_of(token))
 
 
 class Background:
@@ -103,12 +90,12 @@ class Server(Background):
         self._end()
 
     async def _run(self) -> None:
-        server = PoolServer(choose_server(), self._folder)
-        self.url = await server.start()
+        self.server = PoolServer(choose_server(), self._folder)
+        self.url = await self.server.start()
         self._over = asyncio.Event()
         self._up.set()
         await self._over.wait()
-        await server.stop()
+        await self.server.stop()
 
 
 class Stack(Background):
@@ -136,7 +123,6 @@ class Stack(Background):
 
     async def _run(self) -> None:
         self.pool = self.open_pool()
-        await self.pool.connect()
         loop = await self._engine_loop() if self._with_engine else None
         serving = asyncio.create_task(loop.run()) if loop else None
         self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
@@ -166,7 +152,7 @@ class Stack(Background):
             max_model_len=self.figures.max_model_len,
             max_batch_size=8,
             eos_token_ids=self.info.eos_token_ids,
-            text=Text(self.tokenizer),
+            text=self.tokenizer.tables,
         )
         return EngineLoop(
             self.pool, scheduler, self._engine, RealClock(), OwnedSeat(SEAT, epoch), LEASE, self.figures, Counters()

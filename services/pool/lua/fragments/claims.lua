@@ -13,7 +13,8 @@ local function contents_of(ids)
   return claims
 end
 
--- Gives the seat the earliest waiting sequences, up to the first that does not fit the room. Returns their ids.
+-- Gives the seat the earliest waiting sequences, up to the first that does not fit the room, as Select of the paper's
+-- Algorithm 1 does. Returns their ids.
 local function claim(seat, requests, blocks, block_size)
   local ids = {}
   if requests < 1 then

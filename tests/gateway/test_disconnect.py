@@ -1,0 +1,100 @@
+"""A client that goes is cancelled at once, streaming or not, unless it may come back with its idempotency key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from clients import post, wait_until
+from stack import Stack
+
+# never ends by itself in the time of a test: 20 ms per token
+LONG: dict[str, Any] = {"prompt": "SLOW", "max_tokens": 380}
+
+
+def busy(stack: Stack) -> int:
+    overview = stack.call(stack.pool.overview())
+    return overview.running + overview.waiting
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_is_cancelled(stack: Stack, stream: bool) -> None:
+    assert busy(stack) == 0
+    connection = post(stack, LONG | {"stream": stream, "n": 2})
+    wait_until(lambda: busy(stack) == 2)
+    if stream:
+        assert b"200 OK" in connection.recv(1000)
+    connection.close()
+    wait_until(lambda: busy(stack) == 0)
+
+
+def test_a_client_that_goes_while_its_request_waits(stack: Stack) -> None:
+    running = post(stack, LONG | {"n": 1})
+    wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
+    waiting = post(stack, LONG)  # an engine has slots for one of them
+    wait_until(lambda: stack.call(stack.pool.overview()).waiting == 1)
+    waiting.close()
+    wait_until(lambda: stack.call(stack.pool.overview()).waiting == 0)
+    assert stack.call(stack.pool.overview()).running == 1
+    running.close()
+    wait_until(lambda: busy(stack) == 0)
+
+
+def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
+    connection = post(stack, LONG | {"max_tokens": 100, "stream": True})
+    assert b"200 OK" in connection.recv(1000)
+    with http.stream("POST", "/v1/completions", json={"prompt": "SLOWab", "max_tokens": 30, "stream": True}) as other:
+        lines = other.iter_lines()
+        next(lines)
+        connection.close()
+        *_, done, _ = lines
+    assert done == "data: [DONE]"
+    wait_until(lambda: busy(stack) == 0)
+
+
+def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Client) -> None:
+    body = {"prompt": "SLOWkey ", "max_tokens": 40}
+    connection = post(stack, body | {"stream": True}, Idempotency_Key="again")
+    first = b""
+    while b"data: " not in first:
+        first += connection.recv(1000)
+    connection.close()
+    whole = http.post("/v1/completions", json=body, headers={"Idempotency-Key": "again"}).json()
+    assert whole["id"].encode() in first
+    assert whole["choices"][0]["text"] == ("SLOWkey " * 10)[:40]
+    assert whole["usage"]["completion_tokens"] == 40
+    ended = http.post("/v1/completions", json=body, headers={"Idempotency-Key": "again"}).json()
+    assert ended == whole
+    text = http.post("/v1/completions", json=body | {"stream": True}, headers={"Idempotency-Key": "again"}).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
+    assert chunks[0]["id"] == whole["id"]
+    assert chunks[0]["created"] == whole["created"]
+
+
+def test_two_at_once_with_one_key_get_the_same(stack: Stack, http: httpx.Client) -> None:
+    body = {"prompt": "SLOWtwo ", "max_tokens": 30, "n": 2}
+    other = post(stack, body, Idempotency_Key="twins", Connection="close")
+    wait_until(lambda: busy(stack) == 2)
+    mine = http.post("/v1/completions", json=body, headers={"Idempotency-Key": "twins"}).json()
+    received = b""
+    while part := other.recv(65536):
+        received += part
+    assert json.loads(received.partition(b"\r\n\r\n")[2]) == mine
+
+
+def test_a_key_belongs_to_one_request(http: httpx.Client) -> None:
+    headers = {"Idempotency-Key": "mine"}
+    assert http.post("/v1/completions", json={"prompt": "a"}, headers=headers).status_code == 200
+    other = http.post("/v1/completions", json={"prompt": "b"}, headers=headers)
+    assert other.status_code == 400
+    assert other.json()["error"]["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_a_key_has_a_length(http: httpx.Client, key: str) -> None:
+    response = http.post("/v1/completions", json={"prompt": "a"}, headers={"Idempotency-Key": key})
+    assert response.status_code == 400
+    assert "Idempotency-Key" in response.json()["error"]["message"]

@@ -1,0 +1,82 @@
+"""Health, readiness, metrics, version, tokenizing, and what comes back around every response."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from stack import NAME, Stack
+
+
+def samples(http: httpx.Client) -> dict[str, float]:
+    page = http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    return {s.name: s.value for f in text_string_to_metric_families(page.text) for s in f.samples if len(s.labels) == 1}
+
+
+def test_live_and_ready(http: httpx.Client) -> None:
+    assert http.get("/health").status_code == 200
+    assert http.get("/ready").status_code == 200
+
+
+def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -> None:
+    version = http.get("/version").json()
+    assert version["numerics"] == "echo"
+    assert version["revision"] == stack.info.revision
+
+
+def test_what_a_client_felt_is_counted(http: httpx.Client) -> None:
+    before = samples(http)
+    assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 7}).status_code == 200
+    grown = {
+        "vllm:time_to_first_token_seconds_count": 1,
+        "vllm:inter_token_latency_seconds_count": 6,
+        "vllm:request_time_per_output_token_seconds_count": 1,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_prompt_tokens_sum": 1,
+        "vllm:request_generation_tokens_sum": 7,
+        "vllm:generation_tokens_total": 7,
+    }
+    for _ in range(40):
+        after = samples(http)
+        if {name: after[name] - before[name] for name in grown} == grown:
+            return
+        time.sleep(0.1)
+    raise AssertionError({name: after[name] - before[name] for name in grown})
+
+
+def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:
+    made = http.post("/tokenize", json={"prompt": "hello né", "return_token_strs": True}).json()
+    assert made["tokens"] == stack.tokenizer.encode("hello né")
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    assert made["max_model_len"] == 512
+    assert http.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello né"}
+
+
+def test_tokenize_a_chat(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
+    made = http.post("/tokenize", json=body).json()
+    text = http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"]
+    assert text == "<user>hi<eos><assistant>"
+    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens"] == made["count"]
+    short = http.post("/tokenize", json=body | {"add_generation_prompt": False}).json()
+    assert short["count"] == made["count"] - 1
+
+
+def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:
+    """Off the event loop, with the same tokens."""
+    assert http.post("/tokenize", json={"prompt": "hello world" * 5000}).json()["count"] == 10_000
+
+
+def test_the_client_s_request_id_comes_back(http: httpx.Client) -> None:
+    headers = {"x-request-id": "mine-17"}
+    for response in (
+        http.get("/health", headers=headers),
+        http.get("/nowhere", headers=headers),
+        http.post("/v1/completions", content=b"{", headers=headers),
+        http.post("/v1/completions", json={"prompt": "a", "stream": True}, headers=headers),
+    ):
+        assert response.headers["x-request-id"] == "mine-17"
+    assert "x-request-id" not in http.get("/health").headers

@@ -1,0 +1,104 @@
+"""No engine, a full pool, a pool that is away: an error with Retry-After, and all is well when it is back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from clients import post, wait_until
+from stack import Server, Stack
+
+from services.config import Settings
+from services.messages import Exchange, Room
+
+BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
+
+
+def check(response: httpx.Response, status: int, code: str) -> None:
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["code"] == code
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def seen(stack: Stack) -> None:
+    """An engine shows itself, and takes nothing."""
+    epoch = await stack.pool.acquire("seat", "test", 60)
+    assert epoch is not None
+    await stack.pool.exchange(Exchange("seat", epoch, 1, [], Room(0, 0, 16), figures=stack.figures))
+
+
+@pytest.fixture
+def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
+    """A gateway whose pool no engine has seen."""
+    with Stack(redis_url, f"lonely-{time.monotonic_ns()}", tiny_folder, Settings(max_waiting=2), engine=False) as stack:
+        yield stack
+
+
+def test_no_engine_yet(lonely: Stack) -> None:
+    with httpx.Client(base_url=lonely.url) as http:
+        assert http.get("/health").status_code == 200
+        check(http.get("/ready"), 503, "no_engine")
+        check(http.post("/v1/completions", json=BODY), 503, "no_engine")
+        assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
+
+
+def test_a_full_pool(lonely: Stack) -> None:
+    lonely.call(seen(lonely))
+    with httpx.Client(base_url=lonely.url) as http:
+        assert http.get("/ready").status_code == 200
+        first = post(lonely, BODY | {"n": 2})
+        wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 2)
+        refused = http.post("/v1/completions", json=BODY)
+        check(refused, 429, "rate_limit_exceeded")
+        assert "waiting" in refused.json()["error"]["message"]
+        first.close()
+        wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 0)
+        second = post(lonely, BODY)
+        wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 1)
+        second.close()
+
+
+def test_what_can_never_fit_is_not_told_to_come_again(lonely: Stack) -> None:
+    lonely.call(seen(lonely))
+    response = httpx.post(lonely.url + "/v1/completions", json=BODY | {"n": 3})
+    assert response.status_code == 400
+    assert "3 choices" in response.json()["error"]["message"]
+
+
+def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None:
+    """What was running is answered in full, each token once; new requests are refused meanwhile."""
+    with (
+        Server(tmp_path) as server,
+        Stack(server.url, "p", tiny_folder, Settings()) as stack,
+        httpx.Client(base_url=stack.url, timeout=60) as http,
+        http.stream(
+            "POST", "/v1/completions", json={"prompt": "SLOWabc ", "max_tokens": 80, "stream": True}
+        ) as running,
+    ):
+        lines = running.iter_lines()
+        next(lines)
+        server.call(server.server.stop())
+        check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
+        check(http.get("/ready"), 503, "pool_unavailable")
+        assert http.get("/health").status_code == 200
+        server.call(server.server.start())
+        chunks = [line[6:] for line in lines if line.startswith("data: ")]
+        assert chunks.pop() == "[DONE]"
+        text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+        assert text == "SLOWabc " * 10
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_a_gateway_starts_before_its_pool(tmp_path: Path, tiny_folder: Path) -> None:
+    with Server(tmp_path) as server:
+        server.call(server.server.stop())
+        with Stack(server.url, "p", tiny_folder, Settings(), engine=False) as stack:
+            check(httpx.post(stack.url + "/v1/completions", json=BODY), 503, "pool_unavailable")
+            server.call(server.server.start())
+            wait_until(lambda: httpx.get(stack.url + "/metrics").status_code == 200)
+            wait_until(lambda: stack.call(stack.pool.overview()).gateways == 1)

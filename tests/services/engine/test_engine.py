@@ -1,0 +1,195 @@
+"""What an engine promises beyond the right tokens: epochs, isolation, chunks, recomputation, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driver import Driver, Job
+from tiny_models import make_tiny_model
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.errors import StaleEpoch
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
+SEEDED: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5},
+    {"temperature": 1.2, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "min_p": 0.05, "logit_bias": {7: 2.0}, "min_tokens": 6},
+]
+
+
+def seeded_jobs() -> list[Job]:
+    rng = random.Random(3)
+    return [
+        Job(
+            id=f"s{i}/0",
+            prompt=[rng.randrange(200) for _ in range(rng.randint(1, 30))],
+            sampling=SamplingParams(max_new_tokens=12, seed=rng.getrandbits(64), choice=i % 2, **SEEDED[i % 4]),
+        )
+        for i in range(8)
+    ]
+
+
+def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
+    """The outputs of each job with nothing else on the engine."""
+    return [Driver(engine).run([job])[0].output for job in jobs]
+
+
+def test_seeded_tokens_do_not_depend_on_company_or_chunks(llama: Engine) -> None:
+    expected = alone(llama, seeded_jobs())
+    for seed in range(3):
+        assert [job.output for job in Driver(llama, random.Random(seed)).run(seeded_jobs())] == expected
+    assert len({token for output in expected for token in output}) > 20
+
+
+def test_recomputation_continues_with_the_same_tokens(llama: Engine) -> None:
+    """Released at any moment and sent again with its tokens, penalties and seeds included."""
+    expected = alone(llama, seeded_jobs())
+    rng = random.Random(5)
+    jobs = seeded_jobs()
+    driver = Driver(llama, rng)
+    while any(not job.done for job in jobs):
+        driver.iterate([job for job in jobs if not job.done])
+        for job in jobs:
+            if job.sent and rng.random() < 0.2:
+                driver.release(job)
+    assert [job.output for job in jobs] == expected
+
+
+def test_another_engine_continues_with_the_same_tokens(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
+    """After a crash: a new engine, a new epoch, prompt and tokens in one go."""
+    expected = alone(llama, seeded_jobs())
+    jobs = seeded_jobs()
+    driver = Driver(llama)
+    for _ in range(5):
+        driver.iterate([job for job in jobs if not job.done][:8])
+    for job in jobs:
+        job.sent, job.computed, job.blocks = False, 0, []
+    other = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", block_size=7, kv_blocks=64, threads=1))
+    assert [job.output for job in Driver(other).run(jobs)] == expected
+
+
+def test_another_epoch_is_refused_and_changes_nothing(llama: Engine) -> None:
+    job = Job("a/0", [5, 6, 7], GREEDY)
+    driver = Driver(llama)
+    driver.iterate([job])
+    with pytest.raises(StaleEpoch, match="old"):
+        llama.run(Iteration("old", 2, {"a/0": 1}, released=["a/0"]))
+    driver.run([job])
+    assert len(job.output) == 12
+    llama.reset("new")
+    with pytest.raises(StaleEpoch, match="'e'"):
+        llama.run(Iteration("e", 9, {}))
+    llama.run(Iteration("new", 1, {"a/0": 3}, [NewRequest("a/0", [5, 6, 7], 3, GREEDY)], {"a/0": [0]}))
+
+
+def test_an_engine_runs_nothing_before_a_reset(tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine.load(tiny_model("llama"), EngineSettings("cpu", "float32", kv_blocks=4, threads=1))
+    with pytest.raises(StaleEpoch):
+        engine.run(Iteration("e", 1, {}))
+
+
+def test_a_chunk_of_a_prompt_gives_no_token(llama: Engine) -> None:
+    llama.reset("e")
+    new = [NewRequest("a/0", [5, 6, 7, 8, 9], 5, GREEDY)]
+    first = llama.run(Iteration("e", 1, {"a/0": 2}, new, {"a/0": [9, 3]}))
+    assert (first.tokens, first.failed) == ({}, {})
+    second = llama.run(Iteration("e", 2, {"a/0": 3}))
+    assert list(second.tokens) == ["a/0"]
+    assert second.elapsed > 0
+
+
+def test_an_iteration_may_only_release(llama: Engine) -> None:
+    llama.reset("e")
+    llama.run(Iteration("e", 1, {"a/0": 1}, [NewRequest("a/0", [5], 1, GREEDY)], {"a/0": [0]}))
+    result = llama.run(Iteration("e", 2, {}, released=["a/0", "never seen"]))
+    assert (result.tokens, result.failed) == ({}, {})
+
+
+def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
+    llama.reset("e")
+    with pytest.raises(AssertionError, match="5 tokens in 1 blocks"):
+        llama.run(Iteration("e", 1, {"a/0": 5}, [NewRequest("a/0", [5] * 5, 5, GREEDY)], {"a/0": [0]}))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "reason"),
+    [
+        ([5, 200], GREEDY, "token id 200 is outside the vocabulary of 200"),
+        ([-1, 5], GREEDY, "token id -1"),
+        ([5] * 257, GREEDY, "257 tokens"),
+        ([5], dataclasses.replace(GREEDY, logit_bias={999: 1.0}), "token id 999"),
+    ],
+)
+def test_a_request_that_cannot_run_fails_alone(
+    llama: Engine, tokens: list[int], sampling: SamplingParams, reason: str
+) -> None:
+    llama.reset("e")
+    new = [NewRequest("bad/0", tokens, len(tokens), sampling), NewRequest("good/0", [5, 6], 2, GREEDY)]
+    blocks = {"bad/0": list(range(2, 70)), "good/0": [0]}
+    result = llama.run(Iteration("e", 1, {"bad/0": len(tokens), "good/0": 2}, new, blocks))
+    assert reason in result.failed["bad/0"]
+    assert list(result.tokens) == ["good/0"]
+    llama.run(Iteration("e", 2, {"good/0": 1}, released=["bad/0"]))
+
+
+def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
+    """One token's embedding is NaN: who has it fails alone, and its blocks harm no later owner."""
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1))
+    good = [[5, 6, 7], [8, 9, 10, 11, 12]]
+    expected = alone(engine, [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
+    with torch.no_grad():
+        engine._model.get_input_embeddings().weight[40] = torch.nan
+    # tied or not, the output matrix keeps no NaN: every request would fail
+    assert engine._model.lm_head.weight.isfinite().all()
+    jobs = [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)]
+    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
+    driver = Driver(engine, random.Random(1), max_batch=3)
+    driver.run([*jobs[:1], *bad])
+    driver.run(jobs[1:])
+    assert [job.output for job in jobs] == expected
+    assert all("not finite" in (job.failed or "") for job in bad)
+    assert all(store.isfinite().all() for store in (*engine._cache.keys, *engine._cache.values))
+
+
+def test_logprobs_come_with_the_tokens(llama: Engine) -> None:
+    job = Job("a/0", [5, 6, 7], SamplingParams(max_new_tokens=4, temperature=0.0, logprobs=3))
+    Driver(llama).run([job])
+    assert [logprobs.top[0][0] for logprobs in job.logprobs] == job.output
+    assert [logprobs.top[0][1] for logprobs in job.logprobs] == [logprobs.token for logprobs in job.logprobs]
+
+
+def test_bfloat16_runs_and_keeps_keys_in_float32(tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine.load(tiny_model("llama"), EngineSettings("cpu", "bfloat16", block_size=4, kv_blocks=64, threads=1))
+    jobs = Driver(engine, random.Random(0)).run(seeded_jobs())
+    assert all(len(job.output) == 12 for job in jobs)
+    assert engine._cache.keys[0].dtype == torch.float32
+    assert " bfloat16 cpu sdpa" in engine.figures.numerics
+
+
+def test_figures(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
+    figures = llama.figures
+    assert figures.model == tiny_model("llama").name
+    assert (figures.max_model_len, figures.vocab_size) == (256, 200)
+    assert (figures.num_blocks, figures.block_size, figures.num_slots) == (256, 4, 1024)
+    assert figures.numerics.endswith(" float32 cpu sdpa")
+
+
+def test_blocks_come_from_the_memory_there_is(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 layers, 2 key heads of 16 and as many values, 4 bytes each: 512 bytes a token, 4,096 a block of 8."""
+    monkeypatch.setattr("services.engine.memory.free_bytes", lambda device: 4096 * 1000)
+    settings = EngineSettings("cpu", "float32", block_size=8, kv_memory_fraction=0.25, threads=1)
+    assert Engine.load(tiny_model("llama"), settings).figures.num_blocks == 250

@@ -1,0 +1,173 @@
+"""One token for each request by its own settings, whoever else is in the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.rows import Row
+from services.engine.sampler import Sampler
+from services.requests import SamplingParams
+
+VOCAB, EOS = 50, 49
+SAMPLER = Sampler(frozenset({EOS}), VOCAB)
+
+
+def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> Row:
+    """A request whose prompt is 1, 2, 3, ...; greedy unless told otherwise."""
+    sampling = SamplingParams(**{"max_new_tokens": 100, "temperature": 0.0, **fields})
+    return Row(id, [*range(1, prompt + 1), *output], prompt, sampling)
+
+
+def noise_free(*likely: int) -> torch.Tensor:
+    """Logits [1, VOCAB] with these ids on top, in falling order."""
+    logits = torch.full((1, VOCAB), -1.0)
+    for rank, id in enumerate(likely):
+        logits[0, id] = 10.0 - rank
+    return logits
+
+
+def token(logits: torch.Tensor, one: Row) -> int:
+    return SAMPLER.sample(logits, [one]).tokens[one.id]
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert token(noise_free(7, 3), row()) == 7
+
+
+def test_logit_bias_moves_the_choice() -> None:
+    assert token(noise_free(7, 3), row(logit_bias={7: -2.0})) == 3
+    assert token(noise_free(7, 3), row(logit_bias={20: 100.0})) == 20
+    assert token(noise_free(7, 3), row(logit_bias={7: -100.0}, temperature=1.0)) == 3
+
+
+def test_min_tokens_holds_back_every_end() -> None:
+    logits = noise_free(EOS, 8, 7)
+    assert token(logits, row()) == EOS
+    assert token(logits, row(min_tokens=2)) == 8
+    assert token(logits, row(min_tokens=2, stop_token_ids=(8, 10_000))) == 7
+    assert token(logits, row(min_tokens=2, output=(5, 5))) == EOS
+    assert token(logits, row(min_tokens=2, ignore_eos=True)) == EOS
+
+
+def test_repetition_penalty_looks_at_prompt_and_output() -> None:
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[0, [1, 30, 31]] = torch.tensor([4.0, 3.9, 3.0])
+    assert token(logits, row(repetition_penalty=1.1)) == 30  # 1 is in the prompt: 4 / 1.1 = 3.64
+    assert token(logits, row(repetition_penalty=1.1, output=(30,))) == 1
+    assert token(logits, row(repetition_penalty=2.0, output=(30, 30))) == 31  # counted once: 1.95
+    negative = torch.full((1, VOCAB), -5.0)
+    negative[0, [1, 30]] = torch.tensor([-1.0, -1.5])
+    assert token(negative, row(repetition_penalty=2.0)) == 30  # -1 * 2
+
+
+def test_presence_and_frequency_look_at_the_output_alone() -> None:
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[0, [1, 30]] = torch.tensor([4.0, 3.0])
+    assert token(logits, row(presence_penalty=2.0)) == 1
+    assert token(logits, row(presence_penalty=0.9, output=(1, 1, 1))) == 1
+    assert token(logits, row(presence_penalty=1.1, output=(1, 1, 1))) == 30
+    assert token(logits, row(frequency_penalty=0.4, output=(1, 1))) == 1
+    assert token(logits, row(frequency_penalty=0.4, output=(1, 1, 1))) == 30
+    assert token(logits, row(presence_penalty=-2.0, output=(30,))) == 30
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    one = row(logprobs=4, temperature=0.5, logit_bias={5: 100.0}, seed=1)
+    result = SAMPLER.sample(logits, [one])
+    assert result.tokens == {"r": 5}
+    total = math.log(sum(math.exp(x) for x in logits[0].tolist()))
+    expected = sorted(((x - total, id) for id, x in enumerate(logits[0].tolist())), reverse=True)
+    got = result.logprobs["r"]
+    assert got.token == pytest.approx(logits[0, 5].item() - total, abs=1e-5)
+    assert [id for id, _ in got.top] == [id for _, id in expected[:4]]
+    assert [logprob for _, logprob in got.top] == pytest.approx([x for x, _ in expected[:4]], abs=1e-5)
+
+
+def test_logprobs_only_where_asked() -> None:
+    logits = noise_free(7).repeat(2, 1)
+    result = SAMPLER.sample(logits, [row("a"), row("b", logprobs=0)])
+    assert set(result.logprobs) == {"b"}
+    assert result.logprobs["b"].top == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_undefined_logits_fail_their_request_alone(bad: float) -> None:
+    logits = noise_free(7).repeat(3, 1)
+    logits[1, 4] = bad
+    result = SAMPLER.sample(logits, [row("a"), row("b", temperature=1.0), row("c", temperature=0.01)])
+    assert result.tokens == {"a": 7, "c": 7}
+    assert "not finite" in result.failed["b"]
+
+
+def test_nothing_left_to_choose_fails_its_request_alone() -> None:
+    ends = tuple(range(VOCAB))
+    rows = [row("a", min_tokens=1, stop_token_ids=ends), row("b", min_tokens=1, stop_token_ids=ends, temperature=1.0)]
+    result = SAMPLER.sample(noise_free(7).repeat(3, 1), [*rows, row("c")])
+    assert set(result.failed) == {"a", "b"}
+    assert result.tokens == {"c": 7}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shares"),
+    [
+        ({}, [0.4, 0.3, 0.2, 0.1]),
+        ({"temperature": 2.0}, [0.325, 0.281, 0.230, 0.163]),
+        ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0]),
+        ({"top_p": 0.75}, [4 / 9, 3 / 9, 2 / 9, 0]),
+        ({"min_p": 0.6}, [4 / 7, 3 / 7, 0, 0]),
+        ({"logit_bias": {3: math.log(4.0)}}, [0.4 / 1.3, 0.3 / 1.3, 0.2 / 1.3, 0.4 / 1.3]),
+    ],
+)
+def test_draws_have_the_distribution_asked_for(fields: dict[str, Any], shares: list[float]) -> None:
+    """Chi-square over 3,000 draws, one seed each: below the 99.9% quantile for 3 degrees of freedom."""
+    draws = 3000
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    sampler = Sampler(frozenset(), 4)
+    rows = [row(str(seed), **{"temperature": 1.0, "seed": seed, **fields}) for seed in range(draws)]
+    tokens = list(sampler.sample(logits.repeat(draws, 1), rows).tokens.values())
+    counts = [tokens.count(id) for id in range(4)]
+    assert all(count == 0 for count, share in zip(counts, shares, strict=True) if share == 0)
+    expected = [share * draws for share in shares]
+    assert sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True) if e) < 16.27
+
+
+def test_one_seed_draws_well_along_positions_and_choices() -> None:
+    """The same chi-square where only the position, and only the choice, changes."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(2000, 1)
+    sampler = Sampler(frozenset(), 4)
+    for rows in (
+        [row(str(i), prompt=i + 1, temperature=1.0, seed=5) for i in range(2000)],
+        [row(str(i), choice=i, temperature=1.0, seed=5) for i in range(2000)],
+    ):
+        tokens = list(sampler.sample(logits, rows).tokens.values())
+        expected = [share * 2000 for share in (0.4, 0.3, 0.2, 0.1)]
+        assert sum((tokens.count(id) - e) ** 2 / e for id, e in enumerate(expected)) < 16.27
+
+
+def test_a_token_does_not_depend_on_the_batch() -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(40, VOCAB, generator=generator) * 2
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.5, "top_k": 9, "presence_penalty": 1.0},
+        {"temperature": 1.0, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 4},
+    ]
+    rows = [row(str(i), output=(i, i), seed=i * 2**58, **kinds[i % 5]) for i in range(40)]
+    alone = {one.id: token(logits[i : i + 1], one) for i, one in enumerate(rows)}
+    order = torch.randperm(40, generator=generator).tolist()
+    assert SAMPLER.sample(logits[order], [rows[i] for i in order]).tokens == alone
+    assert len(set(alone.values())) > 10
+
+
+def test_the_raw_logits_are_left_alone() -> None:
+    logits = noise_free(7, 3)
+    before = logits.clone()
+    SAMPLER.sample(logits, [row(temperature=1.0, top_k=2, logit_bias={7: -5.0}, repetition_penalty=1.5)])
+    assert torch.equal(logits, before)

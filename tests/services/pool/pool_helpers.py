@@ -1,0 +1,92 @@
+"""Short words for what the pool's tests say often."""
+
+import asyncio
+import time
+
+from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
+from services.pool.pool import RequestPool
+from services.requests import FinishReason, SamplingParams
+
+SEAT = "cluster/0"
+STOP = End(FinishReason.STOP, stop=2)
+CANCELLED = End(FinishReason.CANCELLED)
+FIGURES = EngineFigures("tiny", 128, 64, 16, 1000, "float32/cpu")
+NO_ROOM = Room(0, 0, 16)
+ROOM = Room(8, 64, 16)
+
+
+class WallClock:
+    """Seconds as servers count them."""
+
+    def now(self):
+        return time.time()
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds)
+
+    async def wait(self, awaitable, timeout):
+        done, _ = await asyncio.wait([awaitable], timeout=timeout)
+        return bool(done)
+
+
+def sequence(id, prompt=(1, 2, 3), new=4, **sampling):
+    return NewSequence(id, list(prompt), SamplingParams(max_new_tokens=new, **sampling))
+
+
+def group(request, n=1, gateway="gateway", prompt=(1, 2, 3), new=4, key=None, tenant="default", body=b"", **sampling):
+    sequences = [sequence(f"{request}/{i}", prompt, new, choice=i, **sampling) for i in range(n)]
+    return Submission(request, gateway, sequences, tenant, key, body)
+
+
+class Owner:
+    """A scheduler as the pool sees it: a seat, an epoch, call numbers."""
+
+    def __init__(self, pool, epoch, seat=SEAT):
+        self.pool, self.epoch, self.seat, self.call = pool, epoch, seat, 0
+
+    @classmethod
+    async def take(cls, pool, seat=SEAT, name="owner", lease=100.0, dead=None):
+        epoch = await pool.acquire(seat, name, lease, dead)
+        assert epoch is not None
+        return cls(pool, epoch, seat)
+
+    async def exchange(self, *commits, room=NO_ROOM, **more):
+        self.call += 1
+        return await self.repeat(*commits, room=room, **more)
+
+    async def repeat(self, *commits, room=NO_ROOM, **more):
+        return await self.pool.exchange(Exchange(self.seat, self.epoch, self.call, list(commits), room, **more))
+
+    async def claim(self, room=ROOM):
+        return [claim.id for claim in (await self.exchange(room=room)).claims]
+
+
+def commit(id, index, *tokens, end=None, logprobs=None):
+    return Commit(id, index, list(tokens), logprobs, end)
+
+
+async def counts(pool):
+    overview = await pool.overview()
+    return overview.waiting, overview.running, overview.ended
+
+
+async def all_events(pool, gateway="gateway", after="0"):
+    """Everything published to the gateway until now."""
+    events = []
+    while True:
+        after, more = await pool.read_events(gateway, after, 0.001)
+        if not more:
+            return events
+        events += more
+
+
+async def stored(pool, id):
+    [snapshot] = await pool.attach("reader", {id: 0})
+    return snapshot
+
+
+async def rung(pool, seat):
+    """Whether the seat's bell has rung and nobody has heard it yet."""
+    if isinstance(pool, RequestPool):
+        return bool(await pool._server.command("EXISTS", f"{pool._prefix}bell:{seat}"))
+    return pool._bells[seat].rung

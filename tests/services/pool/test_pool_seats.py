@@ -1,0 +1,142 @@
+"""Seats: one owner at a time, fenced by epochs; what a dead owner ran waits again, tokens and rank kept."""
+
+import asyncio
+
+import pytest
+from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts, group, rung, stored
+
+from services.messages import Room
+
+LEASE = 0.3  # seconds; half of it is longer than any pause below
+
+
+async def _until_expired(pool, leases=1.0):
+    """Let leases run out while the pool is in use, so that it is no outage."""
+    for _ in range(round(leases * 1.2 * LEASE / 0.03)):
+        await asyncio.sleep(0.03)
+        await pool.heartbeat("witness", 1, {})
+
+
+async def test_a_seat_has_one_owner(pool):
+    assert await pool.acquire(SEAT, "one", 100) is not None
+    assert await pool.acquire(SEAT, "two", 100) is None
+    assert await pool.acquire(SEAT, "two", 100, dead_epoch="0:other") is None
+    assert await pool.acquire("elsewhere", "two", 100) is not None
+
+
+async def test_a_repeated_acquire_gives_the_same_epoch_until_the_first_exchange(pool):
+    epoch = await pool.acquire(SEAT, "one", 100)
+    assert await pool.acquire(SEAT, "one", 100) == epoch
+    again = await pool.acquire(SEAT, "two", 100, dead_epoch=epoch)
+    assert again is not None
+    assert await pool.acquire(SEAT, "two", 100, dead_epoch=epoch) == again
+    owner = Owner(pool, again)
+    await owner.exchange()
+    assert await pool.acquire(SEAT, "two", 100) is None
+
+
+async def test_epochs_count_up(pool):
+    numbers = []
+    for seat in ("a", "b", "a"):
+        epoch = await pool.acquire(seat, "me", 100)
+        await pool.release(seat, epoch)
+        numbers.append(int(epoch.split(":")[0]))
+    assert numbers == sorted(set(numbers))
+
+
+@pytest.fixture
+async def running(pool):
+    """An owner with a short lease that runs `r/0` (two tokens committed) and `r/1`; `s/0` waits."""
+    await pool.submit(group("r", n=2))
+    await pool.submit(group("s"))
+    owner = await Owner.take(pool, lease=LEASE)
+    await owner.claim(Room(2, 64, 16))
+    await owner.exchange(commit("r/0", 0, 5, 6))
+    return owner
+
+
+async def test_naming_the_dead_epoch_takes_the_seat_at_once(pool, running):
+    heir = await Owner.take(pool, name="heir", lease=100, dead=running.epoch)
+    assert await counts(pool) == (3, 0, 0)
+    reply = await heir.exchange(room=Room(9, 64, 16))
+    assert [(c.id, c.output) for c in reply.claims] == [("r/0", [5, 6]), ("r/1", []), ("s/0", [])]
+    assert (await pool.overview()).counters == {"orca:reclaimed_requests": 2.0}
+
+
+async def test_an_owner_that_wakes_up_late_writes_nothing(pool, running):
+    heir = await Owner.take(pool, name="heir", lease=100, dead=running.epoch)
+    await heir.claim()
+    assert not (await running.exchange(commit("r/0", 2, 9, end=STOP))).owned
+    assert not (await running.repeat(commit("r/0", 2, 9))).owned
+    await pool.release(SEAT, running.epoch)
+    assert await counts(pool) == (0, 3, 0)
+    await heir.exchange(commit("r/0", 2, 7, end=STOP))
+    assert (await stored(pool, "r/0")).tokens == [5, 6, 7]
+
+
+async def test_a_lease_that_ran_out_frees_the_seat_and_its_sequences(pool, running):
+    assert await pool.acquire(SEAT, "heir", 100) is None
+    await _until_expired(pool)
+    assert [seat.alive for seat in (await pool.overview()).seats] == [False]
+    heir = await Owner.take(pool, name="heir")
+    assert await heir.claim(Room(9, 64, 16)) == ["r/0", "r/1", "s/0"]
+    assert not (await running.exchange()).owned
+
+
+async def test_an_exchange_of_another_seat_reaps(pool, running):
+    other = await Owner.take(pool, "other", lease=100)
+    await _until_expired(pool)
+    assert await other.claim(Room(9, 64, 16)) == ["r/0", "r/1", "s/0"]
+    assert not (await running.exchange()).owned
+
+
+async def test_an_exchange_renews_the_lease(pool, running):
+    for _ in range(round(2 * LEASE / 0.05)):
+        await asyncio.sleep(0.05)
+        assert (await running.exchange()).owned
+    assert await pool.acquire(SEAT, "heir", 100) is None
+
+
+async def test_after_an_outage_leases_are_given_anew_once(pool, running):
+    await asyncio.sleep(1.5 * LEASE)
+    assert await pool.acquire(SEAT, "heir", 100) is None
+    assert (await running.exchange()).owned
+    await asyncio.sleep(1.5 * LEASE)
+    await pool.heartbeat("gateway", 1, {})
+    await _until_expired(pool)
+    assert await pool.acquire(SEAT, "heir", 100) is not None
+
+
+async def test_a_repeat_does_not_renew_the_lease(pool, running):
+    for _ in range(round(1.2 * LEASE / 0.03)):
+        await asyncio.sleep(0.03)
+        assert (await running.repeat()).owned
+    assert await pool.acquire(SEAT, "heir", 100) is not None
+
+
+async def test_a_released_seat_is_free_and_still_seen(pool, running):
+    await running.exchange(figures=FIGURES)
+    await pool.release(SEAT, running.epoch)
+    assert await counts(pool) == (3, 0, 0)
+    [seat] = (await pool.overview()).seats
+    assert (seat.name, seat.alive, seat.running, seat.figures) == (SEAT, False, 0, FIGURES)
+    assert (await pool.overview()).counters == {}
+    assert not (await running.exchange()).owned
+    assert await pool.acquire(SEAT, "heir", 100) is not None
+
+
+async def test_what_waits_again_rings_idle_seats(pool, running):
+    for seat in ("a", "b"):
+        await (await Owner.take(pool, seat)).exchange(idle=True)
+    await pool.release(SEAT, running.epoch)
+    assert await rung(pool, "a")
+    assert await rung(pool, "b")
+
+
+async def test_a_cancelled_sequence_of_a_reaped_seat_ends_once(pool, running):
+    await pool.cancel("r")
+    await _until_expired(pool)
+    other = await Owner.take(pool, "other")
+    assert await counts(pool) == (1, 0, 2)
+    assert await other.claim() == ["s/0"]
+    assert sum(event.end is not None for event in await all_events(pool)) == 2

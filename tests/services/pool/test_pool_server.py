@@ -1,0 +1,147 @@
+"""The server as a child: found, started on a folder of its own, started again when it dies, never twice."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from conftest import SERVERS
+from pool_helpers import Owner, commit, counts, group, stored
+
+from services.errors import PoolUnavailable
+from services.pool import binaries
+from services.pool.binaries import ServerBinary, choose_server, find_servers
+from services.pool.pool import RequestPool
+from services.pool.server import PoolServer
+
+
+@pytest.fixture(params=SERVERS, ids=lambda binary: str(binary).replace(" ", "-"))
+async def make_server(request, tmp_path):
+    """Makes servers of a kind, by default on one folder; they are stopped in the end."""
+    made = []
+
+    def make(folder=tmp_path, **more):
+        made.append(PoolServer(request.param, folder, **more))
+        return made[-1]
+
+    yield make
+    for server in made:
+        await server.stop()
+
+
+def test_all_wheels_are_found():
+    versions = {str(binary) for binary in find_servers()}
+    assert {"valkey 8.1.8", "redis 6.2.14"} <= versions
+
+
+def test_a_server_on_the_path_comes_first(tmp_path, monkeypatch):
+    fake = tmp_path / "redis-server"
+    fake.write_text("#!/bin/sh\necho 'Redis server v=7.2.4 sha=00000000:0 malloc=libc bits=64 build=0'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert choose_server() == ServerBinary(fake, "redis", (7, 2, 4))
+
+
+@pytest.mark.parametrize("says", ["Redis server v=6.0.9 sha=0 bits=64", "something else"])
+def test_old_and_other_programs_are_passed_over(tmp_path, monkeypatch, says):
+    fake = tmp_path / "redis-server"
+    fake.write_text(f"#!/bin/sh\necho '{says}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert choose_server().path != fake
+
+
+def test_no_server_at_all_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(binaries, "_IN_WHEELS", {})
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(PoolUnavailable, match="--redis-url"):
+        choose_server()
+
+
+async def test_requests_survive_a_killed_server(make_server):
+    server = make_server(durability="strict")
+    pool = RequestPool(await server.start())
+    await pool.submit(group("r"))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    await owner.exchange(commit("r/0", 0, 5))
+    killed = server.pid
+    os.kill(killed, signal.SIGKILL)
+    snapshot = await _answered(lambda: stored(pool, "r/0"))
+    assert snapshot.tokens == [5]
+    assert server.pid != killed
+    assert (await owner.exchange(commit("r/0", 1, 6))).owned
+    await pool.close()
+
+
+async def test_a_later_start_takes_over_the_living_server(make_server):
+    first = make_server()
+    pool = RequestPool(await first.start())
+    await pool.submit(group("r"))
+    second = make_server(durability="strict")
+    assert await second.start() == first.url
+    assert second.pid == first.pid
+    assert await counts(pool) == (1, 0, 0)
+    assert await pool._server.command("CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
+    first._supervisor.cancel()
+    await second.stop()
+    assert not first._alive()
+    await pool.close()
+
+
+async def test_two_starts_at_once_give_one_server(make_server):
+    one, two = make_server(), make_server()
+    await asyncio.gather(one.start(), two.start())
+    assert one.pid == two.pid
+    two._supervisor.cancel()
+
+
+async def test_a_stopped_server_keeps_its_requests(make_server):
+    server = make_server()
+    pool = RequestPool(await server.start())
+    await pool.submit(group("r"))
+    await server.stop()
+    assert not server._alive()
+    with pytest.raises(PoolUnavailable):
+        await pool.overview()
+    await server.start()
+    assert await counts(pool) == (1, 0, 0)
+    await pool.close()
+
+
+async def test_over_tcp(make_server, unused_tcp_port):
+    server = make_server(port=unused_tcp_port)
+    assert await server.start() == f"redis://127.0.0.1:{unused_tcp_port}"
+    pool = RequestPool(server.url)
+    await pool.connect()
+    await pool.close()
+
+
+async def test_a_folder_with_a_long_name(make_server, tmp_path):
+    server = make_server(tmp_path / ("x" * 120))
+    pool = RequestPool(await server.start())
+    await pool.connect()
+    await pool.close()
+
+
+async def test_a_server_that_cannot_start_says_where_to_look(make_server, unused_tcp_port):
+    listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", unused_tcp_port)
+    with pytest.raises(PoolUnavailable, match=r"server\.log"):
+        await make_server(port=unused_tcp_port).start()
+    listener.close()
+
+
+async def test_an_older_server_does_not_start_empty_on_a_newer_ones_file(tmp_path):
+    (tmp_path / "appendonlydir").mkdir()
+    oldest = min(SERVERS, key=lambda binary: binary.version)
+    assert oldest.version < (7,)
+    with pytest.raises(PoolUnavailable, match="written by a newer server"):
+        await PoolServer(oldest, tmp_path).start()
+
+
+async def _answered(call):
+    while True:
+        try:
+            return await call()
+        except PoolUnavailable:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,149 @@
+"""Submit: a group enters whole or not at all, once, within the bounds."""
+
+import asyncio
+
+import pytest
+from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
+
+from services.messages import Room, SubmitReply
+from services.pool.limits import sequence_bytes
+
+
+async def test_what_was_submitted_is_claimed_unchanged(pool):
+    submission = group("r", n=2, prompt=[5, 2**32 - 1, 0], new=7, seed=2**64 - 1, logit_bias={3: -1.5}, stop=("é", "b"))
+    assert await pool.submit(submission) == SubmitReply("r")
+    reply = await (await Owner.take(pool)).exchange(room=ROOM)
+    assert [(c.id, c.prompt, c.output, c.sampling) for c in reply.claims] == [
+        (s.id, s.prompt, [], s.sampling) for s in submission.sequences
+    ]
+    assert reply.claims[0].arrival < reply.claims[1].arrival
+
+
+async def test_a_repeat_by_request_id_changes_nothing(pool):
+    assert await pool.submit(group("r", n=2)) == SubmitReply("r")
+    before = await pool.overview()
+    assert await pool.submit(group("r", n=2)) == SubmitReply("r", existed=True)
+    assert await pool.overview() == before
+
+
+async def test_a_known_idempotency_key_gives_the_earlier_request(pool):
+    await pool.submit(group("first", key="k"))
+    assert await pool.submit(group("second", key="k")) == SubmitReply("first", existed=True)
+    assert await counts(pool) == (1, 0, 0)
+
+
+async def test_an_idempotency_key_is_its_tenants_own(pool):
+    await pool.submit(group("first", key="k", tenant="a"))
+    assert await pool.submit(group("second", key="k", tenant="b")) == SubmitReply("second")
+
+
+async def test_the_gateway_of_a_repeat_listens_too(pool):
+    await pool.submit(group("r", key="k", gateway="one"))
+    await pool.submit(group("other", key="k", gateway="two"))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    await owner.exchange(commit("r/0", 0, 9))
+    assert await all_events(pool, "one") == await all_events(pool, "two") != []
+
+
+async def test_a_group_over_the_waiting_bound_is_refused_whole(pools):
+    pool = await pools(max_waiting=3)
+    await pool.submit(group("a", n=2))
+    before = await pool.overview()
+    assert await pool.submit(group("b", n=2)) == SubmitReply("b", refused="waiting")
+    assert await pool.overview() == before
+    assert await pool.sequences("b") == []
+    assert await pool.submit(group("c", n=1)) == SubmitReply("c")
+
+
+async def test_running_sequences_leave_the_waiting_bound(pools):
+    pool = await pools(max_waiting=1)
+    await pool.submit(group("a"))
+    await (await Owner.take(pool)).claim()
+    assert (await pool.submit(group("b"))).refused is None
+
+
+async def test_a_group_over_the_bytes_is_refused_whole(pools):
+    one = sequence_bytes(group("a").sequences[0])
+    pool = await pools(max_bytes=3 * one - 1)
+    await pool.submit(group("a", n=2))
+    assert await pool.submit(group("b")) == SubmitReply("b", refused="bytes")
+    assert (await pool.overview()).bytes == 2 * one
+
+
+async def test_bytes_count_the_output_before_it_is_there(pool):
+    await pool.submit(group("a", new=1000))
+    promised = (await pool.overview()).bytes
+    assert promised >= 4 * 1000
+    owner = await Owner.take(pool)
+    await owner.claim(Room(1, 1000, 16))
+    await owner.exchange(commit("a/0", 0, *range(1000)))
+    assert (await pool.overview()).bytes == promised
+
+
+async def test_log_probabilities_count_where_asked():
+    plain, asked = (sequence_bytes(group("a", new=100, logprobs=k).sequences[0]) for k in (None, 20))
+    assert asked > plain + 100 * 20 * 8
+
+
+async def test_sequences_and_body_of_a_group(pool):
+    body = bytes(range(256))
+    await pool.submit(group("r", n=3, body=body))
+    assert await pool.sequences("r") == ["r/0", "r/1", "r/2"]
+    assert await pool.body("r") == body
+    assert await pool.sequences("unknown") == []
+    assert await pool.body("unknown") is None
+
+
+async def test_a_pool_takes_an_empty_and_a_long_prompt(pool):
+    await pool.submit(group("empty", prompt=[]))
+    await pool.submit(group("long", prompt=range(20_000)))
+    reply = await (await Owner.take(pool)).exchange(room=Room(2, 10_000, 16))
+    assert [len(claim.prompt) for claim in reply.claims] == [0, 20_000]
+    assert (await stored(pool, "long/0")).num_prompt_tokens == 20_000
+
+
+async def test_submit_rings_the_bell_of_an_idle_seat_only(pool):
+    idle, busy = await Owner.take(pool, "idle"), await Owner.take(pool, "busy")
+    await idle.exchange(room=ROOM, idle=True)
+    await busy.exchange(room=NO_ROOM)
+    await pool.submit(group("r"))
+    assert await rung(pool, "idle")
+    assert not await rung(pool, "busy")
+
+
+async def test_a_ring_wakes_once(pool):
+    owner = await Owner.take(pool, "seat")
+    await owner.exchange(room=NO_ROOM, idle=True)
+    await pool.submit(group("a"))
+    await pool.submit(group("b"))
+    assert await rung(pool, "seat")
+    await asyncio.wait_for(pool.wait_bell("seat", 60), 30)
+    assert not await rung(pool, "seat")
+
+
+async def test_a_ring_ends_a_wait(pool):
+    owner = await Owner.take(pool, "seat")
+    await owner.exchange(room=ROOM, idle=True)
+    waiting = asyncio.create_task(pool.wait_bell("seat", 60))
+    await asyncio.sleep(0)
+    await pool.submit(group("a"))
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_wait_without_a_ring_ends(pool):
+    await asyncio.wait_for(pool.wait_bell("seat", 0.01), 30)
+
+
+async def test_an_exchange_that_claims_does_not_wait_for_the_bell(pool):
+    owner = await Owner.take(pool, "seat")
+    await pool.submit(group("a"))
+    await owner.exchange(room=ROOM, idle=True)
+    await pool.submit(group("b"))
+    assert not await rung(pool, "seat")
+
+
+@pytest.mark.parametrize("name", ["", "with space"])
+async def test_a_gateway_needs_a_name_without_spaces(server_pools, name):
+    with pytest.raises(ValueError, match="gateway's name"):
+        await (await server_pools()).submit(group("r", gateway=name))

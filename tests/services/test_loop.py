@@ -1,0 +1,332 @@
+"""EngineLoop on virtual time: who waits for whom, and that nothing is lost. Exact times, no tolerance needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from itertools import pairwise
+
+import pytest
+
+from load.workloads import Job, equal_size, short_long_mix
+from services.clock import run_in_virtual_time
+from services.errors import EngineLost, StaleEpoch
+from services.messages import Iteration
+from services.scheduling import RequestLevelScheduler, Scheduler
+from tests.services.loop_world import EOS, SEAT, WORD, World
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test on virtual time."""
+
+    @wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        async def main() -> None:
+            await test(*args, **kwargs)
+
+        run_in_virtual_time(main())
+
+    return run
+
+
+@virtual
+async def test_a_lone_request_runs_at_once_and_its_first_token_is_not_held_back() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.001)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1)
+    id = await world.submit("a", prompt=20, new=3)
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 3, "length")
+    assert world.engine.batches() == [{id: 20}, {id: 1}, {id: 1}]
+    starts = [round(time, 3) for time, _ in world.engine.ran]
+    assert starts == [1.001, 1.101, 1.201]  # the bell, one exchange, then iteration after iteration without a gap
+    committed = [(round(time, 3), x.commits[0].tokens) for time, x in world.line.sent if x.commits]
+    assert committed == [(1.101, [WORD]), (1.201, [WORD]), (1.301, [WORD])]  # each as soon as it is there
+    await stop(world, loop)
+
+
+async def stop(world: World, loop: asyncio.Task[None]) -> None:
+    world.loop.stop()
+    await loop
+    assert world.scheduler.blocks.held == 0
+
+
+@virtual
+async def test_claims_fill_the_batch_without_a_gap_when_ends_are_by_length() -> None:
+    world = World(batch=2)
+    ids = [await world.submit(name, new=2) for name in "abcdef"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    batches = [list(batch) for batch in world.engine.batches()]
+    assert batches == [["a/0", "b/0"], ["a/0", "b/0"], ["c/0", "d/0"], ["c/0", "d/0"], ["e/0", "f/0"], ["e/0", "f/0"]]
+    assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_end_by_eos_is_filled_one_iteration_later() -> None:
+    world = World(batch=1)
+    world.engine.token = lambda id: EOS
+    ids = [await world.submit(name, new=9) for name in "ab"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    assert await world.read("a/0") == ([EOS], "stop")
+    assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["b/0"]]
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_claim_made_during_an_iteration_joins_the_next_one() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.05)
+    await world.submit(
+        "b", prompt=30, new=2
+    )  # while the first iteration runs: claimed in the second, runs in the third
+    await world.ended("a/0", "b/0")
+    assert world.engine.batches()[:3] == [{"a/0": 16}, {"a/0": 1}, {"a/0": 1, "b/0": 30}]
+    await stop(world, loop)
+
+
+@virtual
+async def test_the_lease_is_renewed_while_a_long_iteration_runs() -> None:
+    world = World(lease=3.0, iteration=lambda it: 10.0)
+    id = await world.submit("a", new=1)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(9.9)
+    assert await world.pool.acquire(SEAT, "another", 3.0) is None
+    sent = [round(time, 2) for time, _ in world.line.sent]
+    assert sent == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    assert not any(x.idle for _, x in world.line.sent[1:])
+    await world.ended(id)
+    await stop(world, loop)
+
+
+@virtual
+async def test_idle_it_renews_each_third_of_the_lease_and_wakes_at_the_bell() -> None:
+    world = World(lease=3.0)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(10.5)
+    assert all(x.idle for _, x in world.line.sent)
+    assert all(later - sooner < 1.01 for (sooner, _), (later, _) in pairwise(world.line.sent))
+    assert len(world.line.sent) == 11
+    await world.submit("a")
+    await asyncio.sleep(0.01)
+    assert len(world.engine.ran) == 1
+    await world.ended("a/0")
+    await stop(world, loop)
+
+
+@virtual
+async def test_the_engine_goes_on_while_the_pool_is_away_and_results_join() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    world.line.down = "request"
+    await asyncio.sleep(1.0)
+    world.line.down = ""
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 30, "length")
+    assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
+    repeated = [x for _, x in world.line.sent if x.call == repeated_call(world)]
+    assert len(repeated) > 3
+    assert all(x is repeated[0] for x in repeated)  # unchanged
+    assert len(repeated[0].commits[0].tokens) == 1
+    after = next(x for _, x in world.line.sent if x.call == repeated[0].call + 1)
+    assert len(after.commits[0].tokens) > 5  # what came meanwhile
+    await stop(world, loop)
+
+
+def repeated_call(world: World) -> int:
+    calls = [x.call for _, x in world.line.sent]
+    return max(calls, key=calls.count)
+
+
+@virtual
+async def test_a_reply_that_is_lost_costs_nothing() -> None:
+    """The pool did it, we did not hear: the repeat gives the same claims and writes no token twice."""
+    world = World()
+    world.line.down = "reply"
+    ids = [await world.submit(name, new=3) for name in "abc"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    assert world.engine.ran == []
+    world.line.down = ""
+    await asyncio.sleep(1.0)
+    world.line.down = "reply"
+    await asyncio.sleep(0.2)
+    world.line.down = ""
+    await world.ended(*ids)
+    assert [await world.read(id) for id in ids] == [([WORD] * 3, "length")] * 3
+    assert len(world.engine.ran) == 3
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_bell_that_cannot_be_waited_for_is_no_busy_loop() -> None:
+    world = World()
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    world.line.down = "request"
+    await asyncio.sleep(60)
+    assert len(world.line.sent) < 60
+    world.line.down = ""
+    await asyncio.sleep(3)
+    id = await world.submit("a")
+    await world.ended(id)
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_epoch_that_is_over_ends_the_loop_and_its_late_tokens_are_not_written() -> None:
+    world = World(iteration=lambda it: 1.0)
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1.5)
+    assert await world.read(id) == ([WORD], None)
+    world.engine.token = lambda id: WORD + 1
+    await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
+    with pytest.raises(StaleEpoch, match=r"epoch .* of seat c/0 is over"):
+        await loop
+    assert await world.read(id) == ([WORD], None)
+
+
+@virtual
+async def test_a_lost_engine_ends_the_loop_and_the_next_owner_goes_on_at_the_next_index() -> None:
+    world = World(iteration=lambda it: 0.1)
+    world.engine.dies = 3
+    ids = [await world.submit(name, prompt=20, new=5) for name in "ab"]
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert await world.read("a/0") == ([WORD] * 2, None)
+    first, world.engine.ran = world.epoch, []
+    world.engine.dies = 0
+    loop = asyncio.create_task((await world.take_seat(dead_epoch=first)).run())
+    await world.ended(*ids)
+    assert world.engine.batches()[0] == {"a/0": 22, "b/0": 22}
+    assert [await world.read(id) for id in ids] == [([WORD] * 5, "length")] * 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_tokens_already_on_their_way_arrive_though_the_engine_is_lost() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.15)  # slower than an iteration
+    world.engine.dies = 3
+    await world.submit("a", new=5)
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    tokens, _ = await world.read("a/0")
+    assert tokens == [WORD] * 2
+
+
+@virtual
+async def test_a_slow_pool_does_not_slow_the_engine() -> None:
+    world = World(iteration=lambda it: 0.01, exchange=0.035)
+    id = await world.submit("a", new=20)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(id)
+    assert all(round(later - sooner, 6) == 0.01 for (sooner, _), (later, _) in pairwise(world.engine.ran))
+    assert await world.read(id) == ([WORD] * 20, "length")
+    await stop(world, loop)
+
+
+@virtual
+async def test_cancelled_requests_leave_at_the_next_iteration() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=50)
+    await world.submit("b", new=50)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    await world.pool.cancel("a")
+    await world.ended("a/0")
+    tokens, reason = await world.read("a/0")
+    assert reason == "cancelled"
+    assert 5 <= len(tokens) <= 7
+    await world.pool.cancel("b")
+    await world.ended("b/0")
+    await stop(world, loop)
+
+
+@virtual
+async def test_stop_commits_the_iteration_in_flight_and_claims_nothing_more() -> None:
+    world = World(iteration=lambda it: 1.0, batch=2)
+    ids = [await world.submit(name, new=5) for name in "abc"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1.5)
+    world.loop.stop()
+    await loop
+    assert now_is(2.0)
+    assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2 + [([], None)]
+    await world.pool.release(SEAT, world.epoch)
+    again = asyncio.create_task((await world.take_seat("another")).run())
+    await world.ended(*ids)
+    assert [await world.read(id) for id in ids] == [([WORD] * 5, "length")] * 3
+    await stop(world, again)
+
+
+def now_is(time: float) -> bool:
+    return abs(asyncio.get_running_loop().time() - time) < 0.01
+
+
+@virtual
+async def test_stop_ends_an_idle_loop_at_once() -> None:
+    world = World(lease=30.0)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1.0)
+    await stop(world, loop)
+    assert now_is(1.0)
+
+
+@virtual
+async def test_figures_go_once_and_counters_add_up() -> None:
+    world = World(batch=2)
+    ids = [await world.submit("a", prompt=10, new=3), await world.submit("b", prompt=20, new=2)]
+    ids += [await world.submit("c", prompt=5, new=1)]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    await stop(world, loop)
+    assert [x.figures for _, x in world.line.sent] == [world.figures] + [None] * (len(world.line.sent) - 1)
+    sums: dict[str, float] = {}
+    for exchange in {x.call: x for _, x in world.line.sent}.values():
+        for name, value in exchange.counters.items():
+            sums[name] = sums.get(name, 0) + value
+    assert sums["orca:iterations"] == 3
+    assert sums["orca:mixed_iterations"] == 1
+    assert sums["vllm:prompt_tokens"] == 35
+    assert sums["vllm:generation_tokens"] == 6
+    assert sums["vllm:request_success|length"] == 3
+    assert sums["vllm:iteration_tokens_total_sum"] == 30 + 2 + 6
+    last = world.line.sent[-1][1]
+    assert last.gauges == {"kv_usage": 0.0, "batch_size": 2, "peak_batch_size": 2}
+    assert last.summary == "iteration 3: 2 requests (1 initiation, 1 increment), 6 tokens, 100.0 ms"
+
+
+@pytest.mark.parametrize(
+    ("kind", "workload", "iterations"),
+    [
+        (Scheduler, short_long_mix, 672),
+        (RequestLevelScheduler, short_long_mix, 1024),
+        (Scheduler, equal_size, 1024),
+        (RequestLevelScheduler, equal_size, 1024),
+    ],
+)
+@virtual
+async def test_iterations_of_the_walkthroughs_workloads(
+    kind: type[Scheduler], workload: Callable[[], list[Job]], iterations: int
+) -> None:
+    """Sixteen requests, two at a time: the numbers the article measured its gain by."""
+
+    def seconds(iteration: Iteration) -> float:
+        return 0.01
+
+    world = World(kind, batch=2, iteration=seconds)
+    ids = [await world.submit(f"{i:02}", len(job.prompt), job.max_new_tokens) for i, job in enumerate(workload())]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    assert len(world.engine.ran) == iterations
+    for id, job in zip(ids, workload(), strict=True):
+        assert await world.read(id) == ([WORD] * job.max_new_tokens, "length")
+    await stop(world, loop)
