@@ -14,6 +14,7 @@ import itertools
 import json
 import time
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 import gevent
@@ -21,7 +22,7 @@ from locust import FastHttpUser, constant, events, task
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
-from load.prompts import QUESTIONS, text_of
+from load.prompts import BEGINNINGS, QUESTIONS, text_of
 from load.sse import Answer, Events, StreamError
 from load.workloads import paper
 
@@ -36,7 +37,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "--trace",
         choices=("questions", "paper"),
         default="questions",
-        help="questions: short ones, in turn; paper: the lengths of the paper's trace, EOS ignored",
+        help="questions: short prompts, in turn; paper: the lengths of the paper's trace, EOS ignored",
     )
     group.add_argument(
         "--requests", type=int, default=0, help="stop after as many requests, counted in each Locust process (0: never)"
@@ -50,6 +51,7 @@ class StreamingUser(FastHttpUser):
     wait_time = constant(0)
     network_timeout = 600.0  # between two reads: a request may wait long for its first token
     path: str
+    texts: tuple[str, ...]
     _started = itertools.count()  # numbers requests over all users of this process
     _ended = itertools.count(1)
 
@@ -84,14 +86,15 @@ class StreamingUser(FastHttpUser):
         """The JSON of the request of this number."""
         common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         if self._options.trace == "questions":
-            return common | {"max_tokens": self._options.max_tokens} | self.question(QUESTIONS[number % len(QUESTIONS)])
+            text = self.texts[number % len(self.texts)]
+            return common | {"max_tokens": self._options.max_tokens} | self.from_text(text)
         job = TRACE[number % len(TRACE)]
-        return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.tokens(job.prompt)
+        return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.from_tokens(job.prompt)
 
-    def question(self, text: str) -> dict[str, Any]:
+    def from_text(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def tokens(self, ids: list[int]) -> dict[str, Any]:
+    def from_tokens(self, ids: list[int]) -> dict[str, Any]:
         raise NotImplementedError
 
     def _stream(self, body: dict[str, Any]) -> None:
@@ -111,7 +114,7 @@ class StreamingUser(FastHttpUser):
             self._fire("tpot", (end - first) / (tokens - 1), tokens)
         self._fire("e2e", end, tokens, error)
 
-    def _events(self, body: dict[str, Any]) -> Any:
+    def _events(self, body: dict[str, Any]) -> Iterator[str]:
         # never entered as a context, the response fires no event of its own
         response = self.client.post(self.path, json=body, stream=True, catch_response=True)
         if response.status_code not in (0, 200):
@@ -139,19 +142,21 @@ TRACE = paper()
 
 class ChatUser(StreamingUser):
     path = "/v1/chat/completions"
+    texts = QUESTIONS
 
-    def question(self, text: str) -> dict[str, Any]:
+    def from_text(self, text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}]}
 
-    def tokens(self, ids: list[int]) -> dict[str, Any]:
-        return self.question(text_of(len(ids)))
+    def from_tokens(self, ids: list[int]) -> dict[str, Any]:
+        return self.from_text(text_of(len(ids)))
 
 
 class CompletionUser(StreamingUser):
     path = "/v1/completions"
+    texts = BEGINNINGS
 
-    def question(self, text: str) -> dict[str, Any]:
+    def from_text(self, text: str) -> dict[str, Any]:
         return {"prompt": text}
 
-    def tokens(self, ids: list[int]) -> dict[str, Any]:
+    def from_tokens(self, ids: list[int]) -> dict[str, Any]:
         return {"prompt": ids}

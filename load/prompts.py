@@ -17,6 +17,16 @@ QUESTIONS = (
     "How does a bicycle stay upright?",
 )
 
+# for completions: an instruct model ends a text that is a question at once
+BEGINNINGS = (
+    "Once upon a time there was a lighthouse keeper who",
+    "The three primary colours are",
+    "The capital of France is Paris, and the capital of Spain is",
+    "To make a cup of tea, first",
+    "The sea was calm that morning, and",
+    "Bees make honey because",
+)
+
 WORDS = ("the", "sea", "was", "calm", "and", "a", "small", "boat", "went", "slowly", "out")
 
 

@@ -14,7 +14,7 @@ from services.pool.binaries import choose_server
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers, Ports, answers, deployed, ray_environment
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def interpolated(value: Any) -> Any:
@@ -71,13 +71,14 @@ def test_containers_get_healthy_and_serve_locust(compose: dict[str, Any], tiny_m
     extra = extra_arguments(ports, short_folder)
     (short_folder / "serve.yaml").write_text(on_loopback(ROOT / "deploy/serve.yaml", ports.api))
     settings = {"ORCA_DEVICE": "cpu", "ORCA_DTYPE": "float32", "ORCA_KV_BLOCKS": "64", "ORCA_THREADS": "1"}
-    model = {"ORCA_MODEL": str(tiny_model)}
+    # Ray takes nodes on the loopback address for a cluster only when told that it is one
+    own = {"ORCA_MODEL": str(tiny_model), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     with Containers(rewrite(ports, short_folder), ray_environment(short_folder) | settings) as containers:
 
         def start(name: str) -> None:
             service = services[name]
             environment = service.get("environment", {})
-            containers.start(name, service["command"] + extra.get(name, []), environment | model)
+            containers.start(name, service["command"] + extra.get(name, []), environment | own)
 
         def healthy(name: str) -> None:
             kind, *command = services[name]["healthcheck"]["test"]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from actors.app import build
 from actors.environment import SERVE_MODE
 from services.config import Settings
 from tests.deploy.conftest import ROOT
@@ -46,8 +47,7 @@ def test_the_secret_stays_out_of_the_arguments(in_service: dict[str, Any]) -> No
 
 
 def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> None:
-    app = pytest.importorskip("actors.app", reason="the application's rooms are not all there")
-    built = app.build({"redis_url": "redis://nowhere"})
+    built = build({"redis_url": "redis://nowhere"})
     names = {built._bound_deployment.name, *(d._bound_deployment.name for d in built._bound_deployment.init_args[1:])}
     assert {d["name"] for d in in_service["applications"][0]["deployments"]} == names
 

@@ -14,7 +14,7 @@ from services.pool.binaries import choose_server
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers, Ports, answers, deployed, ray_environment
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PASSWORD = "abc123"
 
