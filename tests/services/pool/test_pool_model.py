@@ -29,7 +29,7 @@ SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
 _names = itertools.count()
 
-seats, gateways = st.sampled_from(SEATS), st.sampled_from(GATEWAYS)
+seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
 rooms = st.one_of(st.just(wide), st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16])))
 
@@ -55,6 +55,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.submitted = 0
         for seat in SEATS:
             self.acquire(seat, None)
+        for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
+            self.both("submit", group(f"first-{gateway}", 2, gateway, prompt))
+            self.submitted += 2
+        self.exchange_now("x", [], Room(3, 100, 4), idle=False)
 
     def teardown(self):
         if hasattr(self, "loop"):
@@ -187,16 +191,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.acquire(seat, held)
         return seat, held
 
-    @rule(seat=seats, idle=st.booleans(), new=st.integers(1, 2), every=st.integers(2, 5))
-    def iterate(self, seat, idle, new, every):
+    @rule(seat=seats, idle=st.booleans(), rounds=st.integers(1, 3), every=st.integers(3, 7))
+    def iterate(self, seat, idle, rounds, every):
         """What a scheduler does: a token or two for each, some end, claims."""
-        commits = []
-        for i, (id, sequence) in enumerate(sorted(self.reference._seats[seat].running.items())):
-            index = len(sequence.tokens)
-            tokens = [1000 * i + index + n for n in range(new)]
-            end = STOP if (i + index) % every == 0 else None
-            commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
-        self.exchange_now(seat, commits, wide, idle)
+        for _ in range(rounds):
+            commits = []
+            for i, (id, sequence) in enumerate(sorted(self.reference._seats[seat].running.items())):
+                index = len(sequence.tokens)
+                tokens = [1000 * i + index + n for n in range(1 + i % 2)]
+                end = STOP if (i + index) % every == every - 1 else None
+                commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
+            self.exchange_now(seat, commits, wide, idle)
 
     @rule(seat=seats, room=rooms, idle=st.booleans(), data=st.data())
     def exchange(self, seat, room, idle, data):
@@ -225,9 +230,12 @@ class PoolMachine(RuleBasedStateMachine):
     def strange_commits(self, seat, data):
         """To any sequences, the seat's or not: at their next index, or before it with other tokens, or after a gap."""
         commits = []
-        ids = sorted(self.reference._sequences)
-        for id in data.draw(st.lists(st.sampled_from(ids), max_size=4) if ids else st.just([])):
-            sequence = self.reference._sequences[id]
+        known = self.reference._sequences
+        running = sorted(self.reference._seats[seat].running) or sorted(known)
+        ids = data.draw(st.lists(st.sampled_from(running), min_size=1, max_size=4)) if running else []
+        ids += data.draw(st.lists(st.sampled_from(sorted(known)), max_size=1)) if known else []
+        for id in ids:
+            sequence = known[id]
             shift = data.draw(st.sampled_from([0, 0, 0, -1, -2, 1]))
             tokens = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
             end = data.draw(st.sampled_from([None, None, STOP, CANCELLED]))
@@ -273,7 +281,7 @@ def test_a_server_does_what_the_model_says(server_url):
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=20,
+            max_examples=40,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
