@@ -29,9 +29,9 @@ SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
 _names = itertools.count()
 
-seats, gateways = st.sampled_from(SEATS), st.sampled_from(GATEWAYS)
-rooms = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
-ends = st.sampled_from([None, None, None, STOP, CANCELLED])
+seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
+wide = Room(8, 100, 4)
+rooms = st.one_of(st.just(wide), st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16])))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -53,6 +53,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.ended = {g: set() for g in GATEWAYS}  # ids whose end the gateway has seen
         self.tokens = {}  # id -> tokens seen so far
         self.submitted = 0
+        for seat in SEATS:
+            self.acquire(seat, None)
+        for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
+            self.both("submit", group(f"first-{gateway}", 2, gateway, prompt))
+            self.submitted += 2
+        self.exchange_now("x", [], Room(3, 100, 4), idle=False)
 
     def teardown(self):
         if hasattr(self, "loop"):
@@ -156,75 +162,91 @@ class PoolMachine(RuleBasedStateMachine):
 
     # --- schedulers ---
 
-    @rule(target=dead, seat=seats, name_dead=st.booleans())
-    def acquire(self, seat, name_dead):
-        held = self.epochs.get(seat)
-        run = self.loop.run_until_complete
+    def acquire(self, seat, dead):
+        """A new epoch on a free seat or one whose epoch (a pair, one of each pool) is known to be dead."""
         owner = f"owner-{next(_names)}"
-        pair = [
-            run(pool.acquire(seat, owner, LEASE, held[i] if held and name_dead else None))
-            for i, pool in enumerate((self.real, self.reference))
-        ]
-        assert (pair[0] is None) == (pair[1] is None) == bool(held and not name_dead)
-        if pair[0] is None:
-            return multiple()
-        self.epochs[seat] = pair
-        self.calls[seat] = 0
+        pools = (self.real, self.reference)
+        run = self.loop.run_until_complete
+        pair = [run(pool.acquire(seat, owner, LEASE, dead[i] if dead else None)) for i, pool in enumerate(pools)]
+        assert None not in pair
+        assert [run(pool.acquire(seat, owner, LEASE)) for pool in pools] == pair, "a repeat gave another epoch"
+        self.epochs[seat], self.calls[seat] = pair, 0
         self.last.pop(seat, None)
-        assert [run(p.acquire(seat, owner, LEASE)) for p in (self.real, self.reference)] == pair, "no repeat"
-        return (seat, held) if held else multiple()
+
+    @rule(seat=seats)
+    def acquire_a_held_seat(self, seat):
+        assert self.each("acquire", seat, "stranger", LEASE) == (None, None)
 
     @rule(target=dead, seat=seats)
     def release(self, seat):
-        if seat not in self.epochs:
-            return multiple()
-        held = self.epochs.pop(seat)
+        held = self.epochs[seat]
         for pool, epoch in zip((self.real, self.reference), held, strict=True):
             self.loop.run_until_complete(pool.release(seat, epoch))
+        self.acquire(seat, None)
         return seat, held
+
+    @rule(target=dead, seat=seats)
+    def take_over(self, seat):
+        held = self.epochs[seat]
+        self.acquire(seat, held)
+        return seat, held
+
+    @rule(seat=seats, idle=st.booleans(), rounds=st.integers(1, 3), every=st.integers(3, 7))
+    def iterate(self, seat, idle, rounds, every):
+        """What a scheduler does: a token or two for each, some end, claims."""
+        for _ in range(rounds):
+            commits = []
+            for i, (id, sequence) in enumerate(sorted(self.reference._seats[seat].running.items())):
+                index = len(sequence.tokens)
+                tokens = [1000 * i + index + n for n in range(1 + i % 2)]
+                end = STOP if (i + index) % every == every - 1 else None
+                commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
+            self.exchange_now(seat, commits, wide, idle)
 
     @rule(seat=seats, room=rooms, idle=st.booleans(), data=st.data())
     def exchange(self, seat, room, idle, data):
-        if seat not in self.epochs:
-            return
+        self.exchange_now(seat, self.strange_commits(seat, data), room, idle)
+
+    def exchange_now(self, seat, commits, room, idle):
         self.calls[seat] += 1
-        commits = [c for id in self.held_and_others(seat, data) for c in self.commits(id, data)]
-        self.last[seat] = Exchange(
-            seat, "", self.calls[seat], commits, room, idle, FIGURES, {"n": 1.0}, {"g": 0.5}, f"step {self.calls[seat]}"
-        )
+        call = self.calls[seat]
+        more = {"figures": FIGURES, "counters": {"n": 1.0}, "gauges": {"g": float(call)}, "summary": f"step {call}"}
+        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more)
         self.same_exchange(self.last[seat], self.epochs[seat])
 
     @rule(seat=seats)
     def repeat_exchange(self, seat):
-        if seat in self.last and seat in self.epochs:
+        if seat in self.last:
             self.same_exchange(self.last[seat], self.epochs[seat])
 
     @rule(past=consumes(dead), room=rooms, data=st.data())
     def exchange_under_a_dead_epoch(self, past, room, data):
         seat, epochs = past
         before = self.loop.run_until_complete(self.real.overview())
-        commits = [c for id in self.held_and_others(seat, data) for c in self.commits(id, data)]
-        late = Exchange(seat, "", 99, commits, room, counters={"late": 1.0}, summary="late")
+        late = Exchange(seat, "", 99, self.strange_commits(seat, data), room, counters={"late": 1.0}, summary="late")
         assert not self.same_exchange(late, epochs).owned
         assert self.loop.run_until_complete(self.real.overview()) == before
 
-    def held_and_others(self, seat, data):
-        held = sorted(self.reference._seats[seat].running) if seat in self.reference._seats else []
-        others = sorted(set(self.reference._sequences) - set(held))
-        return data.draw(st.permutations(held)) + data.draw(
-            st.lists(st.sampled_from(others), max_size=1) if others else st.just([])
-        )
+    def strange_commits(self, seat, data):
+        """To any sequences, the seat's or not: at their next index, or before it with other tokens, or after a gap."""
+        commits = []
+        known = self.reference._sequences
+        running = sorted(self.reference._seats[seat].running) or sorted(known)
+        ids = data.draw(st.lists(st.sampled_from(running), min_size=1, max_size=4)) if running else []
+        ids += data.draw(st.lists(st.sampled_from(sorted(known)), max_size=1)) if known else []
+        for id in ids:
+            sequence = known[id]
+            shift = data.draw(st.sampled_from([0, 0, 0, -1, -2, 1]))
+            tokens = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
+            end = data.draw(st.sampled_from([None, None, STOP, CANCELLED]))
+            index = max(len(sequence.tokens) + shift, 0)
+            commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
+        return commits
 
-    def commits(self, id, data):
-        """A commit at the next index, or earlier with other tokens, seldom after a gap; sometimes none."""
-        sequence = self.reference._sequences[id]
-        shift = data.draw(st.sampled_from([0, 0, 0, 0, 0, -1, -2, 1]))
-        tokens = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
-        asked = sequence.new.sampling.logprobs is not None
-        logprobs = [Logprobs(-float(i), [(token, -0.5)]) for i, token in enumerate(tokens)] if asked else None
-        index = max(len(sequence.tokens) + shift, 0)
-        end = data.draw(ends)
-        return [Commit(id, index, tokens, logprobs, end)] if tokens or end else []
+    def logprobs(self, sequence, tokens):
+        if sequence.new.sampling.logprobs is None:
+            return None
+        return [Logprobs(-float(i), [(token, -0.5)]) for i, token in enumerate(tokens)]
 
     def same_exchange(self, exchange, epochs):
         replies = [
@@ -259,7 +281,7 @@ def test_a_server_does_what_the_model_says(server_url):
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=20,
+            max_examples=40,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
