@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -63,9 +62,6 @@ def load_engine(settings: Settings) -> Any:
     folder = resolve(settings.model, settings.cache_dir, log.info)
     if settings.null_engine:
         return NullEngine.load(folder, engine_settings(settings))
-    # The cores are shared with scheduler, gateway and pool: a thread that spins at a barrier keeps the one it waits
-    # for from running. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from services.engine.engine import Engine  # torch: seconds to import, and a null engine has no use for it
 
     return Engine.load(folder, engine_settings(settings))
