@@ -42,6 +42,7 @@ def run(options: Options) -> str:
     return (
         f"`paper` trace, max_batch_size {MAX_BATCH_SIZE}, {engine.figures.numerics}; server and client on the same "
         f"cores. Median ratio {statistics.median(ratios):.3f}. "
-        f"Over HTTP: peak batch {metrics['orca:peak_batch_size']:.0f}, {metrics['orca:mixed_iterations_total']:.0f} of {metrics['orca:iterations_total']:.0f} iterations mixed.\n\n"
+        f"Over HTTP: peak batch {metrics['orca:peak_batch_size']:.0f}, "
+        f"{metrics['orca:mixed_iterations_total']:.0f} of {metrics['orca:iterations_total']:.0f} iterations mixed.\n\n"
         + table(head, rows)
     )
