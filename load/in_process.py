@@ -18,6 +18,7 @@ from services.telemetry import Counters
 
 SEAT = "bench/0"
 LEASE = 60.0
+DAY = 86_400.0
 POLICIES = {"iteration": Scheduler, "request": RequestLevelScheduler}
 
 
@@ -53,16 +54,20 @@ async def run_trace(
     clock = RealClock()
     pool = ReferencePool(clock)
     loop, local = await _loop(engine, pool, clock, max_batch_size, policy)
+    await pool.heartbeat("bench", 1, {}, ttl=DAY)
     started = clock.now()
     ids = [await _submit(pool, number, job) for number, job in enumerate(jobs)]
     serving = asyncio.create_task(loop.run())
     reading = asyncio.create_task(_all_ended(pool, len(jobs)))
-    await asyncio.wait([serving, reading], return_when=asyncio.FIRST_COMPLETED)
-    seconds = clock.now() - started
-    loop.stop()
-    await serving
-    await reading
-    local.close()
+    try:
+        await asyncio.wait([serving, reading], return_when=asyncio.FIRST_COMPLETED)
+        seconds = clock.now() - started
+        loop.stop()
+        await serving
+        await reading
+    finally:
+        reading.cancel()
+        local.close()
     snapshots = await pool.attach("bench", dict.fromkeys(ids, 0))
     iterations = int((await pool.overview()).counters["orca:iterations"])
     return Run(iterations, seconds, [snapshot.tokens for snapshot in snapshots])
