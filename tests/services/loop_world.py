@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import wraps
 
-from services.clock import RealClock
+from services.clock import RealClock, run_in_virtual_time
 from services.errors import EngineLost, PoolUnavailable
 from services.loop import EngineLoop
 from services.messages import (
@@ -27,6 +28,19 @@ SEAT = "c/0"
 BLOCK = 16
 EOS = 2
 WORD = 7
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test on virtual time."""
+
+    @wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        async def main() -> None:
+            await test(*args, **kwargs)
+
+        run_in_virtual_time(main())
+
+    return run
 
 
 def now() -> float:
@@ -153,3 +167,9 @@ class World:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"{waiting} never ended")
+
+
+async def stop(world: World, loop: asyncio.Task[None]) -> None:
+    world.loop.stop()
+    await loop
+    assert world.scheduler.blocks.held == 0
