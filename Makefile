@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
 .PHONY: serve test lint bench clean
 

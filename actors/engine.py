@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
-from setproctitle import setproctitle
 
 from services.config import Settings, load
 from services.engine.null import NullEngine
@@ -64,9 +62,6 @@ def load_engine(settings: Settings) -> Any:
     folder = resolve(settings.model, settings.cache_dir, log.info)
     if settings.null_engine:
         return NullEngine.load(folder, engine_settings(settings))
-    # The cores are shared with scheduler, gateway and pool: a thread that spins at a barrier keeps the one it waits
-    # for from running. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from services.engine.engine import Engine  # torch: seconds to import, and a null engine has no use for it
 
     return Engine.load(folder, engine_settings(settings))
@@ -75,8 +70,7 @@ def load_engine(settings: Settings) -> Any:
 class EngineActor:
     """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes."""
 
-    def __init__(self, values: dict[str, Any], name: str) -> None:
-        setproctitle(f"orca engine {name}")
+    def __init__(self, values: dict[str, Any]) -> None:
         settings = load(**values)
         self._build = build_of(settings)
         self._engine = load_engine(settings)

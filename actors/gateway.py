@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from setproctitle import setproctitle
 
 from actors.scheduler import open_pool
 from gateway.app import create_app
@@ -26,7 +25,6 @@ class GatewayReplica:
     """One replica. `scheduler` is never called: binding it is how Serve learns of the second deployment."""
 
     def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle[Any]) -> None:
-        setproctitle("orca gateway")
         self._settings = load(**values)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -35,4 +33,4 @@ class GatewayReplica:
         model = ServedModel(
             settings.served_model_name or folder.name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time())
         )
-        return create_app(open_pool(settings), model, settings)
+        return create_app(open_pool(settings), model, settings, echo_request_id=False)

@@ -46,7 +46,7 @@ def ensure_engine(settings: Settings, index: int) -> ActorHandle[Any]:
         scheduling_strategy=PlacementGroupSchedulingStrategy(_ensure_group(index, options)),
         num_cpus=options.get("CPU", 0),
         num_gpus=options.get("GPU", 0),
-    ).remote(settings.model_dump(mode="json"), engine_name(index))
+    ).remote(settings.model_dump(mode="json"))
     return actor
 
 

@@ -9,8 +9,6 @@ import os
 import socket
 from typing import Any
 
-from setproctitle import setproctitle
-
 from actors.engine_link import EngineLink
 from actors.placement import attach, cluster_id
 from actors.seat import Seat, hold, take_seat
@@ -40,7 +38,6 @@ class SchedulerReplica:
     """Lives in Ray Serve, which restarts, scales and drains it; takes no requests there: all goes through the pool."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        setproctitle("orca scheduler")
         self._settings = load(**values)
         self._loop: EngineLoop | None = None
         self._draining = False
@@ -78,7 +75,6 @@ class SchedulerReplica:
         owner = f"{socket.gethostname()}:{os.getpid()}"
         lease = self._settings.lease
         seat = await take_seat(pool, cluster_id(), self._settings.engines, owner, lease)
-        setproctitle(f"orca scheduler {seat.name}")
         log.info("took seat %s under epoch %s", seat.name, seat.epoch)
         try:
             link, figures = await self._attach(pool, seat)

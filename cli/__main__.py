@@ -1,3 +1,5 @@
+"""`python -m cli`: the same as `orca`."""
+
 from cli.main import main
 
 main()

@@ -20,8 +20,12 @@ from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 
 
-def create_app(pool: RequestPool, model: ServedModel, settings: Settings) -> FastAPI:
-    """The app for `model` on `pool`. Its lifespan connects the pool (or waits for it), reads, beats, and closes it."""
+def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_request_id: bool = True) -> FastAPI:
+    """The app for `model` on `pool`. Its lifespan connects the pool (or waits for it), reads, beats, and closes it.
+
+    `echo_request_id`: a client's `x-request-id` comes back; false where the server around the app does that, as Ray
+    Serve does, or the header would be there twice.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -37,7 +41,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings) -> Fas
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
     app.add_exception_handler(ClientGone, _client_gone)
-    app.add_middleware(Envelope)
+    app.add_middleware(Envelope, echo_request_id=echo_request_id)
     return app
 
 

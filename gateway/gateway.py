@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import HTTPConnection
 
@@ -61,9 +62,7 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self.heartbeat.run())
-            parts.create_task(self.reader.run())
+        await asyncio.gather(_forever(self.heartbeat.run), _forever(self.reader.run))
 
     async def _connect(self) -> None:
         while True:
@@ -72,6 +71,16 @@ class Gateway:
             except PoolUnavailable as error:
                 log.warning("waiting for the pool: %s", error)
                 await asyncio.sleep(RECONNECT)
+
+
+async def _forever(part: Callable[[], Awaitable[None]]) -> None:
+    """A fault in a part is logged and the part begins anew: a gateway that no longer reads would be deaf."""
+    while True:
+        try:
+            await part()
+        except Exception:
+            log.exception("the gateway's %s failed; it begins anew", part.__qualname__)
+            await asyncio.sleep(RECONNECT)
 
 
 def of(connection: HTTPConnection) -> Gateway:

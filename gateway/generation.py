@@ -122,6 +122,10 @@ def _watched(generation: Generation, receive: Receive) -> Generation:
 
 
 async def _watch(receive: Receive, inbox: Inbox) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Until the client goes. A server that can no longer say so (Serve's proxy died) has lost it too."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception as error:
+        log.debug("no more word of the client: %r", error)
     inbox.fail(ClientGone())

@@ -17,13 +17,15 @@ log = logging.getLogger(__name__)
 class Envelope:
     """Plain ASGI: nothing is done for the chunks of a stream."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, echo_request_id: bool) -> None:
         self._app = app
+        self._echo = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = next((v for k, v in scope["headers"] if k == HEADER and len(v) <= MAX_ID_BYTES), None)
+        given = given if self._echo else None
         started = False
 
         async def begin(message: Message) -> None:

@@ -1,0 +1,1 @@
+"""Load: Locust users, traces, benchmarks."""

@@ -74,6 +74,14 @@ class OrcaServer:
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
         return samples
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far of each process below this server, by title; equal titles added up."""
+        spent: dict[str, float] = {}
+        for pid in self.descendants():
+            title = _title(pid).split(" ")[0].rpartition("/")[2]
+            spent[title] = spent.get(title, 0.0) + _cpu_seconds(pid)
+        return spent
+
     def pids(self, title: str) -> list[int]:
         """Processes below this server whose title starts with `title`."""
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(title)]
@@ -87,6 +95,14 @@ def _title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:
         return ""
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants(root: int) -> list[int]:

@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     threads: Annotated[int, Field(ge=0, description="CPU threads of an engine; 0: all cores")] = 0
     null_engine: Annotated[bool, Field(description="an engine without a model, to measure the plane alone")] = False
 
-    lease: Annotated[float, Field(ge=0.3, description="seconds a seat is held without a sign of life")] = 5.0
+    lease: Annotated[float, Field(ge=3, description="seconds a seat is held without a sign of life")] = 5.0
     max_waiting: Annotated[int, Field(ge=1, description="waiting sequences, above which submits get a 429")] = 10_000
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     keep_ended: Annotated[float, Field(ge=1, description="seconds an ended request stays readable")] = 600.0

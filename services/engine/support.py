@@ -49,7 +49,7 @@ def check_attention(model: Any, num_layers: int) -> list[LayerShape]:
     try:
         with attending(recorder), torch.inference_mode():
             model(input_ids=tokens, position_ids=tokens, use_cache=False, logits_to_keep=tokens[0, -1:])
-    except TypeError as error:
+    except (TypeError, ValueError, KeyError) as error:
         raise ModelError(f"{kind}: cannot be run on a flat batch: {error}") from error
     if recorder.layers != list(range(num_layers)):
         raise ModelError(

@@ -52,15 +52,15 @@ def test_a_stream_outlives_its_scheduler_and_the_engine_keeps_its_weights(server
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
         undisturbed = tokens(response.iter_lines())
     assert len(undisturbed) == 60
-    engine = server.pids("orca engine")
+    engine = server.pids("ray::EngineActor")
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
-        (scheduler,) = server.pids("orca scheduler")
+        (scheduler,) = server.pids("ray::ServeReplica:orca:scheduler")
         os.kill(scheduler, signal.SIGKILL)
         assert tokens(lines)[-50:] == undisturbed[-50:]
-    assert server.pids("orca engine") == engine
-    assert server.pids("orca scheduler") != [scheduler]
+    assert server.pids("ray::EngineActor") == engine
+    assert server.pids("ray::ServeReplica:orca:scheduler") != [scheduler]
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 5}, timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 5
         children = server.descendants()
-        assert len(server.pids("orca engine")) == 2
+        assert len(server.pids("ray::EngineActor")) == 2
         assert server.stop() == 0
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 10)
 

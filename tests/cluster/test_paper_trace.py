@@ -11,7 +11,7 @@ import pytest
 from load.server import OrcaServer
 from load.workloads import paper
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 async def complete(client: httpx.AsyncClient, prompt: list[int], max_tokens: int) -> list[int]:

@@ -12,9 +12,9 @@ from stack import Stack
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 5
     while not condition():
-        assert time.monotonic() < end, "not within 10 s"
+        assert time.monotonic() < end, "not within 5 s"
         time.sleep(0.02)
 
 

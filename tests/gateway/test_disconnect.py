@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 from clients import post, wait_until
 from stack import Stack
 
-# never ends by itself in the time of a test: 20 ms per token
+# takes longer than `wait_until` waits: 20 ms per token
 LONG: dict[str, Any] = {"prompt": "SLOW", "max_tokens": 380}
 
 
@@ -51,6 +53,58 @@ def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
         connection.close()
         *_, done, _ = lines
     assert done == "data: [DONE]"
+    wait_until(lambda: busy(stack) == 0)
+
+
+class ServeCall:
+    """The app called as Ray Serve calls it; `gone` is what `receive` awaits to hear of the client."""
+
+    def __init__(self, stack: Stack, body: dict[str, Any], gone: Callable[[], Awaitable[Any]]) -> None:
+        self.sent: list[Any] = []
+        self.began = asyncio.Event()
+        self._data = [json.dumps(body).encode()]
+        self._gone = gone
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions"}
+        self.task = asyncio.create_task(
+            stack.app(scope | {"headers": [], "query_string": b""}, self._receive, self._send)
+        )
+
+    async def _receive(self) -> Any:
+        if self._data:
+            return {"type": "http.request", "body": self._data.pop(), "more_body": False}
+        return await self._gone()
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+        self.began.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
+    """Ray Serve does so when a client goes, without a word through `receive`."""
+
+    async def client() -> None:
+        call = ServeCall(stack, LONG | {"stream": stream}, asyncio.Event().wait)
+        # a stream has begun; the whole answer is waited for, wherever it is by then
+        await asyncio.wait_for(call.began.wait(), 5) if stream else await asyncio.sleep(0.2)
+        call.task.cancel()
+        await asyncio.wait([call.task])
+        assert call.task.cancelled()
+
+    stack.call(client())
+    wait_until(lambda: busy(stack) == 0)
+
+
+def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
+    async def broken() -> None:
+        raise RuntimeError("the proxy died")
+
+    async def client() -> int:
+        call = ServeCall(stack, LONG, broken)
+        await asyncio.wait_for(call.task, 5)
+        return int(call.sent[0]["status"])
+
+    assert stack.call(client()) == 499
     wait_until(lambda: busy(stack) == 0)
 
 

@@ -109,7 +109,6 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: Reader) -> 
     await pump.commit(Commit("a/0", 1, [6]))
     await pool.attach("gw", {})  # ... to here
     await pump.commit(Commit("a/0", 2, [7]))
-    await reader.restart()
     assert await take(inbox, 2) == [(1, 6), (2, 7)]
     await pump.commit(Commit("a/0", 3, [8], end=END))
     assert await take(inbox, 2) == [(3, 8), (4, None)]

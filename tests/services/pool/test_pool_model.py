@@ -1,0 +1,290 @@
+"""Random calls on a real server and on the reference model: same replies, same events (invariants 1, 2, 5)."""
+
+import asyncio
+import dataclasses
+import itertools
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from pool_helpers import CANCELLED, FIGURES, STOP, WallClock, group, rung
+
+from services.messages import Commit, Exchange, Logprobs, Room
+from services.pool.limits import Limits
+from services.pool.pool import RequestPool
+from services.pool.reference import ReferencePool
+
+LIMITS = Limits(max_waiting=6, max_bytes=14_000, keep_ended=1000.0)
+LEASE = 1000.0  # longer than any run: time plays no part here
+SEATS = ("x", "y")
+GATEWAYS = ("g", "h")
+_names = itertools.count()
+
+seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
+wide = Room(8, 100, 4)
+rooms = st.one_of(st.just(wide), st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16])))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """`url` is set by the test. Every call goes to both pools; replies are compared less arrival times and epochs."""
+
+    url = ""
+    requests = Bundle("requests")
+    dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
+
+    @initialize()
+    def start(self):
+        self.loop = asyncio.new_event_loop()
+        self.real = RequestPool(self.url, f"model-{next(_names)}", LIMITS)
+        self.reference = ReferencePool(WallClock(), LIMITS)
+        self.epochs = {}  # seat -> its epoch in both pools
+        self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
+        self.last = {}  # seat -> its last exchange
+        self.cursors = dict.fromkeys(GATEWAYS, "0")
+        self.ended = {g: set() for g in GATEWAYS}  # ids whose end the gateway has seen
+        self.tokens = {}  # id -> tokens seen so far
+        self.submitted = 0
+        for seat in SEATS:
+            self.acquire(seat, None)
+        for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
+            self.both("submit", group(f"first-{gateway}", 2, gateway, prompt))
+            self.submitted += 2
+        self.exchange_now("x", [], Room(3, 100, 4), idle=False)
+
+    def teardown(self):
+        if hasattr(self, "loop"):
+            self.loop.run_until_complete(self.real.close())
+            self.loop.close()
+
+    def each(self, name, *args):
+        """The method's replies of both pools."""
+        run = self.loop.run_until_complete
+        return run(getattr(self.real, name)(*args)), run(getattr(self.reference, name)(*args))
+
+    def both(self, name, *args):
+        """The method's reply, which must be that of the model."""
+        real, reference = self.each(name, *args)
+        assert real == reference
+        return real
+
+    # --- gateways ---
+
+    @rule(
+        target=requests,
+        gateway=gateways,
+        n=st.integers(1, 3),
+        prompt=st.lists(st.integers(0, 2**32 - 1), max_size=20),
+        new=st.integers(1, 8),
+        key=st.sampled_from([None, None, "a", "b"]),
+        logprobs=st.sampled_from([None, 2]),
+    )
+    def submit(self, gateway, n, prompt, new, key, logprobs):
+        name = f"r{next(_names)}"
+        submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs)
+        reply = self.both("submit", submission)
+        if reply.existed or reply.refused:
+            return multiple()
+        self.submitted += n
+        return submission
+
+    @rule(submission=requests, gateway=gateways)
+    def submit_again(self, submission, gateway):
+        reply = self.both("submit", dataclasses.replace(submission, gateway=gateway))
+        if not reply.existed and not reply.refused:  # it had been forgotten to make place
+            self.submitted += len(submission.sequences)
+            self.forget(submission)
+
+    @rule(submission=requests)
+    def cancel(self, submission):
+        self.both("cancel", submission.request)
+
+    @rule(submission=requests)
+    def look_up(self, submission):
+        self.both("sequences", submission.request)
+        self.both("body", submission.request)
+
+    @rule(submission=requests, gateway=gateways, start=st.integers(0, 3))
+    def attach(self, submission, gateway, start):
+        snapshots = self.both("attach", gateway, {s.id: start for s in submission.sequences})
+        for snapshot in snapshots:
+            known = self.tokens.get(snapshot.id, [])
+            shared = min(len(known) - snapshot.index, len(snapshot.tokens))
+            if snapshot.known and shared > 0:
+                assert snapshot.tokens[:shared] == known[snapshot.index :][:shared]
+
+    @rule(gateway=gateways, repeat=st.booleans())
+    def heartbeat(self, gateway, repeat):
+        self.calls[gateway] += not (repeat and self.calls[gateway])
+        self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, LEASE)
+
+    @rule(gateway=gateways)
+    def unregister(self, gateway):
+        self.both("unregister", gateway)
+        self.cursors[gateway] = "0"
+        self.calls[gateway] = 0
+
+    @rule(gateway=gateways)
+    def read_events(self, gateway):
+        real, reference = self.each("read_events", gateway, self.cursors[gateway], 0.001)
+        assert real[0] == reference[0]
+
+        # one entry's order among sequences that a seat gave back is the server's own
+        def order(event):
+            return (event.id, event.index, event.token is None)
+
+        assert sorted(real[1], key=order) == sorted(reference[1], key=order)
+        self.cursors[gateway] = real[0]
+        for event in real[1]:
+            if event.end:
+                assert event.id not in self.ended[gateway], "a second end"
+                self.ended[gateway].add(event.id)
+            else:
+                known = self.tokens.setdefault(event.id, [])
+                if event.index < len(known):
+                    assert known[event.index] == event.token, "a committed token changed"
+                elif event.index == len(known):
+                    known.append(event.token)
+
+    def forget(self, submission):
+        for sequence in submission.sequences:
+            self.tokens.pop(sequence.id, None)
+            for ended in self.ended.values():
+                ended.discard(sequence.id)
+
+    # --- schedulers ---
+
+    def acquire(self, seat, dead):
+        """A new epoch on a free seat or one whose epoch (a pair, one of each pool) is known to be dead."""
+        owner = f"owner-{next(_names)}"
+        pools = (self.real, self.reference)
+        run = self.loop.run_until_complete
+        pair = [run(pool.acquire(seat, owner, LEASE, dead[i] if dead else None)) for i, pool in enumerate(pools)]
+        assert None not in pair
+        assert [run(pool.acquire(seat, owner, LEASE)) for pool in pools] == pair, "a repeat gave another epoch"
+        self.epochs[seat], self.calls[seat] = pair, 0
+        self.last.pop(seat, None)
+
+    @rule(seat=seats)
+    def acquire_a_held_seat(self, seat):
+        assert self.each("acquire", seat, "stranger", LEASE) == (None, None)
+
+    @rule(target=dead, seat=seats)
+    def release(self, seat):
+        held = self.epochs[seat]
+        for pool, epoch in zip((self.real, self.reference), held, strict=True):
+            self.loop.run_until_complete(pool.release(seat, epoch))
+        self.acquire(seat, None)
+        return seat, held
+
+    @rule(target=dead, seat=seats)
+    def take_over(self, seat):
+        held = self.epochs[seat]
+        self.acquire(seat, held)
+        return seat, held
+
+    @rule(seat=seats, idle=st.booleans(), rounds=st.integers(1, 3), every=st.integers(3, 7))
+    def iterate(self, seat, idle, rounds, every):
+        """What a scheduler does: a token or two for each, some end, claims."""
+        for _ in range(rounds):
+            commits = []
+            for i, (id, sequence) in enumerate(sorted(self.reference._seats[seat].running.items())):
+                index = len(sequence.tokens)
+                tokens = [1000 * i + index + n for n in range(1 + i % 2)]
+                end = STOP if (i + index) % every == every - 1 else None
+                commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
+            self.exchange_now(seat, commits, wide, idle)
+
+    @rule(seat=seats, room=rooms, idle=st.booleans(), data=st.data())
+    def exchange(self, seat, room, idle, data):
+        self.exchange_now(seat, self.strange_commits(seat, data), room, idle)
+
+    def exchange_now(self, seat, commits, room, idle):
+        self.calls[seat] += 1
+        call = self.calls[seat]
+        more = {"figures": FIGURES, "counters": {"n": 1.0}, "gauges": {"g": float(call)}, "summary": f"step {call}"}
+        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more)
+        self.same_exchange(self.last[seat], self.epochs[seat])
+
+    @rule(seat=seats)
+    def repeat_exchange(self, seat):
+        if seat in self.last:
+            self.same_exchange(self.last[seat], self.epochs[seat])
+
+    @rule(past=consumes(dead), room=rooms, data=st.data())
+    def exchange_under_a_dead_epoch(self, past, room, data):
+        seat, epochs = past
+        before = self.loop.run_until_complete(self.real.overview())
+        late = Exchange(seat, "", 99, self.strange_commits(seat, data), room, counters={"late": 1.0}, summary="late")
+        assert not self.same_exchange(late, epochs).owned
+        assert self.loop.run_until_complete(self.real.overview()) == before
+
+    def strange_commits(self, seat, data):
+        """To any sequences, the seat's or not: at their next index, or before it with other tokens, or after a gap."""
+        commits = []
+        known = self.reference._sequences
+        running = sorted(self.reference._seats[seat].running) or sorted(known)
+        ids = data.draw(st.lists(st.sampled_from(running), min_size=1, max_size=4)) if running else []
+        ids += data.draw(st.lists(st.sampled_from(sorted(known)), max_size=1)) if known else []
+        for id in ids:
+            sequence = known[id]
+            shift = data.draw(st.sampled_from([0, 0, 0, -1, -2, 1]))
+            tokens = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
+            end = data.draw(st.sampled_from([None, None, STOP, CANCELLED]))
+            index = max(len(sequence.tokens) + shift, 0)
+            commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
+        return commits
+
+    def logprobs(self, sequence, tokens):
+        if sequence.new.sampling.logprobs is None:
+            return None
+        return [Logprobs(-float(i), [(token, -0.5)]) for i, token in enumerate(tokens)]
+
+    def same_exchange(self, exchange, epochs):
+        replies = [
+            self.loop.run_until_complete(pool.exchange(dataclasses.replace(exchange, epoch=epoch)))
+            for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
+        ]
+        timeless = [
+            dataclasses.replace(r, claims=[dataclasses.replace(c, arrival=0.0) for c in r.claims]) for r in replies
+        ]
+        assert timeless[0] == timeless[1]
+        return replies[0]
+
+    # --- always ---
+
+    @invariant()
+    def pools_agree(self):
+        if not hasattr(self, "loop"):
+            return
+        real, reference = self.each("overview")
+        by_name = [sorted(o.seats, key=lambda seat: seat.name) for o in (real, reference)]
+        assert by_name[0] == by_name[1]
+        assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
+        assert real.waiting + real.running + real.ended <= self.submitted
+        assert real.waiting + real.running + real.ended == len(self.reference._sequences)
+        for seat in SEATS:
+            heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
+            assert heard[0] == heard[1]
+
+
+def test_a_server_does_what_the_model_says(server_url):
+    PoolMachine.url = server_url
+    run_state_machine_as_test(
+        PoolMachine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
