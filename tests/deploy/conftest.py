@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,15 +49,3 @@ def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
 def ray_service() -> dict[str, Any]:
     """The RayService of the base as written, for tests that need no kubectl."""
     return yaml.safe_load((ROOT / "deploy/kuberay/base/rayservice.yaml").read_text())
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path: Ray puts unix sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="o-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

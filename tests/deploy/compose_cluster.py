@@ -1,0 +1,113 @@
+"""docker-compose.yml on this machine: its services as processes, its hosts and ports as free local ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from actors.environment import free_ports, own_places
+from services.pool.binaries import choose_server
+from tests.deploy.containers import Containers
+
+HERE = "127.0.0.1"
+
+
+class ComposeCluster:
+    """The services of a compose file; `start` one, wait until it is `healthy`. Files are in `folder`."""
+
+    def __init__(self, compose: dict[str, Any], folder: Path, settings: dict[str, str]) -> None:
+        self.services = interpolated(compose)["services"]
+        self.folder = folder
+        first = free_ports(8, 29_000, 30_000)  # above those of own_places
+        self.pool_port, self.other_pool_port, self.port, self._gcs = range(first, first + 4)
+        dashboard, self._client, self._agent, self._worker_agent = range(first + 4, first + 8)
+        self.url, self.dashboard = f"http://{HERE}:{self.port}", f"http://{HERE}:{dashboard}"
+        (folder / "haproxy").mkdir()
+        environment = own_places(folder / "haproxy") | {
+            "HOME": str(folder),
+            "RAY_AUTH_MODE": "token",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        }
+        self.containers = Containers(self._rewrite(dashboard), environment | settings, folder / "logs")
+        self._settings = settings
+
+    def _rewrite(self, dashboard: int) -> dict[str, str]:
+        return {
+            "valkey-server": str(choose_server().path),
+            "pool:6379": f"{HERE}:{self.pool_port}",
+            "head:6379": f"{HERE}:{self._gcs}",
+            "head:8265": f"{HERE}:{dashboard}",
+            "127.0.0.1:8265": f"{HERE}:{dashboard}",
+            "head:8000": f"{HERE}:{self.port}",
+            "127.0.0.1:52365": f"{HERE}:{self._worker_agent}",
+            "--port=6379": f"--port={self._gcs}",
+            "--dashboard-port=8265": f"--dashboard-port={dashboard}",
+            "--dashboard-host=0.0.0.0": f"--dashboard-host={HERE}",
+            "/var/cache/orca": str(self.folder / "cache"),
+            "deploy/serve.yaml": str(self.folder / "serve.yaml"),
+        }
+
+    def _extra(self, name: str) -> list[str]:
+        """Arguments that keep containers apart that share a machine."""
+        node = [f"--node-ip-address={HERE}", f"--temp-dir={self.folder}", "--dashboard-agent-listen-port"]
+        extra = {
+            "pool": ["--port", str(self.pool_port), "--bind", HERE, "--dir", str(self.folder)],
+            "head": [*node, str(self._agent), f"--ray-client-server-port={self._client}"],
+            "worker": [*node, str(self._worker_agent)],
+        }
+        return extra.get(name, [])
+
+    def start(self, name: str) -> None:
+        service = self.services[name]
+        environment = service.get("environment", {}) | self._settings
+        self.containers.start(name, service["command"] + self._extra(name), environment)
+
+    def healthy(self, name: str) -> None:
+        """Wait until the service's own health check succeeds."""
+        kind, *command = self.services[name]["healthcheck"]["test"]
+        check = ["sh", "-c", *command] if kind == "CMD-SHELL" else command
+        self.containers.until(f"{name} is healthy", lambda: self.containers.run(check).returncode == 0)
+
+    def on_this_machine(self, config: dict[str, Any]) -> Path:
+        """A Serve config as a file, its address ours; two nodes of one machine cannot both listen on it."""
+        own = config | {"http_options": {"host": HERE, "port": self.port}, "proxy_location": "HeadOnly"}
+        file = self.folder / "serve.yaml"
+        file.write_text(yaml.safe_dump(own))
+        return file
+
+    def until_deployed(self) -> None:
+        self.containers.until("the application runs", self._deployed)
+
+    def _deployed(self) -> bool:
+        """Whether the application runs; fails with Serve's own words when it cannot."""
+        token = (self.folder / ".ray/auth_token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        reply = httpx.get(self.dashboard + "/api/serve/applications/", headers=headers, timeout=10)
+        application = reply.json()["applications"].get("orca", {"status": "unknown"})
+        assert application["status"] not in ("DEPLOY_FAILED", "UNHEALTHY"), application["message"]
+        return application["status"] == "RUNNING"
+
+    def until_answering(self, path: str) -> None:
+        self.containers.until(f"{path} answers", lambda: answers(self.url + path))
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def interpolated(value: Any) -> Any:
+    """`${NAME:-default}` as Compose resolves it where no variable is set."""
+    if isinstance(value, dict):
+        return {key: interpolated(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [interpolated(inner) for inner in value]
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) if isinstance(value, str) else value
