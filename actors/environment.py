@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 SERVE_MODE = {
@@ -29,17 +30,32 @@ REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
 
-def prepare_environment() -> tempfile.TemporaryDirectory[str]:
-    """Set this process's environment for a cluster of its own. The folder returned must outlive the cluster."""
-    folder = tempfile.TemporaryDirectory(prefix="orca-serve-")
-    for name, value in (SERVE_MODE | own_places(Path(folder.name))).items():
-        os.environ.setdefault(name, value)
-    return folder
+@contextmanager
+def prepared_environment() -> Iterator[str]:
+    """Set this process's environment for a cluster of its own, until the end of the program; yields its folder.
+
+    A cluster's processes bind their ports seconds later, so its guard port is held meanwhile and keeps others away:
+    HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
+    """
+    with tempfile.TemporaryDirectory(prefix="orca-serve-") as folder, socket.socket() as guard:
+        places: dict[str, str] = {}
+        while not places:
+            places = own_places(Path(folder))
+            try:
+                guard.bind(("0.0.0.0", int(places["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"]) - 1))
+            except OSError:
+                places = {}  # another cluster was faster
+        for name, value in (SERVE_MODE | places).items():
+            os.environ.setdefault(name, value)
+        yield folder
 
 
 def own_places(folder: Path) -> dict[str, str]:
-    """Variables that give a cluster HAProxy files in `folder` and ports that are free now."""
-    first = free_ports(REPLICA_PORTS + 3)
+    """Variables that give a cluster HAProxy files in `folder` and ports that are free now.
+
+    The port before those of the replicas is the guard: nobody uses it, but who holds it holds them all.
+    """
+    first = free_ports(1 + REPLICA_PORTS + 3) + 1
     stats, metrics, fallback = range(first + REPLICA_PORTS, first + REPLICA_PORTS + 3)
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),

@@ -10,7 +10,7 @@ import time
 
 import httpx
 
-from actors.environment import prepare_environment
+from actors.environment import prepared_environment
 from actors.leftovers import end_processes_of
 from services.config import Settings, parse
 from services.errors import OrcaError, SettingsError
@@ -23,7 +23,7 @@ READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 
 def run(arguments: list[str]) -> None:
     settings = parse(arguments, "orca serve")
-    with prepare_environment() as folder:
+    with prepared_environment() as folder:
         try:
             asyncio.run(_serve(settings))
         finally:
