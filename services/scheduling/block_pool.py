@@ -16,6 +16,7 @@ class BlockPool:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the blocks used last are the warmest
         self._held: dict[str, list[int]] = {}
+        self._unchecked = 0  # blocks placed since the last full check
 
     @property
     def free(self) -> int:
@@ -36,6 +37,7 @@ class BlockPool:
             return None
         ids = [self._free.pop() for _ in range(blocks)]
         self._held[request] = ids
+        self._unchecked += blocks
         return ids
 
     def release(self, request: str) -> int:
@@ -44,7 +46,15 @@ class BlockPool:
         self._free.extend(reversed(ids))
         return len(ids)
 
+    def check_idle(self) -> None:
+        """Nothing is held. Looks at each block only after as many were placed: a constant cost a block, and a request
+        that comes while a large pool is idle does not wait for it."""
+        assert self.free == self.num_blocks, f"{self.held} blocks are held by {list(self._held)} while all is idle"
+        if self._unchecked >= self.num_blocks:
+            self.check()
+
     def check(self) -> None:
         """Every block is free or held exactly once."""
         ids = self._free + [block for blocks in self._held.values() for block in blocks]
         assert sorted(ids) == list(range(self.num_blocks)), "a block is lost or shared"
+        self._unchecked = 0

@@ -128,7 +128,7 @@ class Scheduler:
         self._waiting = [entry for entry in self._waiting if entry.end is None]
         self._running = [entry for entry in self._running if entry.end is None]
         if not self._entries:
-            self.blocks.check()
+            self.blocks.check_idle()
 
     # --- what goes out ---------------------------------------------------------------------------------------
 
