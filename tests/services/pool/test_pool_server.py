@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-from conftest import SERVERS
 from pool_helpers import Owner, commit, counts, group, stored
 
 from services.errors import PoolUnavailable
@@ -13,6 +12,8 @@ from services.pool import binaries
 from services.pool.binaries import ServerBinary, choose_server, find_servers
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
+
+SERVERS = find_servers()
 
 
 @pytest.fixture(params=SERVERS, ids=lambda binary: str(binary).replace(" ", "-"))
