@@ -83,7 +83,8 @@ class Rules:
         """Of a sequence that neither waits nor runs any more."""
         sequence.end, sequence.seat = end, None
         self._tell(sequence, TokenEvent(sequence.id, len(sequence.tokens), None, end=end))
-        sequence.listeners.clear()
+        for gateway in self._gateways.values():
+            gateway.listening.discard(sequence.id)
         sequence.group.open -= 1
         if sequence.group.open == 0:
             sequence.group.ended_at = self._now
@@ -188,21 +189,20 @@ class Rules:
         return self._gateways[name]
 
     def _listen(self, gateway: str, ids: list[str]) -> None:
-        self._register(gateway)
-        for sequence in (self._sequences[id] for id in ids if id in self._sequences):
-            if sequence.end is None:
-                sequence.listeners.add(gateway)
+        unended = {id for id in ids if id in self._sequences and self._sequences[id].end is None}
+        self._register(gateway).listening.update(unended)
 
     def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
-        for name in sequence.listeners:
-            self._outbox[name].append(event)
+        for name, gateway in self._gateways.items():
+            if sequence.id in gateway.listening:
+                self._outbox[name].append(event)
 
     def _publish(self) -> None:
         for name, events in self._outbox.items():
-            if gateway := self._gateways.get(name):
-                gateway.count += 1
-                gateway.entries.append((gateway.count, events))
-                self._arrivals[name].wake()
+            gateway = self._gateways[name]
+            gateway.count += 1
+            gateway.entries.append((gateway.count, events))
+            self._arrivals[name].wake()
         self._outbox.clear()
 
     def _count(self, increments: dict[str, float]) -> None:

@@ -50,7 +50,6 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     end: End | None = None
-    listeners: set[str] = field(default_factory=set)
 
     @property
     def id(self) -> str:
@@ -105,4 +104,5 @@ class Gateway:
     call: int = 0
     known: bool = False  # the reply to `call`
     count: int = 0
+    listening: set[str] = field(default_factory=set)
     entries: deque[tuple[int, list[TokenEvent]]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))

@@ -17,7 +17,7 @@ for i, want in ipairs(wanted) do
   local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "prompt_len", "end")
   if sequence[1] then
     if sequence[1] ~= "ended" then
-      listen(id, gateway)
+      redis.call("SADD", P .. "listening:" .. gateway, id)
     end
     local index = math.min(want[2], redis.call("STRLEN", P .. "tok:" .. id) / 4)
     snapshots[i] = { sequence[2], index, redis.call("GETRANGE", P .. "tok:" .. id, 4 * index, -1),

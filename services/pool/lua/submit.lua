@@ -23,7 +23,7 @@ if earlier then
   register(gateway)
   for _, id in ipairs(cmsgpack.unpack(redis.call("HGET", P .. "group:" .. earlier, "ids"))) do
     if redis.call("HGET", P .. "seq:" .. id, "state") ~= "ended" then
-      listen(id, gateway)
+      redis.call("SADD", P .. "listening:" .. gateway, id)
     end
   end
   return { earlier, 1, "" }
@@ -47,7 +47,7 @@ for i, sequence in ipairs(sequences) do
   redis.call("HSET", P .. "seq:" .. sequence[1], "state", "waiting", "group", request, "rank", rank + i - 1,
     "prompt", sequence[2], "prompt_len", #sequence[2] / 4, "tokens_max", sequence[3], "sampling", sequence[5])
   redis.call("ZADD", WAITING, rank + i - 1, sequence[1])
-  redis.call("HSET", LISTENERS, sequence[1], gateway)
+  redis.call("SADD", P .. "listening:" .. gateway, sequence[1])
 end
 redis.call("HSET", META, "rank", rank + #ids - 1)
 redis.call("HINCRBY", META, "bytes", bytes)

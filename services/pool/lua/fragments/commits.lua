@@ -1,13 +1,12 @@
 -- include: keys publish end_sequence
-local CHUNK = 1000 -- arguments of one command; unpack holds less than 8,000
+local CHUNK = 4000 -- arguments of one command; unpack holds less than 8,000
 
 -- `command key ids...` for any number of ids: the replies in one table.
 local function bulk(command, key, ids)
-  local replies = {}
-  for first = 1, #ids, CHUNK do
-    local part = redis.call(command, key, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))
-    for i = 1, #part do
-      replies[first + i - 1] = part[i]
+  local replies = redis.call(command, key, unpack(ids, 1, math.min(CHUNK, #ids)))
+  for first = CHUNK + 1, #ids, CHUNK do
+    for _, reply in ipairs(redis.call(command, key, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))) do
+      replies[#replies + 1] = reply
     end
   end
   return replies
@@ -25,9 +24,9 @@ local function tail(items, from)
   return rest
 end
 
--- Appends to one sequence what it does not have yet: committed tokens never change. Returns its end (blob), or
+-- The i-th commit: appends to one sequence what it does not have yet: committed tokens never change. Returns its end (blob), or
 -- false if it goes on.
-local function append(listeners, id, index, tokens, logprobs, blob)
+local function append(boxes, heard, i, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
   local have = redis.call("STRLEN", key) / 4
   if index > have then
@@ -44,7 +43,11 @@ local function append(listeners, id, index, tokens, logprobs, blob)
   elseif not blob then
     return false
   end
-  tell(listeners, id, index, tokens, logprobs, blob)
+  for b = 1, #boxes do
+    if heard[b][i] == 1 then
+      put(boxes[b], id, index, tokens, logprobs, blob)
+    end
+  end
   return blob
 end
 
@@ -52,23 +55,27 @@ end
 -- them.
 local function commit_all(seat, batch)
   local ids, indices, counts, tokens, extras = unpack(batch)
-  local owned, extra_of, foreign, first = {}, {}, {}, 1
-  local listeners = bulk("HMGET", LISTENERS, ids)
-  for i, member in ipairs(bulk("SMISMEMBER", P .. "running:" .. seat, ids)) do
-    owned[ids[i]] = member == 1
+  local over, extra_of, foreign, first = {}, {}, {}, 1
+  if #ids == 0 then
+    return foreign
   end
+  local boxes, heard = all_outboxes(), {} -- heard: for each gateway, for each commit, 1 if it listens
+  for b, box in ipairs(boxes) do
+    heard[b] = bulk("SMISMEMBER", box.listening, ids)
+  end
+  local owned = bulk("SMISMEMBER", P .. "running:" .. seat, ids)
   for e = 1, #extras, 3 do
     extra_of[extras[e]] = e
   end
-  for i, id in ipairs(ids) do
-    local last, e, logprobs, blob = first + 4 * counts[i] - 1, extra_of[i], false, false
+  for i = 1, #ids do
+    local id, last, e, logprobs, blob = ids[i], first + 4 * counts[i] - 1, extra_of[i], false, false
     if e then
       logprobs, blob = extras[e + 1], extras[e + 2]
     end
-    if owned[id] then
-      blob = append(listeners[i], id, indices[i], string.sub(tokens, first, last), logprobs, blob)
+    if owned[i] == 1 and not over[id] then
+      blob = append(boxes, heard, i, id, indices[i], string.sub(tokens, first, last), logprobs, blob)
       if blob then
-        owned[id] = false
+        over[id] = true
         redis.call("SREM", P .. "running:" .. seat, id)
         redis.call("SREM", P .. "cancelled:" .. seat, id)
         end_sequence(id, blob)

@@ -1,9 +1,11 @@
--- include: keys time
+-- include: keys time publish
 -- The one place where a sequence ends. The caller took it from `waiting` or `running:<seat>` and tells listeners.
 local function end_sequence(id, blob)
   redis.call("HSET", P .. "seq:" .. id, "state", "ended", "end", blob)
   redis.call("HDEL", P .. "seq:" .. id, "seat")
-  redis.call("HDEL", LISTENERS, id)
+  for _, box in ipairs(all_outboxes()) do
+    redis.call("SREM", box.listening, id)
+  end
   redis.call("HINCRBY", META, "ended", 1)
   local group = redis.call("HGET", P .. "seq:" .. id, "group")
   if redis.call("HINCRBY", P .. "group:" .. group, "open", -1) == 0 then

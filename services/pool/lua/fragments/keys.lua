@@ -19,9 +19,9 @@
 --   gateways        zset: gateway -> time (us) its registration runs out
 --   gateway:<name>  hash: registration, events (number of the last one), fresh, call, known (reply to that call)
 --   events:<name>   stream: what the gateway listens to
---   listeners       hash: id of a sequence that has not ended -> its gateways, separated by spaces
+--   listening:<name> set: ids of the sequences, not ended, that the gateway listens to
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
 local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
-local GATEWAYS, LISTENERS = P .. "gateways", P .. "listeners"
+local GATEWAYS = P .. "gateways"

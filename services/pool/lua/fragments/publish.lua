@@ -3,44 +3,47 @@
 --   ids, indices, counts of tokens, all tokens (packed, one string), and for those with more to say
 --   extras: position in the batch, [log probabilities (opaque), ...] or false, end (opaque) or false, by turns
 local EVENTS_KEPT = 2048 -- entries for a gateway, about
-local outboxes, outboxes_of = {}, {}
 
--- The batches that these listeners, gateways separated by spaces, get from this script.
-local function boxes_for(listeners)
-  local boxes = {}
-  for gateway in string.gmatch(listeners, "%S+") do
-    outboxes[gateway] = outboxes[gateway] or { {}, {}, {}, {}, {} }
-    boxes[#boxes + 1] = outboxes[gateway]
+-- One batch for each registered gateway, made when first asked for, after gateways were forgotten.
+local outboxes
+local function all_outboxes()
+  if not outboxes then
+    outboxes = {}
+    for i, gateway in ipairs(redis.call("ZRANGE", GATEWAYS, 0, -1)) do
+      outboxes[i] = { {}, {}, {}, {}, {}, size = 0, gateway = gateway, listening = P .. "listening:" .. gateway }
+    end
   end
-  outboxes_of[listeners] = boxes
-  return boxes
+  return outboxes
 end
 
--- Queues for the listeners: tokens (packed) from an index on, perhaps log probabilities of each, perhaps the end.
-local function tell(listeners, id, index, tokens, logprobs, blob)
-  if not listeners then
-    return
+-- Queues tokens (packed) from an index on, perhaps log probabilities of each, perhaps the end.
+local function put(box, id, index, tokens, logprobs, blob)
+  local n = box.size + 1
+  box.size, box[1][n], box[2][n], box[3][n], box[4][n] = n, id, index, #tokens / 4, tokens
+  if logprobs or blob then
+    local extras, e = box[5], #box[5]
+    extras[e + 1], extras[e + 2], extras[e + 3] = n, logprobs, blob
   end
-  for _, box in ipairs(outboxes_of[listeners] or boxes_for(listeners)) do
-    local n, extras = #box[1] + 1, box[5]
-    box[1][n], box[2][n], box[3][n], box[4][n] = id, index, #tokens / 4, tokens
-    if logprobs or blob then
-      local e = #extras
-      extras[e + 1], extras[e + 2], extras[e + 3] = n, logprobs, blob
+end
+
+-- Queues the end of a sequence for all who listen to it.
+local function tell_end(id, index, blob)
+  for _, box in ipairs(all_outboxes()) do
+    if redis.call("SISMEMBER", box.listening, id) == 1 then
+      put(box, id, index, "", false, blob)
     end
   end
 end
 
--- Writes one entry for each registered gateway. Entries of a registration count up from 1, so that a reader sees
+-- Writes one entry for each gateway with events. Entries of a registration count up from 1, so that a reader sees
 -- whether the stream was cut before it had read it.
 local function publish()
-  for gateway, box in pairs(outboxes) do
-    if redis.call("ZSCORE", GATEWAYS, gateway) then
-      box[4] = table.concat(box[4])
-      local n = redis.call("HINCRBY", P .. "gateway:" .. gateway, "events", 1)
-      local registration = redis.call("HGET", P .. "gateway:" .. gateway, "registration")
-      redis.call("XADD", P .. "events:" .. gateway, "MAXLEN", "~", EVENTS_KEPT, registration .. "-" .. n,
-        "e", cmsgpack.pack(box))
+  for _, box in ipairs(outboxes or {}) do
+    if box.size > 0 then
+      local n = redis.call("HINCRBY", P .. "gateway:" .. box.gateway, "events", 1)
+      local registration = redis.call("HGET", P .. "gateway:" .. box.gateway, "registration")
+      redis.call("XADD", P .. "events:" .. box.gateway, "MAXLEN", "~", EVENTS_KEPT, registration .. "-" .. n,
+        "e", cmsgpack.pack({ box[1], box[2], box[3], table.concat(box[4]), box[5] }))
     end
   end
 end
