@@ -1,5 +1,6 @@
 # make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
 # make test    set up, lint, types, import contracts, all tests
+# make verify  the paper trace over HTTP, each output against generate() alone
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
@@ -7,7 +8,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
-.PHONY: serve test lint bench clean
+.PHONY: serve test lint verify bench clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -20,6 +21,9 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+verify: .venv/serve
+	$(BIN)/python -m load.verify
 
 bench: .venv/serve
 	$(BIN)/python -m load.bench
