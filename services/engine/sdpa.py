@@ -101,9 +101,9 @@ class SdpaAttention:
 
     def _pad(self, batch: FlatBatch, lengths: list[int], requests: list[int]) -> _Singles:
         device = batch.slots.device
-        most = max(len(batch.block_tables[i]) for i in requests)
-        padding = [self._cache.padding_block] * most
-        blocks = [(batch.block_tables[i] + padding)[:most] for i in requests]
+        tables = [self._filled(batch.block_tables[i], lengths[i]) for i in requests]
+        most = max(map(len, tables))
+        blocks = [table + [self._cache.padding_block] * (most - len(table)) for table in tables]
         keys = torch.arange(most * self._cache.block_size, device=device)
         mask = keys < torch.tensor([lengths[i] for i in requests], device=device)[:, None]
         return _Singles(
@@ -112,10 +112,15 @@ class SdpaAttention:
             mask=mask[:, None, None, :],
         )
 
+    def _filled(self, table: list[int], length: int) -> list[int]:
+        """The blocks that hold a request's `length` keys; those reserved for what is to come are not read."""
+        return table[: -(-length // self._cache.block_size)]
+
     def _span(self, batch: FlatBatch, i: int) -> _Span:
         tokens = slice(batch.starts[i], batch.starts[i + 1])
         if batch.contexts[i] == 0:
             return _Span(tokens, None, None)
-        blocks = torch.tensor([batch.block_tables[i]], device=batch.slots.device)
+        filled = self._filled(batch.block_tables[i], batch.contexts[i] + batch.length(i))
+        blocks = torch.tensor([filled], device=batch.slots.device)
         keys = torch.arange(blocks.numel() * self._cache.block_size, device=batch.slots.device)
         return _Span(tokens, blocks, keys <= batch.positions[0, tokens][:, None])
