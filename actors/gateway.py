@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.scheduler import open_pool
+from actors.pool import open_pool
 from gateway.app import create_app
 from gateway.model import ServedModel
 from services.config import load
@@ -30,7 +30,6 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings
         folder = resolve(settings.model, settings.cache_dir, log.info)
-        model = ServedModel(
-            settings.served_model_name or folder.name, Tokenizer.load(folder), ModelInfo.load(folder), int(time.time())
-        )
-        return create_app(open_pool(settings), model, settings, echo_request_id=False)
+        info, name = ModelInfo.load(folder), settings.served_model_name or folder.name
+        model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
+        return create_app(open_pool(settings, info), model, settings, echo_request_id=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.engine_link import EngineLink
 from actors.placement import attach, cluster_id
+from actors.pool import open_pool
 from actors.seat import Seat, hold, take_seat
 from services.clock import RealClock
 from services.config import Settings, load
@@ -18,7 +19,7 @@ from services.errors import EngineLost, PoolUnavailable, StaleEpoch
 from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo, resolve
-from services.pool import Limits, RequestPool
+from services.pool import RequestPool
 from services.scheduling import RequestLevelScheduler, Scheduler
 from services.telemetry import Counters
 from services.text import TextTables
@@ -27,11 +28,6 @@ from services.wire import unpack
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep an idle engine from ending itself
 
 log = logging.getLogger(__name__)
-
-
-def open_pool(settings: Settings) -> RequestPool:
-    limits = Limits(settings.max_waiting, settings.max_pool_bytes, settings.keep_ended)
-    return RequestPool(settings.redis_url, settings.pool, limits)
 
 
 class SchedulerReplica:
@@ -63,7 +59,7 @@ class SchedulerReplica:
         folder = await asyncio.to_thread(resolve, self._settings.model, self._settings.cache_dir, log.info)
         self._model, self._text = ModelInfo.load(folder), TextTables.load(folder)
         self._counters = Counters()
-        pool = open_pool(self._settings)
+        pool = open_pool(self._settings, self._model)
         try:
             while not self._draining:
                 await self._own_a_seat(pool)

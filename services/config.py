@@ -35,9 +35,9 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
     redis_url: Annotated[str, Field(description="pool server; empty: start one as a child process")] = ""
-    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the pool in the server")] = (
-        "default"
-    )
+    pool: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in its server")
+    ] = "default"
     durability: Annotated[
         Literal["everysec", "strict"],
         Field(description="the started server syncs its file each second, or always"),

@@ -15,7 +15,7 @@ from load.server import OrcaServer
 from load.workloads import paper
 
 HELP = "the paper's trace over HTTP against in process, in turn"
-ROUNDS = 3
+ROUNDS = 2
 MAX_BATCH_SIZE = 32
 
 

@@ -1,0 +1,18 @@
+"""The pool that a cluster's processes share."""
+
+from __future__ import annotations
+
+from services.config import Settings
+from services.models import ModelInfo
+from services.pool import Limits, RequestPool
+
+
+def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
+    """The pool of these settings, not connected yet.
+
+    A pool serves one model, so its name in the server holds the model's revision: a server that is started again with
+    another model, or two that share a pool server, never run each other's requests.
+    """
+    kind = "null" if settings.null_engine else model.revision
+    limits = Limits(settings.max_waiting, settings.max_pool_bytes, settings.keep_ended)
+    return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits)
