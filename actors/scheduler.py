@@ -14,7 +14,7 @@ from actors.placement import attach, cluster_id
 from actors.pool import open_pool
 from actors.seat import Seat, hold, take_seat
 from services.clock import RealClock
-from services.config import Settings, load
+from services.config import load
 from services.errors import EngineLost, PoolUnavailable, StaleEpoch
 from services.loop import EngineLoop
 from services.messages import EngineFigures
