@@ -78,8 +78,9 @@ class EngineActor:
         self._heard = time.monotonic()
         threading.Thread(target=self._end_when_orphaned, name="orphan-watch", daemon=True).start()
 
+    @ray.method(max_task_retries=-1)
     def build(self) -> str:
-        """Which build this is; answers once the weights are loaded."""
+        """Which build this is; answers once the weights are loaded, also where that is after a restart."""
         self.keep()
         return self._build
 

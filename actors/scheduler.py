@@ -25,6 +25,7 @@ from services.telemetry import Counters
 from services.text import TextTables
 from services.wire import unpack
 
+PAUSE = 0.2  # seconds before the next try with an engine that was lost
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep an idle engine from ending itself
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class SchedulerReplica:
         except EngineLost as error:
             self._counters.inc("orca:engine_losses")
             log.warning("seat %s: %s", seat.name, error)
+            await asyncio.sleep(PAUSE)
         finally:
             with contextlib.suppress(PoolUnavailable):  # then the lease runs out by itself
                 await pool.release(seat.name, seat.epoch)

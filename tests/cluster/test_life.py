@@ -63,6 +63,20 @@ def test_a_stream_outlives_its_scheduler_and_the_engine_keeps_its_weights(server
     assert server.pids("ray::ServeReplica:orca:scheduler") != [scheduler]
 
 
+def test_a_stream_outlives_its_engine(server: OrcaServer) -> None:
+    body = LONG | {"return_token_ids": True, "temperature": 1, "seed": 7}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        undisturbed = tokens(response.iter_lines())
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=100) as response:
+        lines = response.iter_lines()
+        next(lines)
+        (engine,) = server.pids("ray::EngineActor")
+        os.kill(engine, signal.SIGKILL)
+        assert tokens(lines)[-50:] == undisturbed[-50:]
+    assert server.pids("ray::EngineActor") != [engine]
+    assert server.metrics()["orca:engine_losses_total"] == 1
+
+
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     with OrcaServer(tmp_path, "--null-engine", "--engines", "2", "--policy", "request") as server:
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 5}, timeout=30)
