@@ -43,8 +43,14 @@ class Progress:
 async def _serve(settings: Settings) -> None:
     say = Progress()
     stopping = asyncio.Event()
+
+    def stop() -> None:
+        if not stopping.is_set():
+            say("stopping")
+        stopping.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     _check_port(settings)
     await _run_until(stopping, settings, say)
 
@@ -67,7 +73,6 @@ async def _run_until(stopping: asyncio.Event, settings: Settings, say: Progress)
         if not stopping.is_set():
             say(_ready_line(settings))
         await stopping.wait()
-        say("stopping")
     finally:
         await asyncio.to_thread(cluster.stop, settings)
         if server is not None:
