@@ -79,6 +79,7 @@ class OrcaServer:
         spent: dict[str, float] = {}
         for pid in self.descendants():
             title = _title(pid).split(" ")[0].rpartition("/")[2]
+            title = title.partition(".")[0] if title.startswith("ray::") else title  # without the method it runs
             spent[title] = spent.get(title, 0.0) + _cpu_seconds(pid)
         return spent
 
