@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,18 +19,17 @@ pytestmark = pytest.mark.cluster
 LONG = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
-def wait_until(condition: object, seconds: float = 30.0) -> None:
-    assert callable(condition)
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.05)
 
 
-def tokens(lines: object) -> list[int]:
+def tokens(lines: Iterator[str]) -> list[int]:
     """Token ids of a stream, to its `[DONE]`."""
     found: list[int] = []
-    for line in lines:  # type: ignore[attr-defined]
+    for line in lines:
         if line.startswith("data: "):
             if line == "data: [DONE]":
                 return found
