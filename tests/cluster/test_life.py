@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,20 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.05)
+
+
+def kill(pids: list[int]) -> None:
+    (pid,) = pids
+    os.kill(pid, signal.SIGKILL)
+
+
+def stream(server: OrcaServer, body: dict[str, object], at_first: Callable[[], None] = lambda: None) -> list[int]:
+    """Token ids of a whole stream; `at_first` is called when the first have come."""
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=100) as response:
+        lines = response.iter_lines()
+        first = next(line for line in lines if line.startswith("data: "))
+        at_first()
+        return tokens(itertools.chain([first], lines))
 
 
 def tokens(lines: Iterator[str]) -> list[int]:
@@ -49,31 +64,20 @@ def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
 
 def test_a_stream_outlives_its_scheduler_and_the_engine_keeps_its_weights(server: OrcaServer) -> None:
     body = LONG | {"return_token_ids": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
-        undisturbed = tokens(response.iter_lines())
+    undisturbed = stream(server, body)
     assert len(undisturbed) == 60
-    engine = server.pids("ray::EngineActor")
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
-        lines = response.iter_lines()
-        next(lines)
-        (scheduler,) = server.pids("ray::ServeReplica:orca:scheduler")
-        os.kill(scheduler, signal.SIGKILL)
-        assert tokens(lines)[-50:] == undisturbed[-50:]
+    engine, scheduler = server.pids("ray::EngineActor"), server.pids("ray::ServeReplica:orca:scheduler")
+    assert stream(server, body, lambda: kill(scheduler)) == undisturbed
     assert server.pids("ray::EngineActor") == engine
-    assert server.pids("ray::ServeReplica:orca:scheduler") != [scheduler]
+    assert server.pids("ray::ServeReplica:orca:scheduler") != scheduler
 
 
 def test_a_stream_outlives_its_engine(server: OrcaServer) -> None:
     body = LONG | {"return_token_ids": True, "temperature": 1, "seed": 7}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
-        undisturbed = tokens(response.iter_lines())
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=100) as response:
-        lines = response.iter_lines()
-        next(lines)
-        (engine,) = server.pids("ray::EngineActor")
-        os.kill(engine, signal.SIGKILL)
-        assert tokens(lines)[-50:] == undisturbed[-50:]
-    assert server.pids("ray::EngineActor") != [engine]
+    undisturbed = stream(server, body)
+    engine = server.pids("ray::EngineActor")
+    assert stream(server, body, lambda: kill(engine)) == undisturbed
+    assert server.pids("ray::EngineActor") != engine
     assert server.metrics()["orca:engine_losses_total"] == 1
 
 
