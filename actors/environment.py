@@ -16,7 +16,6 @@ from pathlib import Path
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
     # as urgent as the client's processes and the pool's server beside it; Ray's own choice is 15
     "RAY_worker_niceness": "0",
     # this cluster is one machine: Ray's own servers listen on the loopback address alone

@@ -66,7 +66,8 @@ class ComposeCluster:
     def start(self, name: str) -> None:
         service = self.services[name]
         environment = service.get("environment", {}) | self._settings
-        self.containers.start(name, service["command"] + self._extra(name), environment)
+        restart = service.get("restart") == "unless-stopped"
+        self.containers.start(name, service["command"] + self._extra(name), environment, restart)
 
     def healthy(self, name: str) -> None:
         """Wait until the service's own health check succeeds."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.deploy.conftest import ROOT
 
 CONTAINER = Path(__file__).with_name("container.py")
 TIMEOUT = 120.0  # seconds, for machines with much else to do
+RESTARTS = 3  # of a container whose service says so; Ray gives a raylet 30 s to start, which a busy machine may exceed
 
 
 class Containers:
@@ -31,6 +33,8 @@ class Containers:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = clean | {"PATH": path, "PYTHONPATH": str(ROOT)} | dict(environment)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: dict[str, int] = {}
+        self._again: dict[str, Callable[[], None]] = {}
         self._logs = logs
         logs.mkdir()
 
@@ -41,9 +45,14 @@ class Containers:
         for name in reversed(list(self._running)):
             self.stop(name)
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, Any] | None = None) -> None:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, Any] | None = None, restart: bool = False
+    ) -> None:
+        """`restart`: while it is waited for, a container that ends is started again, as Docker does."""
+        if restart:
+            self._again[name] = partial(self.start, name, command, environment)
         arguments = [self._rewritten(part) for part in command]
-        with (self._logs / name).open("wb") as log:
+        with (self._logs / name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [sys.executable, str(CONTAINER), *arguments],
                 cwd=ROOT,
@@ -80,10 +89,20 @@ class Containers:
         """Wait for `condition`; fails with all logs after a while, or when a container has ended."""
         end = time.monotonic() + TIMEOUT
         while not condition():
-            ended = [name for name, process in self._running.items() if process.poll() is not None]
+            ended = [
+                n for n, process in list(self._running.items()) if process.poll() is not None and not self._revived(n)
+            ]
             assert not ended, f"{ended} ended while waiting: {what}\n{self.logs()}"
             assert time.monotonic() < end, f"not within {TIMEOUT} s: {what}\n{self.logs()}"
             time.sleep(0.2)
+
+    def _revived(self, name: str) -> bool:
+        """Start an ended container again, if its service says so and it did not end too often."""
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        if name not in self._again or self._restarts[name] > RESTARTS:
+            return False
+        self._again[name]()
+        return True
 
     def logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in self._logs.iterdir())
