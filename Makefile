@@ -14,7 +14,8 @@ serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not cluster' --numprocesses 2
+	$(BIN)/python -m pytest -m cluster
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from load.server import OrcaServer
 from tests.load.locust_run import run_locust
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 
 def test_all_streams_of_a_headless_run_are_whole(server: OrcaServer, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from load.server import ROOT, OrcaServer
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 
 def test_the_printed_curl_answers(server: OrcaServer) -> None:

@@ -9,7 +9,7 @@ from load.stream_client import run_trace
 from load.verify import alone, load_stock
 from load.workloads import paper
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 async def test_each_output_equals_generate_alone(server: OrcaServer) -> None:

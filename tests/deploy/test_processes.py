@@ -19,7 +19,7 @@ from tests.deploy.compose_cluster import ComposeCluster
 from tests.deploy.conftest import ROOT
 from tests.tiny_models import make_tiny_model
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PASSWORD = "abc123"
 
