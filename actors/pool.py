@@ -14,5 +14,5 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     another model, or two that share a pool server, never run each other's requests.
     """
     kind = "null" if settings.null_engine else model.revision
-    limits = Limits(settings.max_waiting, settings.max_pool_bytes, settings.keep_ended)
+    limits = Limits(settings.max_waiting, settings.max_pool_bytes, settings.keep_ended, settings.grace)
     return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits)

@@ -72,6 +72,20 @@ class Settings(BaseSettings):
     max_waiting: Annotated[int, Field(ge=1, description="waiting sequences, above which submits get a 429")] = 10_000
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     keep_ended: Annotated[float, Field(ge=1, description="seconds an ended request stays readable")] = 600.0
+    grace: Annotated[
+        float,
+        Field(ge=1, description="seconds a resumable request, or one whose gateway died, runs without a follower"),
+    ] = 60.0
+    api_keys: Annotated[
+        dict[str, str], Field(description="tenant of each API key, as JSON; empty: no key is asked for")
+    ] = {}
+    drain_timeout: Annotated[
+        float, Field(ge=0, description="seconds a replica that is told to stop may take for the streams it has")
+    ] = 10.0
+    deadly_token: Annotated[
+        int,
+        Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
+    ] = -1
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest HTTP body")] = 8 << 20
     completion_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of completions")] = 16
     chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024

@@ -19,6 +19,10 @@ class EngineLost(OrcaError):
     """The engine died or does not answer: everything in flight on it must be recomputed elsewhere."""
 
 
+class EngineStuck(EngineLost):
+    """The engine lives but finishes no iteration: whoever holds its seat kills it and treats it as dead."""
+
+
 class StaleEpoch(OrcaError):
     """The caller's epoch is over: somebody else owns the seat now."""
 

@@ -122,6 +122,16 @@ class Claim:
     prompt: list[int]
     output: list[int]
     sampling: SamplingParams
+    strikes: int = 0  # engines that died under it since its last committed token; from two on it runs alone
+
+
+@dataclass(frozen=True, slots=True)
+class SeatGrant:
+    """What `acquire` says: the caller's new epoch, or who holds the seat under which epoch while that lease lives."""
+
+    granted: bool
+    epoch: str
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,9 @@ class Exchange:
     """One call of `pool.exchange`: commits, renews the lease, offers room.
 
     A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
-    seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell.
+    seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell. `holds`, sent
+    after an outage of the pool, is all the caller has: what else the pool thinks this seat runs waits again, because
+    the pool may have lost how it ended.
     """
 
     seat: str
@@ -142,18 +154,24 @@ class Exchange:
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
+    holds: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeReply:
     """`owned` false: the epoch is over, nothing was written, the caller drops all it holds.
 
-    `cancelled` ids stay listed until their terminal event is committed.
+    `foreign` ids were in `commits` or `holds` but are not the seat's (any more): the caller drops them before it
+    takes the claims, among which they may come again. `have` names sequences that hold fewer tokens than a commit's
+    index, since the pool lost its tail: the caller sends theirs again from that index. `cancelled` ids stay listed
+    until their terminal event is committed.
     """
 
     owned: bool
     claims: list[Claim] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    have: dict[str, int] = field(default_factory=dict)
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------
@@ -161,11 +179,16 @@ class ExchangeReply:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """One sequence of a submission; its id is `<request>/<choice>`."""
+    """One sequence of a submission; its id is `<request>/<choice>`.
+
+    `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there.
+    """
 
     id: str
     prompt: list[int]
     sampling: SamplingParams
+    output: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +197,9 @@ class Submission:
 
     `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
     to go on with this request.
+
+    `resumable`: when its last follower closes it is cancelled only after the pool's grace, not at once.
+    `background`: it runs to its end whether anybody follows it or not.
     """
 
     request: str
@@ -182,6 +208,8 @@ class Submission:
     tenant: str = "default"
     idempotency_key: str | None = None
     body: bytes = b""
+    resumable: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +222,19 @@ class SubmitReply:
     request: str
     existed: bool = False
     refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A submitted group, for whoever goes on with it. Sequences in order of their choices."""
+
+    request: str
+    tenant: str
+    sequences: list[str]
+    body: bytes
+    ended: bool
+    resumable: bool
+    background: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +271,7 @@ class Seat:
     running: int
     gauges: dict[str, float]
     summary: str
+    owner: str = ""  # who holds it; empty while nobody does
 
 
 @dataclass(frozen=True, slots=True)

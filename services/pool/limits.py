@@ -16,7 +16,8 @@ TOP_LOGPROB_BYTES = 15
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a pool: waiting sequences, bytes of all its sequences, seconds an ended group stays readable.
+    """Bounds of a pool: waiting sequences, bytes of all its sequences, seconds an ended group stays readable,
+    seconds (`grace`) a resumable group, or one whose gateway died, goes on without a follower.
 
     Groups that ended make place earlier when the bytes are needed.
     """
@@ -24,6 +25,7 @@ class Limits:
     max_waiting: int = 10_000
     max_bytes: int = 1 << 30
     keep_ended: float = 600.0
+    grace: float = 60.0
 
 
 def sequence_bytes(sequence: NewSequence) -> int:
