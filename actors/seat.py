@@ -29,12 +29,12 @@ async def take_seat(pool: RequestPool, cluster: str, engines: int, owner: str, l
         for index in range(engines):
             name = f"{cluster}/{index}"
             try:
-                epoch = await pool.acquire(name, owner, lease)
+                grant = await pool.acquire(name, owner, lease)
             except PoolUnavailable as error:
                 log.warning("waiting for the pool: %s", error)
                 break
-            if epoch is not None:
-                return Seat(name, index, epoch)
+            if grant.granted:
+                return Seat(name, index, grant.epoch)
         await asyncio.sleep(lease / 3)
 
 

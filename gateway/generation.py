@@ -79,11 +79,12 @@ class Generations:
 
     async def _join(self, ticket: Ticket, request: str, timing: Timing, receive: Receive) -> Generation:
         """Follow the request that came earlier under the same idempotency key, from its first token on."""
-        body = orjson.loads(await self._pool.body(request) or b"{}")
-        if body.get("digest") != orjson.loads(ticket.submission.body)["digest"]:
+        group = await self._pool.group(request)
+        body = orjson.loads(group.body) if group else {}
+        if group is None or body["digest"] != orjson.loads(ticket.submission.body)["digest"]:
             text = "This 'Idempotency-Key' was used with another request."
             raise ApiError(Kind.KEY_REUSED, text)
-        inbox = self._reader.follow(await self._pool.sequences(request))
+        inbox = self._reader.follow(group.sequences)
         inbox.submitted = True
         generation = _watched(Generation(ticket, request, body["created"], inbox, timing), receive)
         try:

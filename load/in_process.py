@@ -76,8 +76,7 @@ async def run_trace(
 async def _loop(
     engine: Engine, pool: ReferencePool, clock: RealClock, max_batch_size: int, policy: str
 ) -> tuple[EngineLoop, LocalEngine]:
-    epoch = await pool.acquire(SEAT, "bench", LEASE)
-    assert epoch is not None, "a fresh pool's seat is free"
+    epoch = (await pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
     engine.reset(epoch)
     figures = engine.figures
     scheduler = POLICIES[policy](

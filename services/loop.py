@@ -233,9 +233,11 @@ class EngineLoop:
             raise StaleEpoch(f"epoch {self._seat.epoch} of seat {self._seat.name} is over")
         exchange, self._exchange, self._backoff = self._exchange, None, FIRST_RETRY
         self._stats.exchanged(self._clock.now() - self._call_began)
+        self._scheduler.cancel(reply.foreign)  # before they may be claimed anew
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
-        self._nothing_waits = exchange.idle and not reply.claims and not self._scheduler.has_commits()
+        nothing = not reply.claims and not reply.lost and not self._scheduler.has_commits()
+        self._nothing_waits = exchange.idle and nothing
 
     async def _wait_for_bell(self) -> None:
         """Nothing to do: until the pool rings, the lease wants renewing, or `stop`."""

@@ -140,8 +140,8 @@ class Exchange:
 
     A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
     seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell. `holds`, sent
-    after an outage of the pool, is all the caller has: what else the pool thinks this seat runs waits again, because
-    the pool may have lost how it ended.
+    after an outage of the pool or a reply that is `lost`, is all the caller has: what else the pool thinks this seat
+    runs waits again, because the pool may have lost how it ended.
     """
 
     seat: str
@@ -150,7 +150,7 @@ class Exchange:
     commits: list[Commit]
     room: Room
     idle: bool = False
-    figures: EngineFigures | None = None  # sent with the first exchange of an epoch
+    figures: EngineFigures | None = None  # sent with the first exchange of an epoch, and with `holds`
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
@@ -164,7 +164,8 @@ class ExchangeReply:
     `foreign` ids were in `commits` or `holds` but are not the seat's (any more): the caller drops them before it
     takes the claims, among which they may come again. `have` names sequences that hold fewer tokens than a commit's
     index, since the pool lost its tail: the caller sends theirs again from that index. `cancelled` ids stay listed
-    until their terminal event is committed.
+    until their terminal event is committed. `lost`: the pool lost exchanges of this seat that it had answered, and
+    claimed nothing; the next exchange carries `holds`.
     """
 
     owned: bool
@@ -172,6 +173,7 @@ class ExchangeReply:
     cancelled: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     have: dict[str, int] = field(default_factory=dict)
+    lost: bool = False
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ async def _submit(pool: RequestPool, count: int) -> list[float]:
 
 
 async def _exchange(pool: RequestPool, running: int, rounds: int) -> list[float]:
-    epoch = await pool.acquire(SEAT, f"bench {running}", LEASE)
-    assert epoch is not None, "the seat was released"
+    grant = await pool.acquire(SEAT, f"bench {running}", LEASE)
+    assert grant.granted, "the seat was released"
+    epoch = grant.epoch
     reply = await pool.exchange(Exchange(SEAT, epoch, 1, [], Room(running, running * 1024, 16)))
     have = {claim.id: len(claim.output) for claim in reply.claims}
     assert len(have) == running, f"{len(have)} claims of {running}"

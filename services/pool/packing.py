@@ -21,10 +21,12 @@ from services.messages import (
     End,
     EngineFigures,
     ExchangeReply,
+    Group,
     Logprobs,
     NewSequence,
     Overview,
     Seat,
+    SeatGrant,
     Snapshot,
     TokenEvent,
 )
@@ -66,6 +68,8 @@ def micros(seconds: float) -> int:
 
 
 def pack_sequences(sequences: list[NewSequence]) -> bytes:
+    for s in sequences:
+        _check_logprobs(s.id, s.output, s.logprobs)
     return pack(
         [
             [
@@ -74,6 +78,8 @@ def pack_sequences(sequences: list[NewSequence]) -> bytes:
                 len(s.prompt) + s.sampling.max_new_tokens,
                 sequence_bytes(s),
                 wire.pack(s.sampling),
+                pack_tokens(s.output),
+                [wire.pack(one) for one in s.logprobs or ()],
             ]
             for s in sequences
         ]
@@ -84,8 +90,7 @@ def pack_commits(commits: list[Commit]) -> bytes:
     """A batch as `lua/fragments/publish.lua` describes it."""
     extras: list[Any] = []
     for place, commit in enumerate(commits, 1):
-        if commit.logprobs is not None and len(commit.logprobs) != len(commit.tokens):
-            raise ValueError(f"{commit.id}: {len(commit.tokens)} tokens, log probabilities of {len(commit.logprobs)}")
+        _check_logprobs(commit.id, commit.tokens, commit.logprobs)
         if commit.logprobs or commit.end:
             logprobs = [wire.pack(one) for one in commit.logprobs or ()]
             extras += (place, logprobs or False, wire.pack(commit.end) if commit.end else False)
@@ -98,6 +103,11 @@ def pack_commits(commits: list[Commit]) -> bytes:
             extras,
         ]
     )
+
+
+def _check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
+    if logprobs is not None and len(logprobs) != len(tokens):
+        raise ValueError(f"{id}: {len(tokens)} tokens, log probabilities of {len(logprobs)}")
 
 
 def pack_counters(counters: dict[str, float]) -> bytes:
@@ -113,21 +123,49 @@ def pack_counters(counters: dict[str, float]) -> bytes:
 # --- replies -------------------------------------------------------------------------------------------------
 
 
+def read_grant(reply: list[Any]) -> SeatGrant:
+    granted, epoch, owner = reply
+    return SeatGrant(granted == 1, epoch.decode(), owner.decode())
+
+
 def read_exchange(reply: list[Any]) -> ExchangeReply:
     if reply[0] == 0:
         return ExchangeReply(owned=False)
-    return ExchangeReply(True, [_claim(claim) for claim in reply[1]], sorted(id.decode() for id in reply[2]))
+    _, claims, cancelled, foreign, have, lost = reply
+    return ExchangeReply(
+        True,
+        [_claim(claim) for claim in claims],
+        sorted(id.decode() for id in cancelled),
+        sorted(id.decode() for id in foreign),
+        {id.decode(): count for id, count in zip(have[::2], have[1::2], strict=True)},
+        lost == 1,
+    )
 
 
-def _claim(fields: list[bytes]) -> Claim:
-    id, rank, prompt, output, sampling = fields
+def _claim(fields: list[Any]) -> Claim:
+    id, rank, prompt, output, sampling, strikes = fields
     return Claim(
         id=id.decode(),
         arrival=float(rank) / 1e6,
         prompt=unpack_tokens(prompt),
         output=unpack_tokens(output),
         sampling=wire.unpack(SamplingParams, sampling),
+        strikes=strikes,
     )
+
+
+GROUP_FIELDS = ("ids", "tenant", "body", "open", "resumable", "background", "deleted")
+
+
+def read_group(request: str, fields: list[bytes | None]) -> Group | None:
+    """The `GROUP_FIELDS` of a group; None if there is none to be seen."""
+    ids, tenant, body, open, resumable, background, deleted = fields
+    if ids is None or deleted is not None:
+        return None
+    assert tenant is not None
+    assert body is not None
+    sequences = [id.decode() for id in unpack(ids)]
+    return Group(request, tenant.decode(), sequences, body, open == b"0", resumable == b"1", background == b"1")
 
 
 def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
@@ -181,7 +219,7 @@ def read_overview(reply: list[Any]) -> Overview:
 
 
 def _seat(row: list[Any]) -> Seat:
-    name, alive, running, figures, gauges, summary = row
+    name, alive, running, figures, gauges, summary, owner = row
     return Seat(
         name=name.decode(),
         alive=alive == 1,
@@ -189,6 +227,7 @@ def _seat(row: list[Any]) -> Seat:
         running=running,
         gauges={key.decode(): value for key, value in unpack(gauges).items()} if gauges else {},
         summary=summary.decode(),
+        owner=owner.decode(),
     )
 
 

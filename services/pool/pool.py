@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 
 from services import wire
-from services.messages import Exchange, ExchangeReply, Overview, Snapshot, Submission, SubmitReply, TokenEvent
+from services.messages import (
+    Exchange,
+    ExchangeReply,
+    Group,
+    Overview,
+    SeatGrant,
+    Snapshot,
+    Submission,
+    SubmitReply,
+    TokenEvent,
+)
 from services.pool import packing
 from services.pool.connection import Connection
 from services.pool.limits import Limits
@@ -44,7 +55,8 @@ class RequestPool:
         """Put a group of sequences in, all or none, and attach its gateway.
 
         A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
-        is attached to what of it has not ended, and `attach` gives it the tokens committed before.
+        is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
+        `output` counts as committed; it waits to be judged even if that is all it may have.
         """
         key = submission.idempotency_key
         reply = await self._server.run(
@@ -58,12 +70,36 @@ class RequestPool:
             self.limits.max_waiting,
             self.limits.max_bytes,
             micros(self.limits.keep_ended),
+            submission.tenant,
+            int(submission.resumable),
+            int(submission.background),
+            micros(self.limits.grace),
         )
         return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
 
     async def cancel(self, request: str) -> bool:
         """Cancel a group; False if it is unknown or has ended. What runs of it ends when its seat says so."""
         return bool(await self._server.run("cancel", self._prefix, request))
+
+    async def detach(self, gateway: str, request: str) -> None:
+        """The last that followed this group at the gateway has gone.
+
+        If no gateway listens to it any more, a background group goes on, a resumable one is cancelled when
+        `Limits.grace` has passed and nobody has attached again, any other at once. Groups whose last gateway dies or
+        unregisters get the grace, whatever they are. Whoever follows the group anew at this gateway must not
+        repeat an earlier detach.
+        """
+        await self._server.run("detach", self._prefix, _gateway(gateway), request)
+
+    async def delete(self, request: str) -> bool:
+        """Forget an ended group at once. One that goes on is cancelled, unknown to `group` from now on, its
+        idempotency key free, and is forgotten when it has ended. False if it is unknown (a repeat says so too)."""
+        return bool(await self._server.run("delete", self._prefix, request))
+
+    async def group(self, request: str) -> Group | None:
+        """What was submitted under this id; None if it is unknown, has expired or was deleted."""
+        key = f"{self._prefix}group:{request}"
+        return packing.read_group(request, await self._server.command("HMGET", key, *packing.GROUP_FIELDS))
 
     async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         """Listen to sequences; what the pool holds of each from the index given, in the order given.
@@ -77,8 +113,8 @@ class RequestPool:
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.
 
-        False if events may have been missed since the last heartbeat (the registration had run out, or the stream
-        was cut): read events from "0" again and attach again to all that has not ended.
+        False if events may have been missed since the last heartbeat (the registration had run out, the stream was
+        cut, or the server lost its tail): read events from "0" again and attach again to all that has not ended.
         """
         missed = gateway in self._gaps
         args = (_gateway(gateway), call, pack_counters(counters), micros(ttl))
@@ -106,38 +142,29 @@ class RequestPool:
         """Forget a gateway that goes away."""
         await self._server.run("unregister", self._prefix, _gateway(gateway))
 
-    async def sequences(self, request: str) -> list[str]:
-        """The ids of a group's sequences, in order; none if it is unknown or has expired."""
-        ids = await self._server.command("HGET", f"{self._prefix}group:{request}", "ids")
-        return [id.decode() for id in packing.unpack(ids)] if ids else []
-
-    async def body(self, request: str) -> bytes | None:
-        """What was submitted with the group for whoever goes on with it."""
-        body: bytes | None = await self._server.command("HGET", f"{self._prefix}group:{request}", "body")
-        return body
-
     # --- schedulers ---
 
-    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> str | None:
-        """A new epoch on the seat for `lease` seconds, or None while another owner's lease lives.
+    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
+        """A new epoch on the seat for `lease` seconds, or who holds it while another owner's lease lives.
 
         `dead_epoch` says that this epoch's owner is known to be dead: the seat is taken from it at once. What a dead
         owner ran waits again. `owner` names one life of one process. Whoever waits for a seat calls this more often
         than every half lease: after a longer silence leases are given anew.
         """
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
-        epoch: bytes = await self._server.run("acquire", self._prefix, *args)
-        return epoch.decode() or None
+        return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
 
-    async def release(self, seat: str, epoch: str) -> None:
-        """Give the seat back; what it ran waits again. Nothing happens under another epoch."""
-        await self._server.run("release", self._prefix, seat, epoch)
+    async def release(self, seat: str, epoch: str, struck: Sequence[str] = ()) -> None:
+        """Give the seat back; what it ran waits again. Nothing happens under another epoch.
+
+        `struck` were in flight when the seat's engine died. One that was struck three times with no token committed
+        between ends with an error.
+        """
+        await self._server.run("release", self._prefix, seat, epoch, pack(list(struck)))
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
-        """Commit, renew the lease, reap, claim, in one script; see `Exchange`. `call` numbers count from 1.
-
-        `cancelled` also lists sequences in `commits` that are not the seat's (any more).
-        """
+        """Commit, renew the lease, reap, claim, in one script; see `Exchange`. `call` numbers count from 1, one apart:
+        by a leap the pool knows that its server lost exchanges."""
         e = exchange
         reply = await self._server.run(
             "exchange",
@@ -155,6 +182,7 @@ class RequestPool:
             pack(e.gauges),
             e.summary,
             micros(self.limits.keep_ended),
+            pack(e.holds) if e.holds is not None else "",
         )
         return packing.read_exchange(reply)
 
@@ -175,6 +203,5 @@ def _gateway(name: str) -> str:
 
 
 def _follows(entry: str, cursor: str) -> bool:
-    """Whether stream entry `<registration>-<n>` is the next one after the cursor."""
-    registration, n = cursor.split("-")
-    return entry == f"{registration}-{int(n) + 1}"
+    """Whether stream entry `<time>-<n>` is the next one after the cursor."""
+    return int(entry.partition("-")[2]) == int(cursor.partition("-")[2]) + 1

@@ -6,10 +6,22 @@ a real server runs. Every method is atomic up to its first wait, as a script is.
 
 from __future__ import annotations
 
-from services.messages import Exchange, ExchangeReply, Overview, Snapshot, Submission, SubmitReply, TokenEvent
+from collections.abc import Sequence as Many
+
+from services.messages import (
+    Exchange,
+    ExchangeReply,
+    Overview,
+    SeatGrant,
+    Snapshot,
+    Submission,
+    SubmitReply,
+    TokenEvent,
+)
+from services.messages import Group as GroupView
 from services.pool.limits import sequence_bytes
-from services.pool.reference_rules import CANCELLED, Rules
-from services.pool.reference_state import Group, Seat, Sequence
+from services.pool.reference_rules import Rules
+from services.pool.reference_state import Group, Said, Seat, Sequence
 
 ENTRIES_AT_ONCE = 128
 
@@ -35,7 +47,9 @@ class ReferencePool(Rules):
             return SubmitReply(earlier, existed=True)
         if len(self._waiting) + len(submission.sequences) > self.limits.max_waiting:
             return SubmitReply(submission.request, refused="waiting")
-        group = Group(submission.request, submission.body, key, sum(map(sequence_bytes, submission.sequences)))
+        bytes = len(submission.body) + sum(map(sequence_bytes, submission.sequences))
+        resumable, background = submission.resumable, submission.background
+        group = Group(submission.request, submission.tenant, submission.body, key, bytes, resumable, background)
         if not self._make_place(group.bytes):
             return SubmitReply(submission.request, refused="bytes")
         self._groups[group.request] = group
@@ -43,7 +57,8 @@ class ReferencePool(Rules):
             self._keys[key] = group.request
         for new in submission.sequences:
             self._rank = max(int(self._now * 1e6), self._rank + 1)
-            self._sequences[new.id] = sequence = Sequence(new, group, self._rank)
+            tokens, logprobs = list(new.output), list(new.logprobs or ())
+            sequence = self._sequences[new.id] = Sequence(new, group, self._rank, tokens=tokens, logprobs=logprobs)
             self._wait(sequence)
             group.ids.append(new.id)
             group.open += 1
@@ -53,17 +68,46 @@ class ReferencePool(Rules):
 
     async def cancel(self, request: str) -> bool:
         self._begin()
-        unended = [sequence for sequence in self._of(request) if sequence.end is None]
-        for sequence in unended:
-            if sequence.seat is None:
-                self._waiting.remove((sequence.rank, sequence.id))
-                self._end(sequence, CANCELLED)
-            else:
-                sequence.cancelled = True
+        open = self._cancel(request)
         self._publish()
-        if unended:
+        if open:
             self._ring()
-        return bool(unended)
+        return open
+
+    async def detach(self, gateway: str, request: str) -> None:
+        self._begin()
+        group = self._groups.get(request)
+        if group is None or group.open == 0:
+            return
+        if listener := self._gateways.get(gateway):
+            listener.listening.difference_update(group.ids)
+        if group.resumable or group.background:
+            self._abandon(group)
+        elif not self._followed(group):
+            self._cancel(request)
+            self._publish()
+            self._ring()
+
+    async def delete(self, request: str) -> bool:
+        self._begin()
+        group = self._groups.get(request)
+        if group is None or group.deleted:
+            return False
+        if group.open == 0:
+            self._drop(group)
+            return True
+        self._free_key(group)
+        group.deleted = True
+        self._cancel(request)
+        self._publish()
+        self._ring()
+        return True
+
+    async def group(self, request: str) -> GroupView | None:
+        g = self._groups.get(request)
+        if g is None or g.deleted:
+            return None
+        return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background)
 
     async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         self._begin()
@@ -72,12 +116,16 @@ class ReferencePool(Rules):
 
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         self._begin()
+        if self._cancel_abandoned():
+            self._publish()
+            self._ring()
         missed = gateway in self._gaps
         registered = self._register(gateway)
         registered.expires = self._now + ttl
         if call > registered.call:
             self._count(counters)
-            registered.call, registered.known, registered.fresh = call, not registered.fresh, False
+            registered.known = not registered.fresh and call == registered.call + 1
+            registered.call, registered.fresh = call, False
         self._gaps.discard(gateway)
         return registered.known and not missed
 
@@ -103,40 +151,33 @@ class ReferencePool(Rules):
 
     async def unregister(self, gateway: str) -> None:
         self._begin()
-        self._gateways.pop(gateway, None)
-
-    async def sequences(self, request: str) -> list[str]:
-        return [sequence.id for sequence in self._of(request)]
-
-    async def body(self, request: str) -> bytes | None:
-        group = self._groups.get(request)
-        return group.body if group else None
+        self._forget(gateway)
 
     # --- schedulers ---
 
-    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> str | None:
+    async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
         self._begin()
-        waits = self._reap()
+        news = self._cancel_abandoned()
+        news |= self._reap() > 0
         held = self._seats.setdefault(seat, Seat(seat))
-        repeated = False
         if held.epoch is not None and held.epoch == dead_epoch:
-            waits += self._reclaim(held)
-        elif held.epoch is not None:
-            repeated = held.owner == owner and held.call == 0
+            news |= self._reclaim(held) > 0
         self._publish()
-        if waits:
+        if news:
             self._ring()
         if held.epoch is not None:
-            return held.epoch if repeated else None
+            return SeatGrant(held.owner == owner and held.call == 0, held.epoch, held.owner)
         self._epochs += 1
-        held.epoch, held.owner, held.call, held.claimed = f"{self._epochs}:{owner}", owner, 0, []
+        held.epoch, held.owner, held.call = f"{self._epochs}:{owner}", owner, 0
         held.lease, held.expires = lease, self._now + lease
-        return held.epoch
+        return SeatGrant(True, held.epoch, owner)
 
-    async def release(self, seat: str, epoch: str) -> None:
+    async def release(self, seat: str, epoch: str, struck: Many[str] = ()) -> None:
         self._begin()
         held = self._seats.get(seat)
         if held and held.epoch == epoch:
+            for id in struck:
+                self._strike(held, id)
             if self._vacate(held):
                 self._ring()
             self._publish()
@@ -147,23 +188,29 @@ class ReferencePool(Rules):
         if seat is None or seat.epoch != exchange.epoch:
             return ExchangeReply(owned=False)
         if exchange.call <= seat.call:
-            return self._reply(seat, seat.claimed if exchange.call == seat.call else [], [])
+            return self._reply(seat, seat.said if exchange.call == seat.call else Said())
         seat.expires = self._now + seat.lease
         self._expire()
-        foreign = [commit.id for commit in exchange.commits if not self._commit(seat, commit)]
-        waits = self._reap()
-        seat.claimed = self._claim(seat, exchange.room)
+        waits, said = 0, Said()
+        over = self._commit(seat, exchange.commits, said)
+        if exchange.holds is not None:
+            waits += self._keep_only(seat, exchange.holds, over, said)
+        else:
+            said.lost = exchange.call > seat.call + 1
+        abandoned = self._cancel_abandoned()
+        waits += self._reap()
+        said.claimed = [] if said.lost else self._claim(seat, exchange.room)
         self._publish()
-        seat.call, seat.gauges, seat.summary = exchange.call, exchange.gauges, exchange.summary
+        seat.call, seat.said, seat.gauges, seat.summary = exchange.call, said, exchange.gauges, exchange.summary
         if exchange.figures:
             seat.figures = self._figures = exchange.figures
         self._count(exchange.counters)
         seat.idle = False
-        if waits and self._waiting:
+        if abandoned or (waits and self._waiting):
             self._ring()
         self._bells[seat.name].rung = False
-        seat.idle = exchange.idle and not seat.claimed
-        return self._reply(seat, seat.claimed, foreign)
+        seat.idle = exchange.idle and not said.claimed and not said.lost
+        return self._reply(seat, said)
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
         bell = self._bells[seat]

@@ -50,6 +50,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     end: End | None = None
+    strikes: int = 0
+    struck_at: int = 0  # its tokens at the last strike
 
     @property
     def id(self) -> str:
@@ -58,19 +60,39 @@ class Sequence:
     def blocks(self, block_size: int) -> int:
         return -(-(len(self.new.prompt) + self.new.sampling.max_new_tokens) // block_size)
 
+    @property
+    def living_strikes(self) -> int:
+        """Strikes since the last token."""
+        return self.strikes if self.struck_at == len(self.tokens) else 0
+
     def claim(self) -> Claim:
-        return Claim(self.id, self.rank / 1e6, list(self.new.prompt), list(self.tokens), self.new.sampling)
+        prompt, output = list(self.new.prompt), list(self.tokens)
+        return Claim(self.id, self.rank / 1e6, prompt, output, self.new.sampling, self.living_strikes)
 
 
 @dataclass(slots=True)
 class Group:
     request: str
+    tenant: str
     body: bytes
     key: tuple[str, str] | None
     bytes: int
+    resumable: bool
+    background: bool
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0
+    deleted: bool = False
+
+
+@dataclass(slots=True)
+class Said:
+    """What the reply to a seat's last call said, for its repeat."""
+
+    claimed: list[str] = field(default_factory=list)
+    foreign: set[str] = field(default_factory=set)
+    have: dict[str, int] = field(default_factory=dict)
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -81,7 +103,7 @@ class Seat:
     lease: float = 0.0
     expires: float = 0.0
     call: int = 0
-    claimed: list[str] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
     running: dict[str, Sequence] = field(default_factory=dict)
     vacant_since: float = 0.0
     idle: bool = False

@@ -16,8 +16,9 @@ _FOLDER = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
 
 # Ends that scripts give out themselves, packed here because only Python knows the format.
-LOST_TOKENS = End(FinishReason.ERROR, error="the pool's server lost tokens of this request")
-_CONSTANTS = {"END_CANCELLED": End(FinishReason.CANCELLED), "END_LOST_TOKENS": LOST_TOKENS}
+CANCELLED = End(FinishReason.CANCELLED)
+POISON = End(FinishReason.ERROR, error="the engine died 3 times while it ran this request")
+_CONSTANTS = {"END_CANCELLED": CANCELLED, "END_POISON": POISON}
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,8 +140,7 @@ class Stack(Background):
         await self.pool.close()
 
     async def _engine_loop(self) -> EngineLoop:
-        epoch = await self.pool.acquire(SEAT, "test", LEASE)
-        assert epoch is not None
+        epoch = (await self.pool.acquire(SEAT, "test", LEASE)).epoch
         engine = EchoEngine(self.figures, self.tokenizer)
         engine.reset(epoch)
         self._engine = LocalEngine(engine)

@@ -42,9 +42,7 @@ class Pump:
 
     async def commit(self, *commits: Commit) -> None:
         if self._call == 0:
-            epoch = await self.pool.acquire("seat", "test", 60)
-            assert epoch is not None
-            self._epoch = epoch
+            self._epoch = (await self.pool.acquire("seat", "test", 60)).epoch
             await self._exchange([])
         await self._exchange(list(commits))
 

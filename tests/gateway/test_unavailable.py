@@ -27,9 +27,8 @@ def check(response: httpx.Response, status: int, code: str) -> None:
 
 async def seen(stack: Stack) -> None:
     """An engine shows itself, and takes nothing."""
-    epoch = await stack.pool.acquire("seat", "test", 60)
-    assert epoch is not None
-    await stack.pool.exchange(Exchange("seat", epoch, 1, [], Room(0, 0, 16), figures=stack.figures))
+    grant = await stack.pool.acquire("seat", "test", 60)
+    await stack.pool.exchange(Exchange("seat", grant.epoch, 1, [], Room(0, 0, 16), figures=stack.figures))
 
 
 @pytest.fixture

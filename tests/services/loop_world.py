@@ -129,9 +129,9 @@ class World:
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop:
         """Acquire the seat; the loop of its new owner."""
-        epoch = await self.pool.acquire(SEAT, owner, self.lease, dead_epoch)
-        assert epoch is not None
-        self.epoch = epoch
+        grant = await self.pool.acquire(SEAT, owner, self.lease, dead_epoch)
+        assert grant.granted
+        self.epoch = epoch = grant.epoch
         self.scheduler = self.kind(
             epoch=epoch,
             num_blocks=self.figures.num_blocks,

@@ -121,9 +121,10 @@ class Stage:
     async def usurper(self, at: float) -> None:
         """Takes the seat from its living owner, and gives it back."""
         await asyncio.sleep(at)
-        if epoch := await self.world.pool.acquire(SEAT, "usurper", 2.0, dead_epoch=self.world.epoch):
+        grant = await self.world.pool.acquire(SEAT, "usurper", 2.0, dead_epoch=self.world.epoch)
+        if grant.granted:
             await asyncio.sleep(0.5)
-            await self.world.pool.release(SEAT, epoch)
+            await self.world.pool.release(SEAT, grant.epoch)
 
     async def play(self) -> None:
         owning = asyncio.create_task(self.owner())

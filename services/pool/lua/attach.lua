@@ -14,10 +14,10 @@ register(gateway)
 local snapshots = {}
 for i, want in ipairs(wanted) do
   local id = want[1]
-  local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "prompt_len", "end")
+  local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "prompt_len", "end", "group")
   if sequence[1] then
     if sequence[1] ~= "ended" then
-      redis.call("SADD", P .. "listening:" .. gateway, id)
+      listen(gateway, id, sequence[4])
     end
     local index = math.min(want[2], redis.call("STRLEN", P .. "tok:" .. id) / 4)
     snapshots[i] = { sequence[2], index, redis.call("GETRANGE", P .. "tok:" .. id, 4 * index, -1),

@@ -1,10 +1,11 @@
 -- Commits tokens, renews the lease, reaps expired seats, claims sequences: what a scheduler does once an iteration.
--- include: keys time commits reap claims expire gateways bells
+-- include: keys time commits holds reap cancel_group claims expire gateways bells
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
 --      2  epoch
---      3  call number, above that of the exchange before; the same again is a repeat
+--      3  call number, one above that of the exchange before; the same again is a repeat. One further above: the server
+--         lost exchanges it had answered, so nothing is claimed unless the caller says what it holds
 --      4  commits: msgpack, a batch (see fragments/publish.lua)
 --      5  6  7  room: sequences, blocks, tokens of a block
 --      8  1 if the seat waits for its bell unless something was claimed
@@ -13,31 +14,55 @@
 --     11  gauges (opaque)
 --     12  summary
 --     13  us an ended group is kept
--- Reply   {1, claims, ids to end}, a claim being {id, rank, prompt (packed), tokens (packed), sampling};
+--     14  all ids that the caller holds: msgpack, or ""
+-- Reply   {1, claims, ids to end, foreign ids, [id, tokens the pool has, ...], 1 if exchanges were lost}, a claim being
+--         {id, rank, prompt (packed), tokens (packed), sampling, strikes};
 --         {0} and nothing written if the epoch is not the seat's
 local seat, call = ARGV[1], tonumber(ARGV[3])
 local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[10])
 local seat_key = P .. "seat:" .. seat
 stamp()
 
-local held = redis.call("HMGET", seat_key, "epoch", "call", "claimed", "lease")
+local function reply(claimed, foreign, have, lost)
+  return { 1, contents_of(claimed), redis.call("SMEMBERS", P .. "cancelled:" .. seat), foreign, have, lost }
+end
+
+local held = redis.call("HMGET", seat_key, "epoch", "call", "said", "lease")
 if held[1] ~= ARGV[2] then
   return { 0 }
 end
-if call <= tonumber(held[2]) then
-  local claimed = call == tonumber(held[2]) and cmsgpack.unpack(held[3]) or {}
-  return { 1, contents_of(claimed), redis.call("SMEMBERS", P .. "cancelled:" .. seat) }
+local last = tonumber(held[2])
+if call == last then
+  return reply(unpack(cmsgpack.unpack(held[3])))
+elseif call < last then
+  return reply({}, {}, {}, 0)
 end
 
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 forget_gateways()
 expire(tonumber(ARGV[13]))
-local foreign = commit_all(seat, commits)
-local reclaimed = reap()
-local claimed = claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]))
+local over, foreign, have = commit_all(seat, commits)
+local waits, lost = 0, 0
+if ARGV[14] ~= "" then
+  waits = keep_only(seat, cmsgpack.unpack(ARGV[14]), over, foreign, have)
+elseif call > last + 1 then
+  lost = 1
+end
+local abandoned = cancel_abandoned()
+waits = waits + reap()
+local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])) or {}
 publish()
 
-redis.call("HSET", seat_key, "call", call, "claimed", cmsgpack.pack(claimed), "gauges", ARGV[11], "summary", ARGV[12])
+local strangers, lacking = {}, {}
+for id in pairs(foreign) do
+  strangers[#strangers + 1] = id
+end
+for id, count in pairs(have) do
+  lacking[#lacking + 1] = id
+  lacking[#lacking + 1] = count
+end
+local said = { claimed, strangers, lacking, lost }
+redis.call("HSET", seat_key, "call", call, "said", cmsgpack.pack(said), "gauges", ARGV[11], "summary", ARGV[12])
 if ARGV[9] ~= "" then
   redis.call("HSET", seat_key, "figures", ARGV[9])
   redis.call("HSET", META, "figures", ARGV[9])
@@ -47,14 +72,11 @@ for i = 1, #counters, 2 do
 end
 
 redis.call("SREM", IDLE, seat)
-if reclaimed > 0 and redis.call("EXISTS", WAITING) == 1 then
+if abandoned or waits > 0 and redis.call("EXISTS", WAITING) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
-if ARGV[8] == "1" and #claimed == 0 then
+if ARGV[8] == "1" and #claimed == 0 and lost == 0 then
   redis.call("SADD", IDLE, seat)
 end
-for _, id in ipairs(redis.call("SMEMBERS", P .. "cancelled:" .. seat)) do
-  foreign[#foreign + 1] = id
-end
-return { 1, contents_of(claimed), foreign }
+return reply(unpack(said))

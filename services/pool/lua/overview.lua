@@ -3,13 +3,13 @@
 --
 -- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", gateways, [name, sum, ...],
---          [[seat, 1 if its lease has not run out, running, figures or "", gauges or "", summary or ""], ...]}
+--          [[seat, 1 if its lease has not run out, running, figures or "", gauges or "", summary or "", owner or ""], ...]}
 local seats = {}
 for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
-  local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary")
+  local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary", "owner")
   local lease = tonumber(redis.call("ZSCORE", LEASES, seat) or 0)
   seats[i] = { seat, lease > now and 1 or 0, redis.call("SCARD", P .. "running:" .. seat),
-    s[1] or "", s[2] or "", s[3] or "" }
+    s[1] or "", s[2] or "", s[3] or "", s[4] or "" }
 end
 local meta = redis.call("HMGET", META, "ended", "bytes", "figures")
 return { redis.call("ZCARD", WAITING), tonumber(meta[1] or 0), tonumber(meta[2] or 0), meta[3] or "",

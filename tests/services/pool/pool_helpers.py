@@ -46,9 +46,10 @@ class Owner:
 
     @classmethod
     async def take(cls, pool, seat=SEAT, name="owner", lease=100.0, dead=None):
-        epoch = await pool.acquire(seat, name, lease, dead)
-        assert epoch is not None
-        return cls(pool, epoch, seat)
+        grant = await pool.acquire(seat, name, lease, dead)
+        assert grant.granted
+        assert grant.owner == name
+        return cls(pool, grant.epoch, seat)
 
     async def exchange(self, *commits, room=NO_ROOM, **more):
         self.call += 1

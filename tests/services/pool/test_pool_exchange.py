@@ -4,7 +4,6 @@ import pytest
 from pool_helpers import CANCELLED, FIGURES, NO_ROOM, ROOM, STOP, Owner, all_events, commit, counts, group, rung, stored
 
 from services.messages import Commit, ExchangeReply, Logprobs, Room, TokenEvent
-from services.pool.scripts import LOST_TOKENS
 
 
 @pytest.fixture
@@ -57,11 +56,16 @@ async def test_committed_tokens_never_change(pool, owner):
     assert [(e.index, e.token) for e in await all_events(pool)] == [(0, 1), (1, 2), (2, 7)]
 
 
-async def test_a_sequence_whose_tokens_were_lost_ends_with_an_error(pool, owner):
-    await owner.exchange(commit("r/0", 0, 1), commit("r/1", 3, 1, end=STOP))
-    assert (await stored(pool, "r/1")).end == LOST_TOKENS
-    assert await counts(pool) == (0, 1, 1)
-    assert (await owner.exchange(commit("r/1", 4, 2))).cancelled == ["r/1"]
+async def test_a_commit_after_a_gap_is_asked_for_from_where_it_begins(pool, owner):
+    await owner.exchange(commit("r/1", 0, 1))
+    gap = (commit("r/0", 0, 5), commit("r/1", 3, 4, end=STOP), commit("r/1", 1, 2))
+    reply = await owner.exchange(*gap)
+    assert (reply.have, reply.foreign, reply.cancelled) == ({"r/1": 1}, [], [])
+    assert await owner.repeat(*gap) == reply
+    assert (await stored(pool, "r/1")).tokens == [1]
+    assert await counts(pool) == (0, 2, 0)
+    assert (await owner.exchange(commit("r/1", 1, 2, 3, 4, end=STOP))).have == {}
+    assert [e.token for e in await all_events(pool) if e.id == "r/1"] == [1, 2, 3, 4, None]
 
 
 async def test_a_sequence_ends_once(pool, owner):
@@ -133,7 +137,8 @@ async def test_another_epoch_changes_nothing(pool, owner):
 async def test_commits_to_sequences_of_others_change_nothing_and_are_listed(pool, owner):
     await pool.submit(group("s"))
     reply = await owner.exchange(commit("s/0", 0, 1), commit("never/0", 0, 1), commit("s/0", 0, 1, end=STOP))
-    assert reply.cancelled == ["never/0", "s/0"]
+    assert (reply.cancelled, reply.foreign) == ([], ["never/0", "s/0"])
+    assert (await owner.repeat()).foreign == ["never/0", "s/0"]
     assert await counts(pool) == (1, 2, 0)
 
 

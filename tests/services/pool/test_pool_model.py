@@ -23,8 +23,8 @@ from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.pool.reference import ReferencePool
 
-LIMITS = Limits(max_waiting=6, max_bytes=14_000, keep_ended=1000.0)
-LEASE = 1000.0  # longer than any run: time plays no part here
+LIMITS = Limits(max_waiting=6, max_bytes=14_000, keep_ended=1000.0, grace=0.0)
+LEASE = 1000.0  # longer than any run: time plays no part here; a grace is over at once
 SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
 _names = itertools.count()
@@ -49,7 +49,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.epochs = {}  # seat -> its epoch in both pools
         self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
         self.last = {}  # seat -> its last exchange
-        self.cursors = dict.fromkeys(GATEWAYS, "0")
+        self.cursors = dict.fromkeys(GATEWAYS, ("0", "0"))
         self.ended = {g: set() for g in GATEWAYS}  # ids whose end the gateway has seen
         self.tokens = {}  # id -> tokens seen so far
         self.submitted = 0
@@ -86,10 +86,15 @@ class PoolMachine(RuleBasedStateMachine):
         new=st.integers(1, 8),
         key=st.sampled_from([None, None, "a", "b"]),
         logprobs=st.sampled_from([None, 2]),
+        output=st.sampled_from([0, 0, 1, 8]),
+        resumable=st.booleans(),
+        background=st.sampled_from([False, False, True]),
     )
-    def submit(self, gateway, n, prompt, new, key, logprobs):
+    def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background):
         name = f"r{next(_names)}"
         submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs)
+        sequences = [with_output(s, output) for s in submission.sequences]
+        submission = dataclasses.replace(submission, sequences=sequences, resumable=resumable, background=background)
         reply = self.both("submit", submission)
         if reply.existed or reply.refused:
             return multiple()
@@ -109,8 +114,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(submission=requests)
     def look_up(self, submission):
-        self.both("sequences", submission.request)
-        self.both("body", submission.request)
+        self.both("group", submission.request)
+
+    @rule(submission=requests, gateway=gateways)
+    def detach(self, submission, gateway):
+        self.both("detach", gateway, submission.request)
+
+    @rule(submission=requests)
+    def delete(self, submission):
+        self.both("delete", submission.request)
 
     @rule(submission=requests, gateway=gateways, start=st.integers(0, 3))
     def attach(self, submission, gateway, start):
@@ -121,28 +133,31 @@ class PoolMachine(RuleBasedStateMachine):
             if snapshot.known and shared > 0:
                 assert snapshot.tokens[:shared] == known[snapshot.index :][:shared]
 
-    @rule(gateway=gateways, repeat=st.booleans())
-    def heartbeat(self, gateway, repeat):
-        self.calls[gateway] += not (repeat and self.calls[gateway])
+    @rule(gateway=gateways, repeat=st.booleans(), leap=st.sampled_from([1, 1, 2]))
+    def heartbeat(self, gateway, repeat, leap):
+        self.calls[gateway] += 0 if repeat and self.calls[gateway] else leap
         self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, LEASE)
 
     @rule(gateway=gateways)
     def unregister(self, gateway):
         self.both("unregister", gateway)
-        self.cursors[gateway] = "0"
+        self.cursors[gateway] = ("0", "0")
         self.calls[gateway] = 0
 
     @rule(gateway=gateways)
     def read_events(self, gateway):
-        real, reference = self.each("read_events", gateway, self.cursors[gateway], 0.001)
-        assert real[0] == reference[0]
+        real, reference = (
+            self.loop.run_until_complete(pool.read_events(gateway, after, 0.001))
+            for pool, after in zip((self.real, self.reference), self.cursors[gateway], strict=True)
+        )
+        assert real[0].split("-")[1:] == reference[0].split("-")[1:]
 
         # one entry's order among sequences that a seat gave back is the server's own
         def order(event):
             return (event.id, event.index, event.token is None)
 
         assert sorted(real[1], key=order) == sorted(reference[1], key=order)
-        self.cursors[gateway] = real[0]
+        self.cursors[gateway] = (real[0], reference[0])
         for event in real[1]:
             if event.end:
                 assert event.id not in self.ended[gateway], "a second end"
@@ -168,22 +183,34 @@ class PoolMachine(RuleBasedStateMachine):
         pools = (self.real, self.reference)
         run = self.loop.run_until_complete
         pair = [run(pool.acquire(seat, owner, LEASE, dead[i] if dead else None)) for i, pool in enumerate(pools)]
-        assert None not in pair
+        assert [(grant.granted, grant.owner) for grant in pair] == [(True, owner)] * 2
         assert [run(pool.acquire(seat, owner, LEASE)) for pool in pools] == pair, "a repeat gave another epoch"
-        self.epochs[seat], self.calls[seat] = pair, 0
+        self.epochs[seat], self.calls[seat] = [grant.epoch for grant in pair], 0
         self.last.pop(seat, None)
 
     @rule(seat=seats)
     def acquire_a_held_seat(self, seat):
-        assert self.each("acquire", seat, "stranger", LEASE) == (None, None)
+        for grant, epoch in zip(self.each("acquire", seat, "stranger", LEASE), self.epochs[seat], strict=True):
+            assert (grant.granted, grant.epoch) == (False, epoch)
 
-    @rule(target=dead, seat=seats)
-    def release(self, seat):
+    @rule(target=dead, seat=seats, struck=st.booleans(), data=st.data())
+    def release(self, seat, struck, data):
         held = self.epochs[seat]
+        ids = data.draw(self.some_ids(seat)) if struck else []
         for pool, epoch in zip((self.real, self.reference), held, strict=True):
-            self.loop.run_until_complete(pool.release(seat, epoch))
+            self.loop.run_until_complete(pool.release(seat, epoch, ids))
         self.acquire(seat, None)
         return seat, held
+
+    @rule(seat=seats)
+    def die_of_all(self, seat):
+        """The engine dies again and again, with all that the seat runs in flight."""
+        for _ in range(2):
+            ids = sorted(self.reference._seats[seat].running)
+            for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
+                self.loop.run_until_complete(pool.release(seat, epoch, ids))
+            self.acquire(seat, None)
+            self.exchange_now(seat, [], wide, False)
 
     @rule(target=dead, seat=seats)
     def take_over(self, seat):
@@ -203,15 +230,25 @@ class PoolMachine(RuleBasedStateMachine):
                 commits.append(Commit(id, index, tokens, self.logprobs(sequence, tokens), end))
             self.exchange_now(seat, commits, wide, idle)
 
-    @rule(seat=seats, room=rooms, idle=st.booleans(), data=st.data())
-    def exchange(self, seat, room, idle, data):
-        self.exchange_now(seat, self.strange_commits(seat, data), room, idle)
+    @rule(seat=seats, room=rooms, idle=st.booleans(), leap=st.sampled_from([1, 1, 1, 2]), data=st.data())
+    def exchange(self, seat, room, idle, leap, data):
+        self.exchange_now(seat, self.strange_commits(seat, data), room, idle, leap)
 
-    def exchange_now(self, seat, commits, room, idle):
-        self.calls[seat] += 1
+    @rule(seat=seats, room=rooms, leap=st.sampled_from([1, 2]), commits=st.booleans(), data=st.data())
+    def exchange_with_holds(self, seat, room, leap, commits, data):
+        """After an outage: what the caller holds is not what the pool thinks."""
+        holds = data.draw(self.some_ids(seat))
+        self.exchange_now(seat, self.strange_commits(seat, data) if commits else [], room, True, leap, holds)
+
+    def some_ids(self, seat):
+        running, known = sorted(self.reference._seats[seat].running), sorted(self.reference._sequences)
+        return st.lists(st.sampled_from([*running, *running, *known, "never/0"]), max_size=4)
+
+    def exchange_now(self, seat, commits, room, idle, leap=1, holds=None):
+        self.calls[seat] += leap
         call = self.calls[seat]
         more = {"figures": FIGURES, "counters": {"n": 1.0}, "gauges": {"g": float(call)}, "summary": f"step {call}"}
-        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more)
+        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more, holds=holds)
         self.same_exchange(self.last[seat], self.epochs[seat])
 
     @rule(seat=seats)
@@ -274,6 +311,13 @@ class PoolMachine(RuleBasedStateMachine):
         for seat in SEATS:
             heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
             assert heard[0] == heard[1]
+
+
+def with_output(sequence, count):
+    """As a gateway submits what the pool lost: with the tokens it has."""
+    tokens = list(range(min(count, sequence.sampling.max_new_tokens)))
+    logprobs = None if sequence.sampling.logprobs is None else [Logprobs(-1.0, [(t, -0.5)]) for t in tokens]
+    return dataclasses.replace(sequence, output=tokens, logprobs=logprobs)
 
 
 def test_a_server_does_what_the_model_says(server_url):

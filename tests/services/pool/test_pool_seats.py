@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts, group, rung, stored
 
-from services.messages import Room
+from services.messages import Room, SeatGrant
 
 LEASE = 0.3  # seconds; half of it is longer than any pause below
 
@@ -18,27 +18,36 @@ async def _until_expired(pool, leases=1.0):
 
 
 async def test_a_seat_has_one_owner(pool):
-    assert await pool.acquire(SEAT, "one", 100) is not None
-    assert await pool.acquire(SEAT, "two", 100) is None
-    assert await pool.acquire(SEAT, "two", 100, dead_epoch="0:other") is None
-    assert await pool.acquire("elsewhere", "two", 100) is not None
+    one = await pool.acquire(SEAT, "one", 100)
+    assert (one.granted, one.owner) == (True, "one")
+    held = SeatGrant(False, one.epoch, "one")
+    assert await pool.acquire(SEAT, "two", 100) == held
+    assert await pool.acquire(SEAT, "two", 100, dead_epoch="0:other") == held
+    assert (await pool.acquire("elsewhere", "two", 100)).granted
+
+
+async def test_the_owner_of_a_seat_is_seen_from_outside(pool):
+    owner = await Owner.take(pool, name="10.0.0.1:4000/77")
+    assert [seat.owner for seat in (await pool.overview()).seats] == ["10.0.0.1:4000/77"]
+    await pool.release(SEAT, owner.epoch)
+    assert [seat.owner for seat in (await pool.overview()).seats] == [""]
 
 
 async def test_a_repeated_acquire_gives_the_same_epoch_until_the_first_exchange(pool):
-    epoch = await pool.acquire(SEAT, "one", 100)
-    assert await pool.acquire(SEAT, "one", 100) == epoch
-    again = await pool.acquire(SEAT, "two", 100, dead_epoch=epoch)
-    assert again is not None
-    assert await pool.acquire(SEAT, "two", 100, dead_epoch=epoch) == again
-    owner = Owner(pool, again)
+    one = await pool.acquire(SEAT, "one", 100)
+    assert await pool.acquire(SEAT, "one", 100) == one
+    two = await pool.acquire(SEAT, "two", 100, dead_epoch=one.epoch)
+    assert (two.granted, two.owner) == (True, "two")
+    assert await pool.acquire(SEAT, "two", 100, dead_epoch=one.epoch) == two
+    owner = Owner(pool, two.epoch)
     await owner.exchange()
-    assert await pool.acquire(SEAT, "two", 100) is None
+    assert await pool.acquire(SEAT, "two", 100) == SeatGrant(False, two.epoch, "two")
 
 
 async def test_epochs_count_up(pool):
     numbers = []
     for seat in ("a", "b", "a"):
-        epoch = await pool.acquire(seat, "me", 100)
+        epoch = (await pool.acquire(seat, "me", 100)).epoch
         await pool.release(seat, epoch)
         numbers.append(int(epoch.split(":")[0]))
     assert numbers == sorted(set(numbers))
@@ -75,7 +84,7 @@ async def test_an_owner_that_wakes_up_late_writes_nothing(pool, running):
 
 
 async def test_a_lease_that_ran_out_frees_the_seat_and_its_sequences(pool, running):
-    assert await pool.acquire(SEAT, "heir", 100) is None
+    assert not (await pool.acquire(SEAT, "heir", 100)).granted
     await _until_expired(pool)
     assert [seat.alive for seat in (await pool.overview()).seats] == [False]
     heir = await Owner.take(pool, name="heir")
@@ -94,24 +103,24 @@ async def test_an_exchange_renews_the_lease(pool, running):
     for _ in range(round(2 * LEASE / 0.05)):
         await asyncio.sleep(0.05)
         assert (await running.exchange()).owned
-    assert await pool.acquire(SEAT, "heir", 100) is None
+    assert not (await pool.acquire(SEAT, "heir", 100)).granted
 
 
 async def test_after_an_outage_leases_are_given_anew_once(pool, running):
     await asyncio.sleep(1.5 * LEASE)
-    assert await pool.acquire(SEAT, "heir", 100) is None
+    assert not (await pool.acquire(SEAT, "heir", 100)).granted
     assert (await running.exchange()).owned
     await asyncio.sleep(1.5 * LEASE)
     await pool.heartbeat("gateway", 1, {})
     await _until_expired(pool)
-    assert await pool.acquire(SEAT, "heir", 100) is not None
+    assert (await pool.acquire(SEAT, "heir", 100)).granted
 
 
 async def test_a_repeat_does_not_renew_the_lease(pool, running):
     for _ in range(round(1.2 * LEASE / 0.03)):
         await asyncio.sleep(0.03)
         assert (await running.repeat()).owned
-    assert await pool.acquire(SEAT, "heir", 100) is not None
+    assert (await pool.acquire(SEAT, "heir", 100)).granted
 
 
 async def test_a_released_seat_is_free_and_still_seen(pool, running):
@@ -122,7 +131,7 @@ async def test_a_released_seat_is_free_and_still_seen(pool, running):
     assert (seat.name, seat.alive, seat.running, seat.figures) == (SEAT, False, 0, FIGURES)
     assert (await pool.overview()).counters == {}
     assert not (await running.exchange()).owned
-    assert await pool.acquire(SEAT, "heir", 100) is not None
+    assert (await pool.acquire(SEAT, "heir", 100)).granted
 
 
 async def test_what_waits_again_rings_idle_seats(pool, running):

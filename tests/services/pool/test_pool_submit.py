@@ -1,11 +1,12 @@
 """Submit: a group enters whole or not at all, once, within the bounds."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
 
-from services.messages import Room, SubmitReply
+from services.messages import Group, Room, SubmitReply
 from services.pool.limits import sequence_bytes
 
 
@@ -52,7 +53,7 @@ async def test_a_group_over_the_waiting_bound_is_refused_whole(pools):
     before = await pool.overview()
     assert await pool.submit(group("b", n=2)) == SubmitReply("b", refused="waiting")
     assert await pool.overview() == before
-    assert await pool.sequences("b") == []
+    assert await pool.group("b") is None
     assert await pool.submit(group("c", n=1)) == SubmitReply("c")
 
 
@@ -86,13 +87,23 @@ async def test_log_probabilities_count_where_asked():
     assert asked > plain + 100 * 20 * 8
 
 
-async def test_sequences_and_body_of_a_group(pool):
+async def test_a_group_is_found_by_anyone(pool):
     body = bytes(range(256))
-    await pool.submit(group("r", n=3, body=body))
-    assert await pool.sequences("r") == ["r/0", "r/1", "r/2"]
-    assert await pool.body("r") == body
-    assert await pool.sequences("unknown") == []
-    assert await pool.body("unknown") is None
+    await pool.submit(replace(group("r", n=3, tenant="t", body=body), resumable=True))
+    await pool.submit(replace(group("s"), background=True))
+    assert await pool.group("r") == Group("r", "t", ["r/0", "r/1", "r/2"], body, False, True, False)
+    assert await pool.group("s") == Group("s", "default", ["s/0"], b"", False, False, True)
+    await pool.cancel("r")
+    assert (await pool.group("r")).ended
+    assert await pool.group("unknown") is None
+
+
+async def test_a_body_counts(pools):
+    one = sequence_bytes(group("a").sequences[0])
+    pool = await pools(max_bytes=one + 100)
+    assert (await pool.submit(group("a", body=bytes(101)))).refused == "bytes"
+    assert (await pool.submit(group("a", body=bytes(100)))).refused is None
+    assert (await pool.overview()).bytes == one + 100
 
 
 async def test_a_pool_takes_an_empty_and_a_long_prompt(pool):

@@ -1,8 +1,10 @@
 -- include: keys
--- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling}.
+-- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes}.
 local function contents(id)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling")
-  return { id, s[1], s[2], redis.call("GET", P .. "tok:" .. id) or "", s[3] }
+  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling", "strikes", "struck_at")
+  local tokens = redis.call("GET", P .. "tok:" .. id) or ""
+  local strikes = tonumber(s[5]) == #tokens / 4 and tonumber(s[4]) or 0
+  return { id, s[1], s[2], tokens, s[3], strikes }
 end
 
 local function contents_of(ids)

@@ -1,17 +1,4 @@
--- include: keys publish end_sequence
-local CHUNK = 4000 -- arguments of one command; unpack holds less than 8,000
-
--- `command key ids...` for any number of ids: the replies in one table.
-local function bulk(command, key, ids)
-  local replies = redis.call(command, key, unpack(ids, 1, math.min(CHUNK, #ids)))
-  for first = CHUNK + 1, #ids, CHUNK do
-    for _, reply in ipairs(redis.call(command, key, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))) do
-      replies[#replies + 1] = reply
-    end
-  end
-  return replies
-end
-
+-- include: keys publish end_sequence bulk
 -- The items from the `from`-th on (1 is the first); false for none.
 local function tail(items, from)
   if not items or from == 1 then
@@ -24,13 +11,13 @@ local function tail(items, from)
   return rest
 end
 
--- The i-th commit: appends to one sequence what it does not have yet: committed tokens never change. Returns its end (blob), or
--- false if it goes on.
+-- The i-th commit: appends to one sequence what it does not have yet: committed tokens never change. Returns its end
+-- (blob), or false if it goes on; and how many tokens there are if that is less than the index: then nothing happened.
 local function append(boxes, heard, i, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
   local have = redis.call("STRLEN", key) / 4
   if index > have then
-    tokens, logprobs, index, blob = "", false, have, END_LOST_TOKENS
+    return false, have
   elseif index < have then
     local skip = math.min(have - index, #tokens / 4)
     tokens, logprobs, index = string.sub(tokens, 4 * skip + 1), tail(logprobs, skip + 1), have
@@ -51,13 +38,13 @@ local function append(boxes, heard, i, id, index, tokens, logprobs, blob)
   return blob
 end
 
--- Commits a batch for the seat, in order. Returns the ids that are not the seat's (any more) and go on: it must drop
--- them.
+-- Commits a batch for the seat, in order. Returns three tables by id: those that ended, those that are not the seat's
+-- (any more), and of those that lack tokens before the commit's index how many they have.
 local function commit_all(seat, batch)
   local ids, indices, counts, tokens, extras = unpack(batch)
-  local over, extra_of, foreign, first = {}, {}, {}, 1
+  local over, foreign, have, extra_of, first = {}, {}, {}, {}, 1
   if #ids == 0 then
-    return foreign
+    return over, foreign, have
   end
   local boxes, heard = all_outboxes(), {} -- heard: for each gateway, for each commit, 1 if it listens
   for b, box in ipairs(boxes) do
@@ -72,18 +59,18 @@ local function commit_all(seat, batch)
     if e then
       logprobs, blob = extras[e + 1], extras[e + 2]
     end
-    if owned[i] == 1 and not over[id] then
-      blob = append(boxes, heard, i, id, indices[i], string.sub(tokens, first, last), logprobs, blob)
+    if owned[i] == 0 then
+      foreign[id] = true
+    elseif not over[id] and not have[id] then
+      blob, have[id] = append(boxes, heard, i, id, indices[i], string.sub(tokens, first, last), logprobs, blob)
       if blob then
         over[id] = true
         redis.call("SREM", P .. "running:" .. seat, id)
         redis.call("SREM", P .. "cancelled:" .. seat, id)
         end_sequence(id, blob)
       end
-    elseif not blob then
-      foreign[#foreign + 1] = id
     end
     first = last + 1
   end
-  return foreign
+  return over, foreign, have
 end

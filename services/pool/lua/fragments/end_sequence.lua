@@ -1,4 +1,4 @@
--- include: keys time publish
+-- include: keys time publish expire
 -- The one place where a sequence ends. The caller took it from `waiting` or `running:<seat>` and tells listeners.
 local function end_sequence(id, blob)
   redis.call("HSET", P .. "seq:" .. id, "state", "ended", "end", blob)
@@ -7,9 +7,14 @@ local function end_sequence(id, blob)
     redis.call("SREM", box.listening, id)
   end
   redis.call("HINCRBY", META, "ended", 1)
-  local group = redis.call("HGET", P .. "seq:" .. id, "group")
-  if redis.call("HINCRBY", P .. "group:" .. group, "open", -1) == 0 then
-    redis.call("ZADD", ENDED, now, group)
-    redis.call("HINCRBY", META, "ended_bytes", redis.call("HGET", P .. "group:" .. group, "bytes"))
+  local request = redis.call("HGET", P .. "seq:" .. id, "group")
+  if redis.call("HINCRBY", P .. "group:" .. request, "open", -1) == 0 then
+    local group = redis.call("HMGET", P .. "group:" .. request, "bytes", "deleted")
+    redis.call("ZADD", ENDED, now, request)
+    redis.call("ZREM", ABANDONED, request)
+    redis.call("HINCRBY", META, "ended_bytes", group[1])
+    if group[2] then
+      drop(request)
+    end
   end
 end

@@ -1,13 +1,43 @@
--- include: keys time
+-- include: keys time bulk
 local GATEWAY_TTL = 10000000 -- us, until its first heartbeat
 
-local function forget(gateway)
-  redis.call("DEL", P .. "gateway:" .. gateway, P .. "events:" .. gateway, P .. "listening:" .. gateway)
-  redis.call("ZREM", GATEWAYS, gateway)
+-- Whether a registered gateway listens to one of the sequences.
+local function followed(ids)
+  for _, gateway in ipairs(redis.call("ZRANGE", GATEWAYS, 0, -1)) do
+    for _, listens in ipairs(bulk("SMISMEMBER", P .. "listening:" .. gateway, ids)) do
+      if listens == 1 then
+        return true
+      end
+    end
+  end
+  return false
 end
 
--- Forgets gateways whose registration ran out; nobody writes to their streams from then on, and
--- they listen to nothing any more.
+-- A group that goes on: if nobody follows it any more, and it is not in the background, its grace begins.
+local function abandon(request)
+  local group = redis.call("HMGET", P .. "group:" .. request, "ids", "background", "grace")
+  if group[2] ~= "1" and not followed(cmsgpack.unpack(group[1])) then
+    redis.call("ZADD", ABANDONED, "NX", now + tonumber(group[3]), request)
+  end
+end
+
+-- Forgets a gateway. What only it followed gets its grace: its clients may come back elsewhere.
+local function forget(gateway)
+  local ids = redis.call("SMEMBERS", P .. "listening:" .. gateway)
+  redis.call("DEL", P .. "gateway:" .. gateway, P .. "events:" .. gateway, P .. "listening:" .. gateway)
+  redis.call("ZREM", GATEWAYS, gateway)
+  local seen = {}
+  for _, id in ipairs(ids) do
+    local request = redis.call("HGET", P .. "seq:" .. id, "group")
+    if not seen[request] then
+      seen[request] = true
+      abandon(request)
+    end
+  end
+end
+
+-- Forgets gateways whose registration ran out; nobody writes to their streams from then on. Before any event is put
+-- into an outbox.
 local function forget_gateways()
   for _, gateway in ipairs(redis.call("ZRANGEBYSCORE", GATEWAYS, "-inf", now)) do
     forget(gateway)
@@ -18,7 +48,12 @@ end
 local function register(gateway)
   if not redis.call("ZSCORE", GATEWAYS, gateway) then
     redis.call("ZADD", GATEWAYS, now + GATEWAY_TTL, gateway)
-    redis.call("HSET", P .. "gateway:" .. gateway,
-      "registration", redis.call("HINCRBY", META, "registration", 1), "fresh", 1)
+    redis.call("HSET", P .. "gateway:" .. gateway, "fresh", 1)
   end
+end
+
+-- Lets a gateway, which is registered, hear of a sequence that has not ended; nobody cancels its group for want of followers.
+local function listen(gateway, id, request)
+  redis.call("SADD", P .. "listening:" .. gateway, id)
+  redis.call("ZREM", ABANDONED, request)
 end

@@ -1,27 +1,30 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), rank (last one given), epoch and registration (last numbers), bytes
---                   (of all sequences), ended (sequences), ended_bytes (groups), figures
+--   meta            hash: stamp (us), tick (us, see time), rank (last one given), bytes (of all groups), ended
+--                   (sequences), ended_bytes (groups), figures
 --   counters        hash: name -> sum
 --   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
---                   seat while it runs, cancelled once it is to end, end (blob) once it has
+--                   seat while it runs, cancelled once it is to end, end (blob) once it has;
+--                   strikes and struck_at (its tokens at the last one) once an engine died under it
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
---   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, key (field in idempotency)
+--   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
+--                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it
 --   idempotency     hash: <tenant> NUL <key> -> request
 --   waiting         zset: id -> rank (arrival in us, one apart at least)
 --   ended           zset: request -> time (us) at which its last sequence ended
+--   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
 --   seats           zset: seat -> time (us) to forget it; +inf while it is owned
---   seat:<seat>     hash: epoch, owner, lease (us), call, claimed (msgpack ids); gauges, summary, figures (blobs)
+--   seat:<seat>     hash: epoch, owner, lease (us), call, said (msgpack, see exchange); gauges, summary, figures (blobs)
 --   running:<seat>  set: ids; cancelled:<seat> set: those of them to end
 --   idle            set: seats that wait for their bell; bell:<seat> list: an item is a ring
 --   gateways        zset: gateway -> time (us) its registration runs out
---   gateway:<name>  hash: registration, events (number of the last one), fresh, call, known (reply to that call)
+--   gateway:<name>  hash: events (number of the last one), fresh, call, known (reply to that call)
 --   events:<name>   stream: what the gateway listens to
 --   listening:<name> set: ids of the sequences, not ended, that the gateway listens to
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
-local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
+local WAITING, ENDED, IDEMPOTENCY, ABANDONED = P .. "waiting", P .. "ended", P .. "idempotency", P .. "abandoned"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"

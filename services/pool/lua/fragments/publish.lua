@@ -1,4 +1,4 @@
--- include: keys
+-- include: keys time
 -- A batch, of commits as of events, is five lists, which cmsgpack reads far faster than one list an item:
 --   ids, indices, counts of tokens, all tokens (packed, one string), and for those with more to say
 --   extras: position in the batch, [log probabilities (opaque), ...] or false, end (opaque) or false, by turns
@@ -35,14 +35,14 @@ local function tell_end(id, index, blob)
   end
 end
 
--- Writes one entry for each gateway with events. Entries of a registration count up from 1, so that a reader sees
--- whether the stream was cut before it had read it.
+-- Writes one entry for each gateway with events: <tick>-<n>. The n of a registration count up from 1, so that a reader
+-- sees whether the stream was cut, or its tail lost, before it had read it; ticks never go back, so that it sees what
+-- comes after that.
 local function publish()
   for _, box in ipairs(outboxes or {}) do
     if box.size > 0 then
       local n = redis.call("HINCRBY", P .. "gateway:" .. box.gateway, "events", 1)
-      local registration = redis.call("HGET", P .. "gateway:" .. box.gateway, "registration")
-      redis.call("XADD", P .. "events:" .. box.gateway, "MAXLEN", "~", EVENTS_KEPT, registration .. "-" .. n,
+      redis.call("XADD", P .. "events:" .. box.gateway, "MAXLEN", "~", EVENTS_KEPT, string.format("%.0f-%d", tick, n),
         "e", cmsgpack.pack({ box[1], box[2], box[3], table.concat(box[4]), box[5] }))
     end
   end

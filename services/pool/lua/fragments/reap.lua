@@ -1,23 +1,28 @@
 -- include: keys time cancel_now
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
--- Ends the ownership of a seat. What it ran waits again at its arrival rank, with its tokens; cancelled ones end.
--- Returns how many wait again.
+-- A sequence that its seat gives up waits again at its arrival rank, with its tokens; a cancelled one ends. The caller
+-- takes it from the seat's sets. Returns whether it waits.
+local function give_up(id)
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
+  if state[2] then
+    cancel_now(id)
+    return false
+  end
+  redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
+  redis.call("HDEL", P .. "seq:" .. id, "seat")
+  redis.call("ZADD", WAITING, state[1], id)
+  return true
+end
+
+-- Ends the ownership of a seat, which gives up what it runs. Returns how many wait again.
 local function vacate(seat)
   local waits = 0
   for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
-    local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
-    if state[2] then
-      cancel_now(id)
-    else
-      redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
-      redis.call("HDEL", P .. "seq:" .. id, "seat")
-      redis.call("ZADD", WAITING, state[1], id)
-      waits = waits + 1
-    end
+    waits = waits + (give_up(id) and 1 or 0)
   end
   redis.call("DEL", P .. "running:" .. seat, P .. "cancelled:" .. seat, P .. "bell:" .. seat)
-  redis.call("HDEL", P .. "seat:" .. seat, "epoch", "owner", "lease", "call", "claimed")
+  redis.call("HDEL", P .. "seat:" .. seat, "epoch", "owner", "lease", "call", "said")
   redis.call("SREM", IDLE, seat)
   redis.call("ZREM", LEASES, seat)
   redis.call("ZADD", SEATS, now + SEAT_KEPT, seat)

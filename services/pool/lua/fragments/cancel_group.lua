@@ -1,0 +1,32 @@
+-- include: keys time cancel_now
+local CANCELLED_AT_ONCE = 64 -- groups one script cancels at most for want of followers
+
+-- Cancels a group: its waiting sequences end at once, its running ones are listed for their seats until they end.
+-- Returns false if it is unknown or all of it has ended.
+local function cancel_group(request)
+  local open = false
+  local ids = redis.call("HGET", P .. "group:" .. request, "ids")
+  redis.call("ZREM", ABANDONED, request)
+  for _, id in ipairs(ids and cmsgpack.unpack(ids) or {}) do
+    local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "seat")
+    if sequence[1] == "waiting" then
+      redis.call("ZREM", WAITING, id)
+      cancel_now(id)
+      open = true
+    elseif sequence[1] == "running" then
+      redis.call("HSET", P .. "seq:" .. id, "cancelled", 1)
+      redis.call("SADD", P .. "cancelled:" .. sequence[2], id)
+      open = true
+    end
+  end
+  return open
+end
+
+-- Cancels groups whose grace is over. Returns whether there were any.
+local function cancel_abandoned()
+  local overdue = redis.call("ZRANGEBYSCORE", ABANDONED, "-inf", now, "LIMIT", 0, CANCELLED_AT_ONCE)
+  for _, request in ipairs(overdue) do
+    cancel_group(request)
+  end
+  return #overdue > 0
+end

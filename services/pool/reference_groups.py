@@ -1,0 +1,189 @@
+"""The rules of groups and of who follows them, on plain objects: half of what `ReferencePool`'s methods share."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable
+
+from services.messages import End, EngineFigures, Snapshot, TokenEvent
+from services.pool.limits import Limits
+from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
+from services.pool.scripts import CANCELLED
+
+GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
+OUTAGE = 5.0  # seconds without any call, after which gateways and graces get that time back
+
+
+class Groups:
+    def __init__(self, clock: Clock, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._now = self._stamp = clock.now()
+        self._rank = self._epochs = self._registrations = 0
+        self._groups: dict[str, Group] = {}
+        self._keys: dict[tuple[str, str], str] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[tuple[int, str]] = []  # by rank
+        self._ended: list[Group] = []  # the oldest first
+        self._abandoned: dict[str, float] = {}  # request -> when it is cancelled
+        self._seats: dict[str, Seat] = {}
+        self._bells: defaultdict[str, Bell] = defaultdict(Bell)
+        self._gateways: dict[str, Gateway] = {}
+        self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
+        self._gaps: set[str] = set()
+        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._figures: EngineFigures | None = None
+        self._outbox: defaultdict[str, list[TokenEvent]] = defaultdict(list)
+
+    # --- time ---
+
+    def _begin(self) -> None:
+        """Every call that can write: what an outage kept from being done in time gets more time, gateways that fell
+        silent are forgotten."""
+        self._now = self._clock.now()
+        gap, self._stamp = self._now - self._stamp, self._now
+        for seat in self._seats.values():
+            if seat.epoch is not None and (gap < 0 or gap > seat.lease / 2):
+                seat.expires = self._now + seat.lease
+        if gap < 0 or gap > OUTAGE:
+            for gateway in self._gateways.values():
+                gateway.expires += gap
+            for request in self._abandoned:
+                self._abandoned[request] += gap
+        for name in [name for name, gateway in self._gateways.items() if gateway.expires <= self._now]:
+            self._forget(name)
+
+    def _expire(self) -> None:
+        while self._ended and self._ended[0].ended_at <= self._now - self.limits.keep_ended:
+            self._drop(self._ended[0])
+
+    def _make_place(self, more: int) -> bool:
+        total = sum(group.bytes for group in self._groups.values()) + more
+        if total - sum(group.bytes for group in self._ended) > self.limits.max_bytes:
+            return False
+        while total > self.limits.max_bytes:
+            total -= self._ended[0].bytes
+            self._drop(self._ended[0])
+        return True
+
+    def _drop(self, group: Group) -> None:
+        """Forget an ended group."""
+        self._ended.remove(group)
+        del self._groups[group.request]
+        for id in group.ids:
+            del self._sequences[id]
+        self._free_key(group)
+
+    def _free_key(self, group: Group) -> None:
+        if group.key is not None:
+            del self._keys[group.key]
+            group.key = None
+
+    # --- sequences ---
+
+    def _of(self, request: str) -> list[Sequence]:
+        group = self._groups.get(request)
+        return [self._sequences[id] for id in group.ids] if group else []
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.seat = None
+        insort(self._waiting, (sequence.rank, sequence.id))
+
+    def _end(self, sequence: Sequence, end: End) -> None:
+        """Of a sequence that neither waits nor runs any more."""
+        sequence.end, sequence.seat = end, None
+        self._tell(sequence, TokenEvent(sequence.id, len(sequence.tokens), None, end=end))
+        for gateway in self._gateways.values():
+            gateway.listening.discard(sequence.id)
+        group = sequence.group
+        group.open -= 1
+        if group.open == 0:
+            group.ended_at = self._now
+            insort(self._ended, group, key=lambda group: (group.ended_at, group.request))
+            self._abandoned.pop(group.request, None)
+            if group.deleted:
+                self._drop(group)
+
+    def _cancel(self, request: str) -> bool:
+        """False if the group is unknown or has ended."""
+        self._abandoned.pop(request, None)
+        unended = [sequence for sequence in self._of(request) if sequence.end is None]
+        for sequence in unended:
+            if sequence.seat is None:
+                self._waiting.remove((sequence.rank, sequence.id))
+                self._end(sequence, CANCELLED)
+            else:
+                sequence.cancelled = True
+        return bool(unended)
+
+    def _cancel_abandoned(self) -> bool:
+        overdue = [request for request, at in self._abandoned.items() if at <= self._now]
+        for request in overdue:
+            self._cancel(request)
+        return bool(overdue)
+
+    def _snapshot(self, id: str, index: int) -> Snapshot:
+        sequence = self._sequences.get(id)
+        if sequence is None:
+            return Snapshot(id, known=False)
+        index = min(index, len(sequence.tokens))
+        logprobs = sequence.logprobs[index:] or None
+        prompt = len(sequence.new.prompt)
+        return Snapshot(id, True, prompt, index, sequence.tokens[index:], logprobs, sequence.end)
+
+    # --- gateways ---
+
+    def _register(self, name: str) -> Gateway:
+        if name not in self._gateways:
+            self._registrations += 1
+            self._gateways[name] = Gateway(self._registrations, self._now + GATEWAY_TTL)
+        return self._gateways[name]
+
+    def _forget(self, name: str) -> None:
+        if gateway := self._gateways.pop(name, None):
+            for group in {
+                self._sequences[id].group.request: self._sequences[id].group for id in gateway.listening
+            }.values():
+                self._abandon(group)
+
+    def _listen(self, gateway: str, ids: Iterable[str]) -> None:
+        listening = self._register(gateway).listening
+        for id in ids:
+            sequence = self._sequences.get(id)
+            if sequence is not None and sequence.end is None:
+                listening.add(id)
+                self._abandoned.pop(sequence.group.request, None)
+
+    def _followed(self, group: Group) -> bool:
+        return any(not gateway.listening.isdisjoint(group.ids) for gateway in self._gateways.values())
+
+    def _abandon(self, group: Group) -> None:
+        if not group.background and not self._followed(group):
+            self._abandoned.setdefault(group.request, self._now + self.limits.grace)
+
+    def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
+        for name, gateway in self._gateways.items():
+            if sequence.id in gateway.listening:
+                self._outbox[name].append(event)
+
+    def _publish(self) -> None:
+        for name, events in self._outbox.items():
+            gateway = self._gateways[name]
+            gateway.count += 1
+            gateway.entries.append((gateway.count, events))
+            self._arrivals[name].wake()
+        self._outbox.clear()
+
+    # --- observers ---
+
+    def _ring(self) -> None:
+        for seat in self._seats.values():
+            if seat.idle:
+                seat.idle = False
+                self._bells[seat.name].rung = True
+                self._bells[seat.name].waiters.wake()
+
+    def _count(self, increments: dict[str, float]) -> None:
+        for name, by in increments.items():
+            self._counters[name] += by
