@@ -68,6 +68,7 @@ class Reader:
                 if not missed:
                     log.warning("the pool is away: %s", error)
                 missed = True
+                self._from_start = True  # a server that lost its tail may write what comes under cursors already read
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY)
 

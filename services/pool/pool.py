@@ -160,7 +160,7 @@ class RequestPool:
         `struck` were in flight when the seat's engine died. One that was struck three times with no token committed
         between ends with an error.
         """
-        await self._server.run("release", self._prefix, seat, epoch, pack(list(struck)))
+        await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))))
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         """Commit, renew the lease, reap, claim, in one script; see `Exchange`. `call` numbers count from 1, one apart:

@@ -176,7 +176,7 @@ class ReferencePool(Rules):
         self._begin()
         held = self._seats.get(seat)
         if held and held.epoch == epoch:
-            for id in struck:
+            for id in set(struck):
                 self._strike(held, id)
             if self._vacate(held):
                 self._ring()

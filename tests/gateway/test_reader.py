@@ -126,6 +126,25 @@ async def test_a_forgotten_gateway_is_told_by_its_heartbeat(pool: RequestPool, r
     assert await take(inbox, 2) == [(2, 7), (3, None)]
 
 
+async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
+    pool: RequestPool, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server, whose clock is behind, in place of the one that broke down."""
+    monkeypatch.setattr("gateway.reader.SILENCE", 1000.0)
+    command, meta = pool._server.command, f"{pool._prefix}meta"
+    await command("HSET", meta, "tick", 2**52)
+    inbox, pump = await submit(pool, reader, "a"), Pump(pool)
+    await pump.commit(Commit("a/0", 0, [7]))
+    assert await take(inbox, 1) == [(0, 7)]
+    await command("HDEL", meta, "tick")
+    await pool.unregister("gw")
+    await command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    while not await command("EXISTS", f"{pool._prefix}listening:gw"):
+        await asyncio.sleep(0.01)
+    await pump.commit(Commit("a/0", 1, [8]))
+    assert await take(inbox, 1) == [(1, 8)]
+
+
 async def test_a_silent_sequence_is_looked_after(
     pool: RequestPool, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

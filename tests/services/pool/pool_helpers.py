@@ -86,6 +86,30 @@ async def stored(pool, id):
     return snapshot
 
 
+async def keys(pool):
+    """All keys of a pool in its server, without its prefix."""
+    found = await pool._server.command("KEYS", f"{pool._prefix}*")
+    return {key.decode().removeprefix(pool._prefix) for key in found}
+
+
+async def let_time_pass(pool, seconds):
+    """As if nobody had called the pool for so long."""
+    if isinstance(pool, RequestPool):
+        run, prefix = pool._server.command, pool._prefix
+        await run("HINCRBY", f"{prefix}meta", "stamp", round(-seconds * 1e6))
+        for queue in ("gateways", "abandoned", "leases", "seats"):
+            for name in await run("ZRANGE", prefix + queue, 0, -1):
+                await run("ZINCRBY", prefix + queue, -seconds * 1e6, name)
+    else:
+        pool._stamp -= seconds
+        for one in (*pool._gateways.values(), *pool._seats.values()):
+            one.expires -= seconds
+        for seat in pool._seats.values():
+            seat.vacant_since -= seconds
+        for request in pool._abandoned:
+            pool._abandoned[request] -= seconds
+
+
 async def rung(pool, seat):
     """Whether the seat's bell has rung and nobody has heard it yet."""
     if isinstance(pool, RequestPool):

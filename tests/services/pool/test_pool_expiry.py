@@ -1,10 +1,11 @@
 """What ended stays readable for a while, and makes place when it is needed."""
 
 import asyncio
+from dataclasses import replace
 
-from pool_helpers import STOP, Owner, commit, counts, group, stored
+from pool_helpers import CANCELLED, STOP, Owner, commit, counts, group, keys, let_time_pass, stored
 
-from services.messages import SubmitReply
+from services.messages import Logprobs, SubmitReply
 from services.pool.limits import Limits, sequence_bytes
 
 KEEP = 0.1
@@ -69,16 +70,50 @@ async def test_nothing_is_forgotten_for_a_group_that_does_not_fit_anyway(pools):
 
 
 async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
-    pool = await server_pools(Limits(keep_ended=KEEP))
-    owner = await Owner.take(pool)
+    """However they ended, whoever listened, whatever bells rang."""
+    pool = await server_pools(Limits(keep_ended=KEEP, grace=KEEP))
+    owner, idle = await Owner.take(pool), await Owner.take(pool, "idle")
+    await idle.exchange(idle=True)
     await pool.submit(group("r", n=2, key="k", logprobs=1))
     await owner.claim()
-    await owner.exchange(commit("r/0", 0, 1, end=STOP), commit("r/1", 0, 2))
+    await owner.exchange(commit("r/0", 0, 1, end=STOP, logprobs=[Logprobs(0.0, [])]), commit("r/1", 0, 2))
     await pool.cancel("r")
     await owner.exchange(commit("r/1", 1, end=STOP))
-    await pool.unregister("gateway")
-    await asyncio.sleep(2 * KEEP)
+    for name in ("deleted", "deleted-later", "left", "orphan", "struck"):
+        await pool.submit(replace(group(name, gateway=f"g-{name}", key=name), resumable=True))
+        await pool.heartbeat(f"g-{name}", 1, {}, ttl=100.0)
+    await pool.cancel("deleted")
+    await pool.delete("deleted")
+    await owner.claim()
+    await pool.delete("deleted-later")
+    await pool.detach("g-left", "left")
+    await pool.heartbeat("g-orphan", 2, {}, ttl=KEEP)
+    for _ in range(3):
+        await pool.release(owner.seat, owner.epoch, ["struck/0"])
+        owner = await Owner.take(pool)
+        await owner.claim()
+    await asyncio.sleep(2 * KEEP)  # the orphan's gateway dies
+    for cancelled in ((await owner.exchange()).cancelled, ["orphan/0"]):
+        await owner.exchange(*(commit(id, 0, end=CANCELLED) for id in cancelled))
+        await asyncio.sleep(2 * KEEP)
+    for gateway in ("gateway", "g-deleted", "g-deleted-later", "g-left", "g-struck"):
+        await pool.unregister(gateway)
     await owner.exchange()
-    await pool.release(owner.seat, owner.epoch)
-    keys = {key.decode().removeprefix(pool._prefix) for key in await pool._server.command("KEYS", f"{pool._prefix}*")}
-    assert keys == {"meta", "seats", f"seat:{owner.seat}"}
+    assert await counts(pool) == (0, 0, 0)
+    assert (await pool.overview()).bytes == 0
+    for one in (owner, idle):
+        await pool.release(one.seat, one.epoch)
+    assert await keys(pool) == {"meta", "seats", f"seat:{owner.seat}", "seat:idle"}
+    await let_time_pass(pool, 3601)
+    await Owner.take(pool, "another")
+    assert await keys(pool) == {"meta", "seats", "leases", "seat:another"}
+
+
+async def test_seats_without_an_owner_are_forgotten(pool):
+    for seat in ("a", "b"):
+        owner = await Owner.take(pool, seat)
+        await pool.release(seat, owner.epoch)
+    await Owner.take(pool, "c")
+    await let_time_pass(pool, 3601)
+    await pool.acquire("d", "me", 100)
+    assert {seat.name for seat in (await pool.overview()).seats} == {"c", "d"}
