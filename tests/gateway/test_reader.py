@@ -139,7 +139,7 @@ async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
     await command("HDEL", meta, "tick")
     await pool.unregister("gw")
     await command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    while not await command("EXISTS", f"{pool._prefix}listening:gw"):
+    while not await command("EXISTS", f"{pool._prefix}listening:gw"):  # noqa: ASYNC110 - the server sets no event
         await asyncio.sleep(0.01)
     await pump.commit(Commit("a/0", 1, [8]))
     assert await take(inbox, 1) == [(1, 8)]
