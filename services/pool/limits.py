@@ -16,7 +16,7 @@ TOP_LOGPROB_BYTES = 15
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a pool: waiting sequences, bytes of all its sequences, seconds an ended group stays readable,
+    """Bounds of a pool: waiting sequences, bytes of all its groups, seconds an ended group stays readable,
     seconds (`grace`) a resumable group, or one whose gateway died, goes on without a follower.
 
     Groups that ended make place earlier when the bytes are needed.

@@ -6,4 +6,5 @@
 -- Reply   1
 stamp()
 forget(ARGV[1])
+abandon_orphans()
 return 1

@@ -1,5 +1,6 @@
 -- include: keys time bulk
 local GATEWAY_TTL = 10000000 -- us, until its first heartbeat
+local ORPHANS_AT_ONCE = 64 -- sequences of dead gateways that one script looks after
 
 -- Whether a registered gateway listens to one of the sequences.
 local function followed(ids)
@@ -13,23 +14,27 @@ local function followed(ids)
   return false
 end
 
--- A group that goes on: if nobody follows it any more, and it is not in the background, its grace begins.
+-- If nobody follows this group any more, and it has not ended and is not in the background, its grace begins.
 local function abandon(request)
-  local group = redis.call("HMGET", P .. "group:" .. request, "ids", "background", "grace")
-  if group[2] ~= "1" and not followed(cmsgpack.unpack(group[1])) then
-    redis.call("ZADD", ABANDONED, "NX", now + tonumber(group[3]), request)
+  local group = redis.call("HMGET", P .. "group:" .. request, "ids", "open", "background", "grace")
+  if group[2] ~= "0" and group[3] ~= "1" and not followed(cmsgpack.unpack(group[1])) then
+    redis.call("ZADD", ABANDONED, "NX", now + tonumber(group[4]), request)
   end
 end
 
--- Forgets a gateway. What only it followed gets its grace: its clients may come back elsewhere.
+-- Forgets a gateway. What it followed is an orphan.
 local function forget(gateway)
-  local ids = redis.call("SMEMBERS", P .. "listening:" .. gateway)
+  redis.call("SUNIONSTORE", ORPHANS, ORPHANS, P .. "listening:" .. gateway)
   redis.call("DEL", P .. "gateway:" .. gateway, P .. "events:" .. gateway, P .. "listening:" .. gateway)
   redis.call("ZREM", GATEWAYS, gateway)
+end
+
+-- Abandons some groups of orphans that nobody else follows: their clients may come back elsewhere.
+local function abandon_orphans()
   local seen = {}
-  for _, id in ipairs(ids) do
+  for _, id in ipairs(redis.call("SPOP", ORPHANS, ORPHANS_AT_ONCE)) do
     local request = redis.call("HGET", P .. "seq:" .. id, "group")
-    if not seen[request] then
+    if request and not seen[request] then
       seen[request] = true
       abandon(request)
     end
@@ -42,6 +47,7 @@ local function forget_gateways()
   for _, gateway in ipairs(redis.call("ZRANGEBYSCORE", GATEWAYS, "-inf", now)) do
     forget(gateway)
   end
+  abandon_orphans()
 end
 
 -- Registers the gateway if it is unknown. It is fresh until a heartbeat told it so: it may have missed events.

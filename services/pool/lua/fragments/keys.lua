@@ -14,6 +14,7 @@
 --   waiting         zset: id -> rank (arrival in us, one apart at least)
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
+--   orphans         set: ids, perhaps ended, whose followers' gateways have died
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
 --   seats           zset: seat -> time (us) to forget it; +inf while it is owned
 --   seat:<seat>     hash: epoch, owner, lease (us), call, said (msgpack, see exchange); gauges, summary, figures (blobs)
@@ -25,6 +26,7 @@
 --   listening:<name> set: ids of the sequences, not ended, that the gateway listens to
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
-local WAITING, ENDED, IDEMPOTENCY, ABANDONED = P .. "waiting", P .. "ended", P .. "idempotency", P .. "abandoned"
+local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
+local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"
