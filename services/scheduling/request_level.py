@@ -16,6 +16,9 @@ class RequestLevelScheduler(Scheduler):
     def _admit(self) -> dict[str, list[int]]:
         return {} if self._running else super()._admit()
 
+    def _admit_suspect(self) -> dict[str, list[int]]:
+        return {} if self._running else super()._admit_suspect()
+
     def room(self) -> Room:
         """Room for a whole batch once none runs, or the iteration in flight ends the last of it by length."""
         if all(entry.ends_by_length_next() for entry in self._running):

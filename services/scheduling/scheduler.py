@@ -54,16 +54,22 @@ class Scheduler:
         self._waiting: list[Entry] = []  # by arrival, holding no blocks
         self._running: list[Entry] = []  # by arrival, holding blocks
         self._in_flight: Iteration | None = None
+        self._batch: list[Entry] = []  # those in flight, in batch order
         self._released: list[str] = []  # the engine is still to be told to forget these
         self._uncommitted: dict[str, Entry] = {}
+        self._sent: dict[str, Entry] = {}  # those of the last commits, which the pool may ask for again
         self._step = 0
 
     # --- what comes in ---------------------------------------------------------------------------------------
 
     def add(self, claims: list[Claim]) -> None:
-        """Take charge of requests. One that can never run here, or has ended, ends at once and is committed so."""
+        """Take charge of requests. One that can never run here, or has ended, ends at once and is committed so.
+
+        A claim of a request that is here already replaces it: a pool that lost its tail gives out again what it no
+        longer knows to be given.
+        """
+        self.drop([claim.id for claim in claims if self._known(claim.id)])
         for claim in claims:
-            assert claim.id not in self._entries, f"{claim.id} was claimed twice"
             entry = self._entries[claim.id] = Entry(claim, self._rules)
             if refusal := self._refuse(entry):
                 self._end(entry, End(FinishReason.ERROR, error=refusal))
@@ -91,16 +97,44 @@ class Scheduler:
                 self._end(entry, End(FinishReason.CANCELLED))
         self._sweep()
 
+    def drop(self, ids: list[str]) -> None:
+        """Forget requests that are not this scheduler's any more: nothing of them is committed."""
+        for id in ids:
+            if entry := self._entries.get(id):
+                self._leave(entry)
+            self._uncommitted.pop(id, None)
+            self._sent.pop(id, None)
+        self._sweep()
+
+    def rewind(self, have: dict[str, int]) -> int:
+        """Of these requests the pool has so many output tokens, fewer than the last commits took for granted: commit
+        again from there, also what had ended meanwhile. Returns how many tokens that were sent go again.
+
+        A request whose log probabilities are not all here is set back to what the pool has and computed from there;
+        being a function of the request alone, its tokens come out the same.
+        """
+        resent = 0
+        for id, count in have.items():
+            entry = self._known(id)
+            if entry is None:
+                continue
+            resent += entry.sent - count
+            if entry.rewind(count):
+                self._uncommitted[id] = entry
+            else:
+                self.drop([id])
+                self.add([entry.as_claim(count)])
+        return resent
+
     def update(self, result: IterationResult) -> None:
         """Take an iteration's tokens and judge each (lines 11 to 14: what has finished gives its slots back)."""
         iteration, self._in_flight = self._in_flight, None
         assert iteration is not None, f"no iteration is in flight, got a result of {result.step = }"
         assert (result.epoch, result.step) == (iteration.epoch, iteration.step), f"{iteration.step = } {result.step = }"
-        entries, tokens, failed = self._entries, result.tokens, result.failed
+        tokens, failed = result.tokens, result.failed
         ended = 0
-        for id, computed in iteration.scheduled.items():
-            entry = entries.get(id)
-            if entry is None:  # cancelled in flight
+        for (id, computed), entry in zip(iteration.scheduled.items(), self._batch, strict=True):
+            if entry.gone:  # in flight: cancelled, dropped or set back
                 continue
             entry.request.num_computed_tokens += computed
             if failed and id in failed:
@@ -116,18 +150,28 @@ class Scheduler:
         if ended:
             self._sweep()
 
+    def _known(self, id: str) -> Entry | None:
+        """The request, also where it ended and the pool has not confirmed that."""
+        return self._entries.get(id) or self._uncommitted.get(id) or self._sent.get(id)
+
     def _end(self, entry: Entry, end: End) -> None:
-        """Give a request its end and take back its blocks; `_sweep` then takes it from its list."""
         entry.end = end
+        self._leave(entry)
+        self._uncommitted[entry.request.id] = entry
+
+    def _leave(self, entry: Entry) -> None:
+        """Take a request's blocks back; `_sweep` then takes it from its list."""
+        entry.gone = True
         del self._entries[entry.request.id]
         if self.blocks.release(entry.request.id):
             self._released.append(entry.request.id)
-        self._uncommitted[entry.request.id] = entry
 
     def _sweep(self) -> None:
-        self._waiting = [entry for entry in self._waiting if entry.end is None]
-        self._running = [entry for entry in self._running if entry.end is None]
+        self._waiting = [entry for entry in self._waiting if not entry.gone]
+        self._running = [entry for entry in self._running if not entry.gone]
         if not self._entries:
+            assert not self._waiting, "requests wait that nobody holds"
+            assert not self._running, "requests run that nobody holds"
             self.blocks.check_idle()
 
     # --- what goes out ---------------------------------------------------------------------------------------
@@ -135,12 +179,18 @@ class Scheduler:
     def select(self) -> Iteration | None:
         """The next iteration; None when nothing can run (lines 4, 5 and 17 to 28)."""
         assert self._in_flight is None, f"iteration {self._step} is in flight"
-        admitted = self._admit()
+        admitted = self._admit_suspect()
+        if admitted:
+            self._batch = [self._entries[id] for id in admitted]
+        else:
+            admitted = self._admit()
+            self._batch = self._running[: self.max_batch_size]
         scheduled = {}
-        for entry in self._running[: self.max_batch_size]:  # lines 20 to 22
+        for entry in self._batch:  # lines 20 to 22
             request = entry.request
             scheduled[request.id] = len(request.prompt) + len(request.output) - request.num_computed_tokens
         if not scheduled:
+            assert not self._entries, f"none of {list(self._entries)} can run"
             return None
         self._step += 1
         released, self._released = self._released, []
@@ -156,8 +206,8 @@ class Scheduler:
         """
         admitted: dict[str, list[int]] = {}
         for entry in self._waiting:
-            if bisect_right(self._running, entry.arrival, key=_arrival) >= self.max_batch_size:  # line 22
-                break
+            if entry.suspect or bisect_right(self._running, entry.arrival, key=_arrival) >= self.max_batch_size:
+                break  # line 22
             blocks = self.blocks.reserve(entry.request.id, self._reservation(entry))
             if blocks is None:  # line 25
                 break
@@ -166,6 +216,20 @@ class Scheduler:
         del self._waiting[: len(admitted)]
         return admitted
 
+    def _admit_suspect(self) -> dict[str, list[int]]:
+        """Start the earliest suspect and nothing else; its blocks. None where there is none, or its blocks are held.
+
+        An iteration of its own shows who kills the engine: if it dies now, the others are not blamed. A suspect that
+        ran has brought a token (or failed), and is like any other from then on.
+        """
+        entry = next((entry for entry in self._waiting if entry.suspect), None)
+        blocks = self.blocks.reserve(entry.request.id, self._reservation(entry)) if entry else None
+        if entry is None or blocks is None:
+            return {}
+        self._waiting.remove(entry)
+        insort(self._running, entry, key=_arrival)
+        return {entry.request.id: blocks}
+
     def _reservation(self, entry: Entry) -> int:
         """Blocks for `max_tokens` (line 24), or for the model's length where that ends the request earlier."""
         return self.blocks.blocks_for(len(entry.request.prompt) + entry.judge.last)
@@ -173,20 +237,23 @@ class Scheduler:
     def take_commits(self) -> list[Commit]:
         """Tokens and ends since the last call, one commit a request, in the order it came about."""
         commits = [entry.take_commit() for entry in self._uncommitted.values()]
-        self._uncommitted = {}
+        self._sent, self._uncommitted = self._uncommitted, {}
         return commits
 
     def has_commits(self) -> bool:
         return bool(self._uncommitted)
+
+    def held(self) -> list[str]:
+        """All it is in charge of, also what has ended but may have to be committed again."""
+        return list(self._entries | self._uncommitted | self._sent)
 
     def room(self) -> Room:
         """What can be claimed now: what is free, and what the iteration in flight will free by ending requests by
         length, less what claimed requests that wait will take."""
         requests = self.max_batch_size - len(self._entries)
         blocks = self.blocks.free - sum(self._reservation(entry) for entry in self._waiting)
-        for id in self._in_flight.scheduled if self._in_flight else ():
-            entry = self._entries.get(id)
-            if entry is not None and entry.ends_by_length_next():
+        for entry in self._batch if self._in_flight else ():
+            if not entry.gone and entry.ends_by_length_next():
                 requests += 1
                 blocks += self._reservation(entry)
         return Room(max(0, requests), max(0, blocks), self.blocks.block_size)

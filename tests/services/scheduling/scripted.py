@@ -13,8 +13,11 @@ EOS = 2
 WORD = 7  # a token that ends nothing
 
 
-def claim(id: str, arrival: float, prompt: int, new: int, output: tuple[int, ...] = (), **sampling: object) -> Claim:
-    return Claim(id, arrival, [WORD] * prompt, list(output), SamplingParams(new, **sampling))  # type: ignore[arg-type]
+def claim(
+    id: str, arrival: float, prompt: int, new: int, output: tuple[int, ...] = (), strikes: int = 0, **sampling: object
+) -> Claim:
+    params = SamplingParams(new, **sampling)  # type: ignore[arg-type]
+    return Claim(id, arrival, [WORD] * prompt, list(output), params, strikes)
 
 
 @dataclass
