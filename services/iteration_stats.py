@@ -48,8 +48,20 @@ class IterationStats:
     def exchanged(self, seconds: float) -> None:
         self._counters.observe("orca:exchange_seconds", seconds)
 
+    def resent(self, tokens: int) -> None:
+        if tokens:
+            self._counters.inc("orca:resent_tokens", tokens)
+
+    def stuck(self) -> None:
+        self._counters.inc("orca:engine_stuck")
+
     def take_counters(self) -> dict[str, float]:
         return self._counters.take()
 
-    def gauges(self, kv_usage: float) -> dict[str, float]:
-        return {"kv_usage": kv_usage, "batch_size": self._batch_size, "peak_batch_size": self._peak}
+    def gauges(self, kv_usage: float, ready: bool) -> dict[str, float]:
+        return {
+            "ready": float(ready),
+            "kv_usage": kv_usage,
+            "batch_size": self._batch_size,
+            "peak_batch_size": self._peak,
+        }

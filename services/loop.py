@@ -7,89 +7,27 @@ engine and clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import NoReturn
 
-from services.errors import PoolUnavailable, StaleEpoch
+from services.errors import EngineLost, EngineStuck
+from services.iteration_cost import LEAST, IterationCost
 from services.iteration_stats import IterationStats
-from services.messages import Claim, Commit, EngineFigures, Exchange, ExchangeReply, Iteration, IterationResult, Room
+from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
+from services.pool_line import PoolLine, forget
+from services.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.telemetry import Counters
 
-FIRST_RETRY = 0.02  # seconds between a failed exchange and its repeat; doubles up to a third of the lease
 
+@dataclass(slots=True)
+class _Flight:
+    """An iteration that the engine is at."""
 
-class Pool(Protocol):
-    """What the loop needs of a request pool. Both raise `PoolUnavailable` while its server is away."""
-
-    async def exchange(self, exchange: Exchange) -> ExchangeReply:
-        """Commit, renew the lease, claim: one atomic call, safe to repeat with the same call number."""
-        ...
-
-    async def wait_bell(self, seat: str, timeout: float) -> None:
-        """Return when work may be waiting for an idle seat, or after `timeout` seconds."""
-        ...
-
-
-class Engine(Protocol):
-    """Something that runs iterations, one at a time."""
-
-    def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
-        """Begin the iteration now; awaiting gives its result or raises `EngineLost` or `StaleEpoch`."""
-        ...
-
-
-class Clock(Protocol):
-    """Time, real or virtual."""
-
-    def now(self) -> float:
-        """Seconds, monotonic."""
-        ...
-
-    async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
-        """Return when one of `futures` is done, or after `timeout` seconds; none is cancelled by this."""
-        ...
-
-
-class Scheduler(Protocol):
-    """Who runs next (paper, Algorithm 1). The only judge of when a request has ended."""
-
-    def add(self, claims: list[Claim]) -> None: ...
-
-    def cancel(self, ids: list[str]) -> None: ...
-
-    def select(self) -> Iteration | None:
-        """The next iteration, or None when nothing can run."""
-        ...
-
-    def update(self, result: IterationResult) -> None: ...
-
-    def take_commits(self) -> list[Commit]:
-        """What must be committed since the last call, in the order it came about."""
-        ...
-
-    def has_commits(self) -> bool:
-        """Whether `take_commits` has something to give."""
-        ...
-
-    def room(self) -> Room:
-        """What can be claimed now, counting requests that will end by length in the iteration in flight."""
-        ...
-
-    def kv_usage(self) -> float:
-        """The share of KV blocks that is reserved, 0 to 1."""
-        ...
-
-
-class Seat(Protocol):
-    """An engine's place in the pool, under the epoch that `acquire` gave."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def epoch(self) -> str: ...
-
-    call: int  # number of the last exchange under this epoch
+    iteration: Iteration
+    result: asyncio.Future[IterationResult]
+    began: float
+    limit: float = LEAST  # seconds it may take; looked at more closely when they are over
 
 
 class EngineLoop:
@@ -111,70 +49,110 @@ class EngineLoop:
         figures: EngineFigures,
         counters: Counters,
     ) -> None:
-        """Scheduler and engine know the seat's epoch. `lease` is in seconds."""
-        self._pool = pool
+        """Made where an event loop runs. Scheduler and engine know the seat's epoch. `lease` is in seconds."""
         self._scheduler = scheduler
         self._engine = engine
         self._clock = clock
         self._seat = seat
-        self._renewal = lease / 3
-        self._figures: EngineFigures | None = figures  # not sent yet
+        self._lease, self._renewal = lease, lease / 3
+        self._figures = figures
+        self._line = PoolLine(pool, clock, seat, self._renewal)
         self._stats = IterationStats(counters)
+        self._cost = IterationCost()
         self._stopping = False
-        self._iteration: asyncio.Future[IterationResult] | None = None
-        self._call: asyncio.Future[ExchangeReply] | None = None
-        self._bell: asyncio.Future[None] | None = None
-        self._exchange: Exchange | None = None  # not answered yet
-        self._call_began = self._iteration_began = 0.0
-        self._retry_at, self._backoff = 0.0, FIRST_RETRY
+        self._ready = True
+        self._flight: _Flight | None = None
+        self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The requests of the iteration the engine is at; once it is lost, those it was lost with."""
+        return list(self._flight.iteration.scheduled) if self._flight else []
 
     def stop(self) -> None:
         """Let `run` return once the iteration in flight is committed. What then still runs goes back to the pool
         when the caller releases the seat."""
         self._stopping = True
-        if self._bell:
-            self._bell.cancel()
+        self._line.wake()
+
+    def lose(self, error: EngineLost) -> None:
+        """The engine is dead, as somebody saw who watches it: `run` raises `error`, be the engine busy or idle."""
+        if not self._death.done():
+            self._death.set_exception(error)
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises StaleEpoch when the seat is another's, EngineLost when the engine died: then
-        nothing more is written under this epoch, and the next owner of the seat goes on with its requests."""
+        """Serve until `stop`. Whatever it raises, nothing more is written under this epoch, and the next owner of
+        the seat goes on with its requests:
+
+        StaleEpoch: the seat is another's. EngineLost: the engine died, EngineStuck: or lives and finishes nothing;
+        what came before is committed, and `in_flight` says whom it was lost with. AssertionError: the books do not
+        balance.
+        """
         try:
             while True:
+                self._check_engine()
                 self._start_iteration()
                 if self._finished():
                     return
                 if self._nothing_waits:
-                    await self._wait_for_bell()
+                    self._nothing_waits = False
+                    await self._line.wait_bell(self._death)
                     continue
                 self._begin_exchange()
-                under_way = [future for future in (self._iteration, self._call) if future is not None]
-                await self._clock.wait_any(under_way, self._next_call() - self._clock.now())
+                await self._wait()
                 self._end_exchange()
                 self._end_iteration()
+        except EngineLost:
+            await self._commit_rest()
+            raise
         finally:
             await self._leave()
+
+    async def _wait(self) -> None:
+        """Until something is done, or due."""
+        began, until, futures = self._clock.now(), self._next_call(), [self._death, *self._line.under_way]
+        if self._flight:
+            futures.append(self._flight.result)
+            until = min(until, self._flight.began + self._flight.limit)
+        await self._clock.wait_any(futures, until - began)
+        if self._flight:  # woken late, this process stood still itself: no sign that the engine does
+            self._flight.began += max(0.0, self._clock.now() - max(until, began))
 
     # --- the engine ------------------------------------------------------------------------------------------
 
     def _start_iteration(self) -> None:
-        if self._iteration or self._stopping:
+        if self._flight or self._stopping:
             return
         iteration = self._scheduler.select()
         if iteration is None:
             return
-        self._iteration_began = self._clock.now()
-        self._iteration = asyncio.ensure_future(self._engine.start(iteration))
+        self._flight = _Flight(iteration, asyncio.ensure_future(self._engine.start(iteration)), self._clock.now())
         self._stats.started(iteration)
         self._nothing_waits = False
 
     def _end_iteration(self) -> None:
-        if self._iteration is None or not self._iteration.done():
+        flight = self._flight
+        if flight is None or not flight.result.done():
             return
-        iteration, self._iteration = self._iteration, None
-        result = iteration.result()
+        result = flight.result.result()
+        self._flight = None
+        seconds = self._clock.now() - flight.began
         self._scheduler.update(result)
-        self._stats.finished(result, self._clock.now() - self._iteration_began)
+        self._stats.finished(result, seconds)
+        self._cost.finished(flight.iteration, seconds)
+
+    def _check_engine(self) -> None:
+        """Raise if it is known to be dead, or is at its iteration for longer than that can take."""
+        if self._death.done():
+            self._death.result()
+        flight = self._flight
+        if flight is None or self._clock.now() < flight.began + flight.limit:
+            return
+        flight.limit = self._cost.limit(flight.iteration)
+        if self._clock.now() >= flight.began + flight.limit:
+            self._stats.stuck()
+            raise EngineStuck(f"iteration {flight.iteration.step} is not done after {flight.limit:.0f} s")
 
     # --- the pool --------------------------------------------------------------------------------------------
 
@@ -182,95 +160,71 @@ class EngineLoop:
         """Send what is due, if no call is under way."""
         if self._clock.now() < self._next_call():
             return
-        if self._exchange is None:
-            self._exchange = self._next_exchange()
-        self._call_began = self._clock.now()
-        self._call = asyncio.ensure_future(self._pool.exchange(self._exchange))
+        if self._line.busy:
+            self._line.repeat()
+        else:
+            self._line.send(self._next_exchange())
 
     def _next_call(self) -> float:
         """When the next exchange is due; the distant future while one is under way."""
-        if self._call:
-            return inf
-        if self._exchange:
-            return self._retry_at
-        if self._iteration is None or self._figures or self._scheduler.has_commits():
+        if self._line.busy:
+            return self._line.due()
+        if self._flight is None or self._line.in_doubt or self._scheduler.has_commits():
             return -inf
-        return self._call_began + self._renewal
+        return self._line.began + self._renewal
 
     def _next_exchange(self) -> Exchange:
         commits = self._scheduler.take_commits()
         room = self._scheduler.room()
+        in_doubt, self._line.in_doubt = self._line.in_doubt, False
         self._stats.committed(commits)
         self._seat.call += 1
-        exchange = Exchange(
+        return Exchange(
             self._seat.name,
             self._seat.epoch,
             self._seat.call,
             commits,
             Room(0, 0, room.block_size) if self._stopping else room,
-            idle=self._iteration is None and not self._stopping,
-            figures=self._figures,
+            idle=self._flight is None and not self._stopping,
+            figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(),
-            gauges=self._stats.gauges(self._scheduler.kv_usage()),
+            gauges=self._stats.gauges(self._scheduler.kv_usage(), self._ready),
             summary=self._stats.summary,
+            holds=self._scheduler.held() if in_doubt else None,
         )
-        self._figures = None
-        return exchange
 
     def _end_exchange(self) -> None:
         """Take the reply, if it is there."""
-        if self._call is None or not self._call.done():
+        received = self._line.receive()
+        if received is None:
             return
-        call, self._call = self._call, None
-        assert self._exchange is not None
-        try:
-            reply = call.result()
-        except PoolUnavailable:
-            self._retry_at = self._clock.now() + self._backoff
-            self._backoff = min(2 * self._backoff, self._renewal)
-            return
-        if not reply.owned:
-            raise StaleEpoch(f"epoch {self._seat.epoch} of seat {self._seat.name} is over")
-        exchange, self._exchange, self._backoff = self._exchange, None, FIRST_RETRY
-        self._stats.exchanged(self._clock.now() - self._call_began)
-        self._scheduler.cancel(reply.foreign)  # before they may be claimed anew
+        exchange, reply = received
+        self._stats.exchanged(self._clock.now() - self._line.began)
+        self._scheduler.drop(reply.foreign)
+        self._stats.resent(self._scheduler.rewind(reply.have))
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
-        nothing = not reply.claims and not reply.lost and not self._scheduler.has_commits()
-        self._nothing_waits = exchange.idle and nothing
-
-    async def _wait_for_bell(self) -> None:
-        """Nothing to do: until the pool rings, the lease wants renewing, or `stop`."""
-        self._nothing_waits = False
-        self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, self._renewal))
-        await self._clock.wait_any([self._bell], 2 * self._renewal)  # twice: a dead connection must not cost the lease
-        bell, self._bell = self._bell, None
-        if not bell.done():
-            bell.cancel()
-        elif not bell.cancelled() and (error := bell.exception()):
-            if not isinstance(error, PoolUnavailable):
-                raise error
-            await self._clock.wait_any([], self._backoff)
+        work = reply.claims or self._scheduler.has_commits() or self._line.in_doubt
+        self._nothing_waits = exchange.idle and not work
 
     # --- the end ---------------------------------------------------------------------------------------------
 
     def _finished(self) -> bool:
-        idle = self._iteration is None and self._exchange is None
-        return self._stopping and idle and not self._scheduler.has_commits()
+        return self._stopping and not (self._flight or self._line.busy or self._scheduler.has_commits())
+
+    async def _commit_rest(self) -> None:
+        """The engine is lost: commit what it made before, which tells the innocent from who killed it. Not for longer
+        than a lease. Raises StaleEpoch if the seat is another's by now: so may be the engine."""
+        self._stopping, self._ready = True, False
+        give_up = self._clock.now() + self._lease
+        while (self._line.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
+            self._begin_exchange()
+            await self._clock.wait_any(self._line.under_way, min(self._next_call(), give_up) - self._clock.now())
+            self._end_exchange()
 
     async def _leave(self) -> None:
-        """Give the call under way, which may carry tokens of a lost engine, the time to arrive; wait for no more."""
-        if self._call:
-            await self._clock.wait_any([self._call], self._renewal)
-        if self._iteration:
-            self._iteration.add_done_callback(_forget)
-        for future in (self._call, self._bell):
-            if future:
-                future.cancel()
-                future.add_done_callback(_forget)
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    """Whatever a future that nobody awaits any more brings."""
-    if not future.cancelled():
-        future.exception()
+        await self._line.close()
+        if self._flight:
+            self._flight.result.add_done_callback(forget)
+        self._death.cancel()
+        self._death.add_done_callback(forget)

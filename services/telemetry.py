@@ -58,6 +58,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "orca:mixed_iterations": ("Iterations with initiation and increment requests in one batch", ()),
     "orca:reclaimed_requests": ("Requests taken from a dead scheduler's seat", ()),
     "orca:engine_losses": ("Times an engine died under its scheduler", ()),
+    "orca:engine_stuck": ("Engines that lived and finished nothing; counted as losses too", ()),
+    "orca:poisoned_requests": ("Requests that ended because engines died under them", ()),
+    "orca:resent_tokens": ("Tokens committed again because the pool had lost them", ()),
 }
 
 HISTOGRAMS: dict[str, Histogram] = {
@@ -75,6 +78,7 @@ HISTOGRAMS: dict[str, Histogram] = {
 
 # Gauges a scheduler sends with each exchange: name in the pool -> (name outside, help)
 SEAT_GAUGES: dict[str, tuple[str, str]] = {
+    "ready": ("orca:ready", "1 while the engine can run iterations"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1"),
     "batch_size": ("orca:batch_size", "Requests in the last iteration"),
     "peak_batch_size": ("orca:peak_batch_size", "Most requests in one iteration since the scheduler took its seat"),

@@ -95,7 +95,8 @@ class Scheduler:
         for id in ids:
             if entry := self._entries.get(id):
                 self._end(entry, End(FinishReason.CANCELLED))
-        self._sweep()
+        if ids:
+            self._sweep()
 
     def drop(self, ids: list[str]) -> None:
         """Forget requests that are not this scheduler's any more: nothing of them is committed."""
@@ -104,7 +105,8 @@ class Scheduler:
                 self._leave(entry)
             self._uncommitted.pop(id, None)
             self._sent.pop(id, None)
-        self._sweep()
+        if ids:
+            self._sweep()
 
     def rewind(self, have: dict[str, int]) -> int:
         """Of these requests the pool has so many output tokens, fewer than the last commits took for granted: commit
