@@ -10,6 +10,7 @@ import torch
 
 from services.engine import loading, memory, placement
 from services.engine.attention import attending
+from services.engine.deadly import DeadlyToken
 from services.engine.flat_batch import FlatBatch, pack
 from services.engine.kv_cache import KVCache, block_bytes, cache_dtype
 from services.engine.rows import Rows
@@ -28,12 +29,20 @@ class Engine:
     Not thread-safe: one iteration at a time. It runs nothing before the first `reset`.
     """
 
-    def __init__(self, model: Any, cache: KVCache, figures: EngineFigures, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: KVCache,
+        figures: EngineFigures,
+        eos_token_ids: frozenset[int],
+        deadly: DeadlyToken,
+    ) -> None:
         self.figures = figures
         self._model = model
         self._cache = cache
         self._rows = Rows(figures.vocab_size, figures.max_model_len)
         self._sampler = Sampler(eos_token_ids, figures.vocab_size)
+        self._deadly = deadly
         self._epoch: str | None = None
 
     @classmethod
@@ -60,7 +69,8 @@ class Engine:
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {str(dtype).removeprefix('torch.')} {device.type} sdpa",
         )
-        return cls(model, KVCache(layers, blocks, settings.block_size, kept, device), figures, info.eos_token_ids)
+        cache = KVCache(layers, blocks, settings.block_size, kept, device)
+        return cls(model, cache, figures, info.eos_token_ids, DeadlyToken(settings.deadly_token))
 
     def reset(self, epoch: str) -> None:
         """Forget all requests and obey `epoch` from now on."""
@@ -80,6 +90,7 @@ class Engine:
         result = Sampled(failed=failed)
         if scheduled:
             batch = pack(scheduled, self._cache.block_size, self._model.device)
+            self._deadly.check(batch.input_ids)
             with torch.inference_mode():
                 result = self._sampler.sample(self._forward(batch), batch.sampling)
             for row, count in scheduled:

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.deadly import DeadlyToken
 from services.engine.settings import EngineSettings
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -20,14 +21,16 @@ class _Counters:
     hash: int  # of the request's id
     num_tokens: int
     num_computed_tokens: int = 0
+    drawn: int = -1  # its last token
 
 
 class NullEngine:
     """The interface of Engine; its token is a function of request id and position. Imports no torch."""
 
-    def __init__(self, figures: EngineFigures) -> None:
+    def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None) -> None:
         self.figures = figures
         self._rows: dict[str, _Counters] = {}
+        self._deadly = deadly or DeadlyToken()
         self._epoch: str | None = None
 
     @classmethod
@@ -42,7 +45,8 @@ class NullEngine:
                 block_size=settings.block_size,
                 vocab_size=model.vocab_size,
                 numerics="null",
-            )
+            ),
+            DeadlyToken(settings.deadly_token),
         )
 
     def reset(self, epoch: str) -> None:
@@ -58,14 +62,16 @@ class NullEngine:
         for id in iteration.released:
             self._rows.pop(id, None)
         for new in iteration.new:
+            self._deadly.check(new.token_ids)
             self._rows[new.id] = _Counters(zlib.crc32(new.id.encode()), len(new.token_ids))
         tokens: dict[str, int] = {}
         for id, count in iteration.scheduled.items():
             row = self._rows[id]
+            self._deadly.check((row.drawn,))
             row.num_computed_tokens += count
             assert row.num_computed_tokens <= row.num_tokens, f"{id}: {count} tokens are too many"
             if row.num_computed_tokens == row.num_tokens:
-                tokens[id] = self._token(row)
+                tokens[id] = row.drawn = self._token(row)
                 row.num_tokens += 1
         return IterationResult(iteration.epoch, iteration.step, tokens, elapsed=time.perf_counter() - started)
 

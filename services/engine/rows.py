@@ -29,10 +29,11 @@ class Row:
 
 
 class Rows:
-    """The rows of all requests the scheduler has sent and not released, by id."""
+    """The rows of all requests the scheduler has sent and not released, by id; no two share a block."""
 
     def __init__(self, vocab_size: int, max_model_len: int) -> None:
         self._rows: dict[str, Row] = {}
+        self._blocks: set[int] = set()  # of all rows
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
 
@@ -44,9 +45,14 @@ class Rows:
 
     def clear(self) -> None:
         self._rows.clear()
+        self._blocks.clear()
 
     def forget(self, id: str) -> Row | None:
-        return self._rows.pop(id, None)
+        row = self._rows.pop(id, None)
+        if row:
+            self._blocks.difference_update(row.blocks)
+        assert self._rows or not self._blocks, f"blocks {self._blocks} are nobody's"
+        return row
 
     def apply(self, iteration: Iteration) -> dict[str, str]:
         """Forget the released, add the new, append the new blocks. Returns why new requests cannot run, by id."""
@@ -61,6 +67,8 @@ class Rows:
                 self._rows[new.id] = Row(new.id, list(new.token_ids), new.num_prompt_tokens, new.sampling)
         for id, blocks in iteration.new_blocks.items():
             if id not in failed:
+                assert self._blocks.isdisjoint(blocks), f"{id} was given another's block"
+                self._blocks.update(blocks)
                 self._rows[id].blocks.extend(blocks)
         return failed
 

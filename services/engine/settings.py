@@ -20,3 +20,4 @@ class EngineSettings:
     kv_memory_fraction: float = 0.25
     max_model_len: int = 0  # tokens; 0: the model's own
     threads: int = 0  # CPU threads; 0: all cores this process may use
+    deadly_token: int = -1  # an engine that is to compute this token id kills its process; to test faults; -1: none

@@ -1,0 +1,35 @@
+"""The engine keeps its own books of blocks: two requests never share one, and what is released leaves none behind."""
+
+import pytest
+
+from services.engine.rows import Rows
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+
+def start(id: str, blocks: list[int], released: list[str] | None = None) -> Iteration:
+    new = NewRequest(id, [5, 6, 7], 3, SamplingParams(4))
+    return Iteration("e", 1, {id: 3}, [new], {id: blocks}, released or [])
+
+
+def test_a_block_of_another_request_is_refused() -> None:
+    rows = Rows(vocab_size=200, max_model_len=256)
+    rows.apply(start("a", [1, 2]))
+    with pytest.raises(AssertionError, match="b was given another's block"):
+        rows.apply(start("b", [2, 3]))
+
+
+def test_a_released_block_can_be_placed_again_in_the_same_iteration() -> None:
+    rows = Rows(vocab_size=200, max_model_len=256)
+    rows.apply(start("a", [1, 2]))
+    rows.apply(start("b", [2, 1], released=["a"]))
+    rows.apply(start("b", [1, 2], released=["b"]))  # set back by the scheduler: known, released and new
+    assert (len(rows), rows["b"].blocks) == (1, [1, 2])
+
+
+def test_blocks_that_are_nobodys_are_noticed_when_nothing_is_left() -> None:
+    rows = Rows(vocab_size=200, max_model_len=256)
+    rows.apply(start("a", [1, 2]))
+    rows["a"].blocks.remove(2)
+    with pytest.raises(AssertionError, match="blocks {2} are nobody's"):
+        rows.forget("a")
