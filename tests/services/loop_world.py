@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -57,12 +58,18 @@ class Line:
         self.sent: list[tuple[float, Exchange]] = []
         self.replies: list[tuple[float, ExchangeReply]] = []
         self.bells: list[float] = []
+        self._cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def cut(self) -> None:
+        """Whatever is under way fails, as when the server dies."""
+        cut, self._cut = self._cut, asyncio.get_running_loop().create_future()
+        cut.set_result(None)
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         self.sent.append((now(), exchange))
-        down = self.down
+        down, cut = self.down, self._cut
         await asyncio.sleep(self.seconds)
-        if down == "request":
+        if down == "request" or cut.done():
             raise PoolUnavailable("no way to the pool")
         reply = await self.pool.exchange(exchange)
         if down == "reply":
@@ -74,16 +81,37 @@ class Line:
         self.bells.append(now())
         if self.down:
             raise PoolUnavailable("no way to the pool")
-        await self.pool.wait_bell(seat, timeout)
+        cut = self._cut
+        bell = asyncio.ensure_future(self.pool.wait_bell(seat, timeout))
+        try:
+            await asyncio.wait([bell, cut], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bell.cancel()
+        if cut.done():
+            raise PoolUnavailable("the pool is gone")
+
+
+class Backup:
+    """The state of a pool's server, as its file has it, to come back with."""
+
+    KEPT = ("_clock", "limits", "_bells", "_arrivals")  # not of the server, or of its connections
+
+    def __init__(self, pool: ReferencePool) -> None:
+        self._pool = pool
+        self._state = copy.deepcopy({name: value for name, value in vars(pool).items() if name not in self.KEPT})
+
+    def restore(self) -> None:
+        vars(self._pool).update(copy.deepcopy(self._state))
 
 
 @dataclass
 class WaitingEngine:
-    """Takes `seconds(iteration)` for each; samples `token(id)`; dies in iteration `dies`."""
+    """Takes `seconds(iteration)` for each; samples `token(id)`; dies in iteration `dies`, hangs in `hangs`."""
 
     seconds: Callable[[Iteration], float]
     token: Callable[[str], int] = lambda id: WORD
     dies: int = 0
+    hangs: int = 0
     ran: list[tuple[float, Iteration]] = field(default_factory=list)
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
@@ -92,6 +120,8 @@ class WaitingEngine:
 
     async def _run(self, iteration: Iteration) -> IterationResult:
         await asyncio.sleep(self.seconds(iteration))
+        if iteration.step == self.hangs:
+            await asyncio.Event().wait()
         if iteration.step == self.dies:
             raise EngineLost("it died")
         tokens = {id: self.token(id) for id in iteration.scheduled}
@@ -128,9 +158,17 @@ class World:
         self.counters = Counters()
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop:
-        """Acquire the seat; the loop of its new owner."""
+        """Acquire the seat, which is free; the loop of its new owner."""
+        loop = await self.try_seat(owner, dead_epoch)
+        assert loop is not None
+        return loop
+
+    async def try_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop | None:
+        """Acquire the seat; the loop of its new owner, or None while it is another's."""
+        await self.pool.heartbeat("g", 1, {}, ttl=1e9)
         grant = await self.pool.acquire(SEAT, owner, self.lease, dead_epoch)
-        assert grant.granted
+        if not grant.granted:
+            return None
         self.epoch = epoch = grant.epoch
         self.scheduler = self.kind(
             epoch=epoch,

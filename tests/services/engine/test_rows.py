@@ -30,6 +30,6 @@ def test_a_released_block_can_be_placed_again_in_the_same_iteration() -> None:
 def test_blocks_that_are_nobodys_are_noticed_when_nothing_is_left() -> None:
     rows = Rows(vocab_size=200, max_model_len=256)
     rows.apply(start("a", [1, 2]))
-    rows["a"].blocks.remove(2)
-    with pytest.raises(AssertionError, match="blocks {2} are nobody's"):
+    rows["a"].blocks.remove(2)  # the damage
+    with pytest.raises(AssertionError, match=r"blocks \{2\} are nobody's"):
         rows.forget("a")

@@ -1,0 +1,68 @@
+"""IterationCost never takes an engine for stuck that costs so much a call, a token and a pair, whatever these are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.iteration_cost import LEAST, PATIENCE, IterationCost, work
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+
+def iteration(prompts: list[int], increments: int) -> Iteration:
+    new = [NewRequest(f"n{i}", [5] * length, length, SamplingParams(9)) for i, length in enumerate(prompts)]
+    scheduled = {n.id: len(n.token_ids) for n in new} | {f"i{i}": 1 for i in range(increments)}
+    return Iteration("e", 1, scheduled, new)
+
+
+sizes = st.builds(iteration, st.lists(st.integers(1, 8192), max_size=4), st.integers(1, 64))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(st.floats(1e-4, 10), st.floats(1e-6, 1), st.floats(0, 1e-3)),
+    st.lists(sizes, min_size=1, max_size=10),
+    sizes,
+)
+def test_the_estimate_is_an_upper_bound(
+    rates: tuple[float, float, float], finished: list[Iteration], next_one: Iteration
+) -> None:
+    each, token, pair = rates
+
+    def seconds(it: Iteration) -> float:
+        pairs = sum(len(new.token_ids) ** 2 for new in it.new) // 2
+        return each + token * sum(it.scheduled.values()) + min(pair, token / 512) * pairs
+
+    cost = IterationCost()
+    for it in finished:
+        cost.finished(it, seconds(it))
+    assert PATIENCE * cost.estimate(next_one) >= seconds(next_one)
+
+
+def test_it_learns_from_iterations_of_the_size() -> None:
+    cost = IterationCost()
+    cost.finished(iteration([], 4), 0.1)
+    far = cost.estimate(iteration([4096], 0))
+    cost.finished(iteration([4000], 4), 30.0)
+    near = cost.estimate(iteration([4096], 0))
+    assert 30 <= near < 90 < far
+    assert cost.estimate(iteration([], 4)) == 0.1
+    assert cost.limit(iteration([], 4)) == LEAST
+    assert cost.limit(iteration([4096], 0)) == PATIENCE * near
+
+
+def test_one_slow_iteration_is_forgotten_in_time() -> None:
+    cost = IterationCost()
+    cost.finished(iteration([], 1), 100.0)
+    for _ in range(1000):
+        cost.finished(iteration([], 1), 0.1)
+    assert cost.estimate(iteration([], 1)) == pytest.approx(0.1)
+
+
+def test_a_cold_engine_is_given_time_and_more_for_a_long_prompt() -> None:
+    cost = IterationCost()
+    assert cost.limit(iteration([10], 0)) == 240
+    assert cost.limit(iteration([8192], 0)) > 1000
+    assert work(iteration([], 7)) == 7
