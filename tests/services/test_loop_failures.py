@@ -112,3 +112,135 @@ async def test_tokens_already_on_their_way_arrive_though_the_engine_is_lost() ->
         await (await world.take_seat()).run()
     tokens, _ = await world.read("a/0")
     assert tokens == [WORD] * 2
+
+
+@virtual
+async def test_whom_the_engine_was_lost_with_is_known_and_what_came_before_is_committed() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.25)
+    world.engine.dies = 3
+    ids = [await world.submit(name, new=5) for name in "ab"]
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert world.loop.in_flight == ids
+    assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2
+    last = world.line.sent[-1][1]
+    assert (last.room.requests, last.idle, last.gauges["ready"]) == (0, False, 0)
+
+
+@virtual
+async def test_a_pool_that_is_away_keeps_a_lost_engine_no_longer_than_a_lease() -> None:
+    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world.engine.dies = 3
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.line.down = "request"
+    with pytest.raises(EngineLost):
+        await loop
+    assert 5 <= asyncio.get_running_loop().time() < 8
+    assert (await world.read(id))[1] is None
+
+
+@virtual
+async def test_tokens_reach_a_pool_that_comes_back_in_time() -> None:
+    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world.engine.dies = 3
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.line.down = "request"
+    await asyncio.sleep(2)
+    world.line.down = ""
+    with pytest.raises(EngineLost):
+        await loop
+    assert await world.read(id) == ([WORD] * 2, None)
+
+
+@virtual
+async def test_an_engine_that_is_lost_with_the_seat_is_the_new_owners() -> None:
+    world = World(iteration=lambda it: 1.0)
+    world.engine.dies = 2
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    world.line.down = "request"
+    await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
+    await asyncio.sleep(2)
+    world.line.down = ""
+    with pytest.raises(StaleEpoch):
+        await loop
+    assert await world.read(id) == ([], None)
+
+
+@virtual
+async def test_a_death_that_somebody_else_saw_ends_an_idle_loop_at_once() -> None:
+    world = World(lease=30.0)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1)
+    world.loop.lose(EngineLost("its connection closed"))
+    with pytest.raises(EngineLost, match="its connection closed"):
+        await loop
+    assert world.loop.in_flight == []
+    assert asyncio.get_running_loop().time() == 1
+
+
+@virtual
+async def test_a_death_that_somebody_else_saw_ends_a_busy_loop_at_once() -> None:
+    world = World(iteration=lambda it: 1.0)
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(2.5)
+    world.loop.lose(EngineLost("its connection closed"))
+    with pytest.raises(EngineLost, match="its connection closed"):
+        await loop
+    assert world.loop.in_flight == [id]
+    assert asyncio.get_running_loop().time() < 2.6
+    assert await world.read(id) == ([WORD] * 2, None)
+
+
+@virtual
+async def test_after_an_outage_it_says_all_once() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    world.line.down = "request"
+    await asyncio.sleep(0.5)
+    world.line.down = ""
+    await world.ended(id)
+    said = [x for _, x in world.line.sent if x.holds is not None]
+    assert [x.holds for x in said] == [[], [id]]  # of a new epoch, and after the outage
+    assert [x.figures for x in said] == [world.figures] * 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_books_that_do_not_balance_end_the_ownership_loudly() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=3)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.scheduler.blocks.reserve("nobody", 1)  # the damage
+    with pytest.raises(AssertionError, match="1 blocks are held by"):
+        await loop
+    sent = len(world.line.sent)
+    await asyncio.sleep(30)
+    assert len(world.line.sent) == sent  # nothing more is written, the lease runs out
+
+
+@pytest.mark.parametrize("how", ["cancelled", "dropped"])
+@virtual
+async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str) -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=50)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.scheduler.blocks.reserve("nobody", 1)
+    if how == "cancelled":
+        await world.pool.cancel("a")
+    else:
+        sequence = world.pool._sequences["a/0"]
+        del world.pool._seats[SEAT].running["a/0"]  # as if the pool had forgotten who runs it
+        sequence.seat = None
+    with pytest.raises(AssertionError, match="1 blocks are held by"):
+        await loop
