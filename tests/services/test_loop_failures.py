@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from services.errors import EngineLost, StaleEpoch
+from services.messages import Exchange, Room
 from tests.services.loop_world import SEAT, WORD, World, stop, virtual
 
 
@@ -244,3 +245,21 @@ async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str
         sequence.seat = None
     with pytest.raises(AssertionError, match="1 blocks are held by"):
         await loop
+
+
+@virtual
+async def test_what_is_another_seats_by_now_is_not_computed_on() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=50)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    grant = await world.pool.acquire("c/1", "another", 5.0)
+    del world.pool._seats[SEAT].running[id]  # a pool that lost its tail, and with it this claim
+    world.pool._wait(world.pool._sequences[id])
+    (claim,) = (await world.pool.exchange(Exchange("c/1", grant.epoch, 1, [], Room(1, 10, 16)))).claims
+    assert claim.id == id
+    ran = len(world.engine.ran)
+    await asyncio.sleep(1)
+    assert len(world.engine.ran) <= ran + 1
+    assert world.scheduler.held() == []
+    await stop(world, loop)
