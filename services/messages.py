@@ -140,8 +140,8 @@ class Exchange:
 
     A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
     seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell. `holds`, sent
-    after an outage of the pool or a reply that is `lost`, is all the caller has: what else the pool thinks this seat
-    runs waits again, because the pool may have lost how it ended.
+    first of all, after an outage of the pool and after a reply that shows one, is all the caller has: what else the
+    pool thinks this seat runs waits again, because the pool may have lost how it ended.
     """
 
     seat: str

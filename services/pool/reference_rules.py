@@ -111,6 +111,7 @@ class Rules(Groups):
         if sequence.strikes >= STRIKES_MOST:
             del seat.running[id]
             self._end(sequence, POISON)
+            self._count({"orca:poisoned_requests": 1})
 
     def _view(self, seat: Seat) -> SeatView:
         alive = seat.epoch is not None and seat.expires > self._now

@@ -34,6 +34,7 @@ async def test_the_third_strike_ends_a_sequence_and_no_other(pool, lives):
     assert (await stored(pool, "r/0")).end == POISONED
     assert await all_events(pool) == [TokenEvent("r/0", 0, None, end=POISONED)]
     assert await counts(pool) == (1, 0, 1)
+    assert (await pool.overview()).counters["orca:poisoned_requests"] == 1
 
 
 async def test_a_token_clears_a_sequence(pool, lives):

@@ -15,5 +15,6 @@ local function strike(seat, id)
     redis.call("SREM", P .. "running:" .. seat, id)
     tell_end(id, tokens, END_POISON)
     end_sequence(id, END_POISON)
+    redis.call("HINCRBYFLOAT", COUNTERS, "orca:poisoned_requests", 1)
   end
 end
