@@ -18,6 +18,7 @@ class Kind(Enum):
     KEY_REUSED = (400, "invalid_request_error", "idempotency_key_reused", None)
     CANCELLED = (400, "invalid_request_error", "request_cancelled", None)
     MODEL_NOT_FOUND = (404, "invalid_request_error", "model_not_found", None)
+    REQUEST_NOT_FOUND = (404, "invalid_request_error", "request_not_found", None)
     NOT_FOUND = (404, "invalid_request_error", "not_found", None)
     METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed", None)
     BODY_TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
+from typing import Self
 
-import orjson
 from starlette.types import Receive
 
 from gateway.door import Ticket
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.inbox import Inbox
+from gateway.plan import Plan
 from gateway.reader import Reader
 from gateway.timing import Timing
 from services.errors import PoolUnavailable
@@ -25,25 +27,49 @@ log = logging.getLogger(__name__)
 
 
 class Generation:
-    """`request` and `created` are an earlier request's where the idempotency key was known."""
+    """A follower of a request; `with generation:` closes it. `request` and `plan` are the ones the pool has."""
 
-    def __init__(self, ticket: Ticket, request: str, created: int, inbox: Inbox, timing: Timing) -> None:
-        self.ticket = ticket
+    def __init__(
+        self,
+        generations: Generations,
+        request: str,
+        plan: Plan,
+        inbox: Inbox,
+        receive: Receive | None,
+        resumable: bool,
+        timing: Timing | None = None,
+    ) -> None:
         self.request = request
-        self.created = created
+        self.plan = plan
         self.inbox = inbox
+        self.resumable = resumable
+        self._generations = generations
         self._timing = timing
-        self.watcher: asyncio.Task[None] | None = None
+        self._watcher = asyncio.create_task(_watch(receive, inbox)) if receive else None
 
-    async def take(self) -> list[TokenEvent]:
-        """What has come, at least one event. Raises ClientGone, or ApiError when the request is lost."""
-        events = await self.inbox.take()
-        self._timing.observe(events, self.inbox.arrived)
+    async def take(self, until: float | None = None) -> list[TokenEvent]:
+        """What has come: events in order for each sequence, from index 0 on, none twice. At least one, or none at the
+        loop's time `until`. Raises ClientGone, or ApiError when the request is lost."""
+        events = await self.inbox.take(until)
+        if self._timing:
+            self._timing.observe(events, self.inbox.arrived)
         return events
+
+    def close(self) -> None:
+        """Nobody reads it any more. The request ends when it is nobody's, at once or after the pool's grace."""
+        if self._watcher:
+            self._watcher.cancel()
+        self._generations.closed(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Generations:
-    """Opens and closes them."""
+    """Opens them. `receive` in its methods tells when a client goes; None: the caller closes the generation itself."""
 
     def __init__(self, pool: RequestPool, reader: Reader, counters: Counters) -> None:
         self._pool = pool
@@ -51,14 +77,13 @@ class Generations:
         self._counters = counters
         self._cancels: set[asyncio.Task[None]] = set()
 
-    async def open(self, ticket: Ticket, receive: Receive, received: float) -> Generation:
-        """Submit, and follow what becomes of it; `receive` tells when the client goes. The request was `received` at
-        that time of the loop's clock.
+    async def open(self, ticket: Ticket, receive: Receive | None, received: float) -> Generation:
+        """Submit, and follow what becomes of it. The request was `received` at that time of the loop's clock.
 
+        Where the idempotency key is known, the request that came earlier under it is followed from its first token.
         Raises ApiError when the pool is full or the idempotency key belongs to another request, PoolUnavailable.
         """
         submission = ticket.submission
-        timing = Timing(self._counters, received, submission.sequences)
         ids = [s.id for s in submission.sequences]
         inbox = self._reader.follow(ids)
         submitted = False
@@ -68,39 +93,47 @@ class Generations:
                 submitted = True
                 raise ApiError(Kind.POOL_FULL, f"The request pool is full ({reply.refused}); try again later.")
             if reply.request != submission.request:
-                return await self._join(ticket, reply.request, timing, receive)
+                return await self._join(ticket, reply.request, receive)
             submitted = inbox.submitted = True
         finally:
             if not inbox.submitted:
                 self._reader.unfollow(inbox, ids)
             if not submitted:  # nobody knows whether it arrived
                 self._cancel(submission.request)
-        return _watched(Generation(ticket, submission.request, ticket.created, inbox, timing), receive)
+        timing = Timing(self._counters, received, submission.sequences)
+        return Generation(self, submission.request, ticket.plan, inbox, receive, submission.resumable, timing)
 
-    async def _join(self, ticket: Ticket, request: str, timing: Timing, receive: Receive) -> Generation:
-        """Follow the request that came earlier under the same idempotency key, from its first token on."""
-        group = await self._pool.group(request)
-        body = orjson.loads(group.body) if group else {}
-        if group is None or body["digest"] != orjson.loads(ticket.submission.body)["digest"]:
-            text = "This 'Idempotency-Key' was used with another request."
-            raise ApiError(Kind.KEY_REUSED, text)
-        inbox = self._reader.follow(group.sequences)
+    async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
+        """Follow a request by its id, from its first token, whoever submitted it and wherever.
+
+        Raises ApiError where the pool does not hold it or it is another tenant's, PoolUnavailable.
+        """
+        body = await self._pool.body(request)
+        if body is None:
+            raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+        inbox = self._reader.follow(await self._pool.sequences(request))
         inbox.submitted = True
-        generation = _watched(Generation(ticket, request, body["created"], inbox, timing), receive)
+        generation = Generation(self, request, Plan.unpack(body), inbox, receive, True)
         try:
             await self._reader.reread(list(inbox.next))
         except BaseException:
-            self.close(generation)
+            generation.close()
             raise
         return generation
 
-    def close(self, generation: Generation) -> None:
-        """Nobody reads it any more: cancelled at once in the pool, unless it ended or is resumable."""
-        if generation.watcher:
-            generation.watcher.cancel()
-        ids = [f"{generation.request}/{i}" for i in range(len(generation.ticket.submission.sequences))]
+    async def _join(self, ticket: Ticket, request: str, receive: Receive | None) -> Generation:
+        generation = await self.follow(request, ticket.submission.tenant, receive)
+        if generation.plan.digest != ticket.plan.digest:
+            generation.close()
+            raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
+        generation.plan = replace(generation.plan, include_usage=ticket.plan.include_usage)
+        return generation
+
+    def closed(self, generation: Generation) -> None:
+        """Called by the generation."""
+        ids = [f"{generation.request}/{i}" for i in range(generation.plan.choices)]
         self._reader.unfollow(generation.inbox, ids)
-        if generation.inbox.open and not generation.ticket.resumable:
+        if generation.inbox.open and not generation.resumable:
             self._cancel(generation.request)
 
     def _cancel(self, request: str) -> None:
@@ -115,11 +148,6 @@ class Generations:
                 return
             await asyncio.sleep(CANCEL_PAUSE)
         log.warning("request %s could not be cancelled: the pool is away", request)
-
-
-def _watched(generation: Generation, receive: Receive) -> Generation:
-    generation.watcher = asyncio.create_task(_watch(receive, generation.inbox))
-    return generation
 
 
 async def _watch(receive: Receive, inbox: Inbox) -> None:

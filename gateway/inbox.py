@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from services.messages import Snapshot, TokenEvent
@@ -56,12 +57,18 @@ class Inbox:
         self._error = self._error or error
         self._wake.set()
 
-    async def take(self) -> list[TokenEvent]:
-        """All that has come, at least one event. Raises what `fail` was given."""
+    async def take(self, until: float | None = None) -> list[TokenEvent]:
+        """All that has come: at least one event, or none at the loop's time `until`. Raises what `fail` was given."""
+        if not self._events:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._arrival()
+        events, self._events = self._events, []
+        return events
+
+    async def _arrival(self) -> None:
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._wake.clear()
             await self._wake.wait()
-        events, self._events = self._events, []
-        return events

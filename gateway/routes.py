@@ -9,11 +9,13 @@ from starlette.responses import Response
 
 from gateway.answer import Answer
 from gateway.body import parse
+from gateway.caller import Caller
 from gateway.door import Ticket
 from gateway.errors import ApiError
 from gateway.gateway import Gateway, of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.sse import SseWriter
 from gateway.streams import streamed, whole
 
 router = APIRouter(prefix="/v1")
@@ -50,16 +52,15 @@ async def _answered(request: Request, chat: bool) -> Response:
     except ApiError as error:
         gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
         raise
-    answer = Answer(ticket, gateway.model, generation.request, generation.created)
-    respond = streamed if ticket.stream else whole
-    return await respond(generation, answer, gateway.generations.close)
+    answer = Answer(generation.plan, gateway.model, generation.request)
+    return await streamed(generation, SseWriter(answer)) if ticket.stream else await whole(generation, answer)
 
 
 async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
-    key = request.headers.get("idempotency-key")
+    caller = Caller.of(request)
     limit = gateway.settings.max_body_bytes
     if chat:
         chat_fields = await parse(request, ChatRequest, limit)
-        return await gateway.door.chat(chat_fields, await gateway.figures(), key)
+        return await gateway.door.chat(chat_fields, await gateway.figures(), caller)
     fields = await parse(request, CompletionRequest, limit)
-    return await gateway.door.completion(fields, await gateway.figures(), key)
+    return await gateway.door.completion(fields, await gateway.figures(), caller)

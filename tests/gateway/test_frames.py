@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answer import Answer
-from gateway.door import Ticket
 from gateway.errors import ApiError
 from gateway.model import ServedModel
+from gateway.plan import AnswerKind, Plan
 from gateway.sse import SseWriter
-from services.messages import End, Logprobs, NewSequence, Submission, TokenEvent
+from services.messages import End, Logprobs, TokenEvent
 from services.models import ModelInfo
-from services.requests import FinishReason, SamplingParams
+from services.requests import FinishReason
 from services.text import StopMatcher, Tokenizer
 
 STOPS = ("ab", "bcd", "🐳")
+LENGTHS: dict[str, Any] = {"prompt_tokens": 2, "max_new_tokens": 99, "stop": STOPS, "prompts": [[1, 2]]}
 PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
 
 
@@ -29,12 +31,9 @@ def model(tiny_folder: Path) -> ServedModel:
     return ServedModel("tiny", Tokenizer.load(tiny_folder), ModelInfo.load(tiny_folder), 1)
 
 
-def answer(model: ServedModel, choices: int = 1, chat: bool = True, **fields: Any) -> Answer:
-    sampling = SamplingParams(max_new_tokens=99, stop=STOPS, logprobs=fields.pop("logprobs", None))
-    sequences = [NewSequence(f"r/{i}", [1, 2], sampling) for i in range(choices)]
-    options = {"stream": True, "include_usage": False, "return_token_ids": False} | fields
-    ticket = Ticket(Submission("r", "g", sequences), chat=chat, created=1, prompt_tokens=2, **options)
-    return Answer(ticket, model, "r", 1)
+def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fields: Any) -> Answer:
+    plan = Plan(**{"kind": AnswerKind.CHAT, "created": 1, "digest": "", "choices": choices} | LENGTHS | fields)
+    return Answer(plan, model, "r", said)
 
 
 def events_of(model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False) -> list[TokenEvent]:
@@ -102,7 +101,7 @@ def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
     first = writer.write([a[0], b[0]])
     ids = [line.removeprefix(b"id: r:") for line in first.split(b"\n") if line.startswith(b"id: ")]
     # two roles; "a" may begin the stop string "ab", so choice 1 speaks first and choice 0 has said nothing yet
-    assert ids == [b"0.0", b"0.0", b"0.1"]
+    assert ids == [b"0", b"0.0", b"0.1"]
     last = writer.write([b[1], a[1], a[2]])
     ids = [line.removeprefix(b"id: r:") for line in last.split(b"\n") if line.startswith(b"id: ")]
     assert ids == [b"0.2", b"3.2"]
@@ -110,15 +109,15 @@ def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
 
 def test_held_text_makes_no_frame_but_its_tokens_do_when_asked_for(model: ServedModel) -> None:
     (first, *_) = events_of(model, 0, model.tokenizer.encode("ax"))
-    silent = SseWriter(answer(model, chat=False))
+    silent = SseWriter(answer(model, kind=AnswerKind.COMPLETION))
     assert silent.write([first]) == b""
-    with_ids = SseWriter(answer(model, chat=False, return_token_ids=True))
+    with_ids = SseWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True))
     assert b'"token_ids":[%d]' % (first.token or 0) in with_ids.write([first])
 
 
 def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("ax")
-    writer, frames = SseWriter(answer(model, logprobs=1)), b""
+    writer, frames = SseWriter(answer(model, with_logprobs=True)), b""
     for event in events_of(model, 0, tokens, logprobs=True):
         frames += writer.write([event])
     contents = [chunk["choices"][0]["logprobs"]["content"] for chunk in read(frames)[1][1:]]
