@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.choice import Choice, Piece
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Kind
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.model import ServedModel
 from gateway.plan import Plan
@@ -47,12 +47,20 @@ class Answer:
                 break
             choice = self._by_id[event.id]
             choice.add(event)
-            self.error = choice.error
+            self.error = choice.error or self._beyond(choice)
             if event.index >= choice.sent:
                 touched[choice.index] = choice
             elif event.token is not None:
                 self._completion_logprobs[choice.index].skip(event.token)
         return list(touched.values())
+
+    def _beyond(self, choice: Choice) -> ApiError | None:
+        """The error of a choice that ended before the place where its client says it stands."""
+        usage = choice is self.choices[-1]  # it counts as one more event of this choice
+        if not choice.ended or choice.sent <= choice.added + usage:
+            return None
+        text = f"'Last-Event-ID' counts {choice.sent} events of choice {choice.index}, there are {choice.added}."
+        return ApiError(Kind.INVALID, text, "Last-Event-ID")
 
     def usage(self) -> dict[str, int]:
         prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)

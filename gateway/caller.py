@@ -33,12 +33,16 @@ class Caller:
         asked = request.headers.get("orca-resumable", "false")
         if asked.lower() not in _SWITCH:
             raise ApiError(Kind.INVALID, f"'Orca-Resumable' must be true or false, got '{asked[:50]}'.")
-        return cls(idempotency_key=key, resumable=key is not None or _SWITCH[asked.lower()])
+        return cls(request.state.tenant, key, resumable=key is not None or _SWITCH[asked.lower()])
+
+    def name(self, digest: str) -> str:
+        """32 hexadecimal digits that name a request with this digest. With an idempotency key they are a function of
+        both: a request that the pool lost has the same name when it is posted again."""
+        return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
 
     def seed(self) -> int:
-        """For a request without one, 64 bits. A function of the idempotency key, so that a request which the pool lost
-        gives the same tokens when it is posted again; else drawn."""
-        if self.idempotency_key is None:
-            return secrets.randbits(64)
-        named = hashlib.sha256(f"{self.tenant}\0{self.idempotency_key}".encode()).digest()
-        return int.from_bytes(named[:8], "big")
+        """For a request that has none, 64 bits; with an idempotency key a function of it, for the same reason."""
+        return secrets.randbits(64) if self.idempotency_key is None else int(self._hash("seed")[:16], 16)
+
+    def _hash(self, of: str) -> str:
+        return hashlib.sha256(f"{self.tenant}\0{self.idempotency_key}\0{of}".encode()).hexdigest()

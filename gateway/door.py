@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,9 +75,10 @@ class Door:
         `extra` goes into the plan. Raises ApiError naming the field, its value and the limit."""
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
-        request = kind.prefix + secrets.token_hex(16)
+        digest = _digest(fields)
+        request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed())
-        plan = _plan(kind, fields, prompts, sequences, extra)
+        plan = _plan(kind, fields, digest, prompts, sequences, extra)
         submission = Submission(
             request=request,
             gateway=self._gateway,
@@ -175,12 +175,17 @@ async def chat_tokens(model: ServedModel, messages: list[Message], add_generatio
 
 
 def _plan(
-    kind: AnswerKind, fields: GenerationFields, prompts: list[list[int]], sequences: list[NewSequence], extra: bytes
+    kind: AnswerKind,
+    fields: GenerationFields,
+    digest: str,
+    prompts: list[list[int]],
+    sequences: list[NewSequence],
+    extra: bytes,
 ) -> Plan:
     return Plan(
         kind=kind,
         created=int(time.time()),
-        digest=_digest(fields),
+        digest=digest,
         choices=len(sequences),
         prompt_tokens=sum(map(len, prompts)),
         max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
@@ -196,6 +201,6 @@ def _plan(
 
 
 def _digest(fields: GenerationFields) -> str:
-    """What tells whether a repeated idempotency key came with the same request."""
+    """What tells whether two HTTP requests ask for the same."""
     asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(asked.encode()).hexdigest()

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answer import Answer
-from gateway.errors import ApiError, ClientGone, Kind
+from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.generation import Generation
 from services.messages import TokenEvent
 
@@ -64,12 +64,17 @@ async def streamed(generation: Generation, writer: Writer) -> Response:
 
 
 class EventStream(Response):
-    """Sends what the writer makes of all that has come whenever the transport takes more."""
+    """Sends what the writer makes of all that has come whenever the transport takes more.
+
+    When the gateway stops, the response stays incomplete: the server breaks the connection, and the client may go on
+    elsewhere.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(self, generation: Generation, writer: Writer, first: bytes) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Orca-Request": generation.request}
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
@@ -81,6 +86,8 @@ class EventStream(Response):
             await self._send_all(send)
         except (ClientGone, OSError):
             log.debug("the client of %s has gone", self._generation.request)
+        except GatewayStops:
+            log.info("the stream of %s breaks: this gateway stops", self._generation.request)
         finally:
             self._generation.close()
 
@@ -103,7 +110,7 @@ class EventStream(Response):
             return self._writer.write(events) if events else COMMENT
         except ApiError as error:
             return self._writer.fail(error)
-        except (ClientGone, OSError):
+        except (ClientGone, GatewayStops, OSError):
             raise
         except Exception:
             log.exception("stream of %s failed", self._generation.request)

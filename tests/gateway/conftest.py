@@ -13,12 +13,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stack import Server, Stack
 from tiny_text import make_folder
 
+from gateway.model import ServedModel
 from services.config import Settings
+from services.models import ModelInfo
+from services.text import Tokenizer
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def model(tiny_folder: Path) -> ServedModel:
+    return ServedModel("tiny", Tokenizer.load(tiny_folder), ModelInfo.load(tiny_folder), 1)
 
 
 @pytest.fixture(scope="session")
