@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ from tiny_text import make_folder
 from gateway.model import ServedModel
 from services.config import Settings
 from services.models import ModelInfo
+from services.pool.pool import RequestPool
 from services.text import Tokenizer
 
 
@@ -45,3 +47,12 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 def http(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
+    """A pool of its own, empty."""
+    pool = RequestPool(redis_url, f"own-{secrets.token_hex(4)}")
+    await pool.connect()
+    yield pool
+    await pool.close()
