@@ -46,3 +46,23 @@ def read(frames: bytes) -> tuple[list[str], list[Any]]:
 def said(chunks: list[Any], choice: int = 0) -> str:
     deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
     return "".join(delta["content"] for delta in deltas)
+
+
+def told(chunks: list[Any], choice: int) -> dict[str, Any]:
+    """All that the chunks say of a choice, put together."""
+    all_of: dict[str, Any] = {"text": "", "tokens": [], "logprobs": [], "openings": 0, "reasons": []}
+    for chunk in chunks:
+        for said in chunk["choices"]:
+            if said["index"] == choice:
+                all_of["text"] += said["delta"]["content"] if "delta" in said else said["text"]
+                all_of["tokens"] += said.get("token_ids", ())
+                all_of["logprobs"] += list(entries(said["logprobs"]))
+                all_of["openings"] += "role" in said.get("delta", ()) or "prompt_token_ids" in said
+                all_of["reasons"] += [said["finish_reason"]] if said["finish_reason"] else []
+    return all_of
+
+
+def entries(logprobs: Any) -> Any:
+    if logprobs is None:
+        return ()
+    return logprobs["content"] if "content" in logprobs else zip(*logprobs.values(), strict=True)

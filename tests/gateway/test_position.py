@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from frames import PIECES, REQUEST, answer, events_of, read
+from frames import PIECES, REQUEST, answer, events_of, read, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,26 +84,6 @@ def test_however_it_comes_each_thing_is_said_once(
     for choice in range(len(texts)):
         assert told(chunks, choice) == told(chunks_at_once, choice)
     assert [c["usage"] for c in chunks if not c["choices"]] == [c["usage"] for c in chunks_at_once if not c["choices"]]
-
-
-def told(chunks: list[Any], choice: int) -> dict[str, Any]:
-    """All that the chunks say of a choice, put together."""
-    all_of: dict[str, Any] = {"text": "", "tokens": [], "logprobs": [], "openings": 0, "reasons": []}
-    for chunk in chunks:
-        for said in chunk["choices"]:
-            if said["index"] == choice:
-                all_of["text"] += said["delta"]["content"] if "delta" in said else said["text"]
-                all_of["tokens"] += said.get("token_ids", ())
-                all_of["logprobs"] += list(entries(said["logprobs"]))
-                all_of["openings"] += "role" in said.get("delta", ()) or "prompt_token_ids" in said
-                all_of["reasons"] += [said["finish_reason"]] if said["finish_reason"] else []
-    return all_of
-
-
-def entries(logprobs: Any) -> Any:
-    if logprobs is None:
-        return ()
-    return logprobs["content"] if "content" in logprobs else zip(*logprobs.values(), strict=True)
 
 
 @pytest.mark.parametrize(
