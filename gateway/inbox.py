@@ -23,7 +23,9 @@ class Inbox:
         self.submission = submission
         self.next = dict.fromkeys(ids, 0)  # the index to come, per sequence that has not ended
         self.tokens: dict[str, list[int]] = {id: [] for id in self.next}
-        self.logprobs: dict[str, list[Logprobs]] = {id: [] for id in self.next}  # parallel to tokens, or empty
+        self.logprobs: dict[str, list[Logprobs]] = {
+            id: [] for id in self.next
+        }  # parallel to tokens, kept where there is a submission
         self.submitted = False  # the pool knows the sequences: if later it does not, they are lost
         self.arrived = 0.0  # when the latest events came, seconds on the loop's clock
         self._events: list[TokenEvent] = []
@@ -46,7 +48,7 @@ class Inbox:
         if event.token is not None:
             self.next[event.id] = expected + 1
             self.tokens[event.id].append(event.token)
-            if event.logprobs is not None:
+            if event.logprobs is not None and self.submission is not None:
                 self.logprobs[event.id].append(event.logprobs)
         else:
             del self.next[event.id]

@@ -28,12 +28,11 @@ class Leaving:
     def leave(self, request: str) -> None:
         """Detach from a request, in the background, unless it is followed."""
         if not self._stopped and request not in self._tasks:
-            task = self._tasks[request] = asyncio.create_task(self._detach(request))
-            task.add_done_callback(lambda _: self._tasks.pop(request))
+            self._tasks[request] = asyncio.create_task(self._detach(request))
 
     async def settled(self, request: str) -> None:
         """Return when no detaching is under way that could overtake an attach. Call it as a follower of the request."""
-        if task := self._tasks.get(request):
+        while task := self._tasks.get(request):
             await asyncio.wait([task])
 
     async def stop(self) -> None:
@@ -45,11 +44,14 @@ class Leaving:
             task.cancel()
 
     async def _detach(self, request: str) -> None:
-        for _ in range(TRIES):
-            if self._follows(request):
-                return
-            with contextlib.suppress(PoolUnavailable):
-                await self._pool.detach(self._gateway, request)
-                return
-            await asyncio.sleep(PAUSE)
-        log.warning("request %s could not be left: the pool is away", request)
+        try:
+            for _ in range(TRIES):
+                if self._follows(request):
+                    return
+                with contextlib.suppress(PoolUnavailable):
+                    await self._pool.detach(self._gateway, request)
+                    return
+                await asyncio.sleep(PAUSE)
+            log.warning("request %s could not be left: the pool is away", request)
+        finally:
+            del self._tasks[request]
