@@ -138,9 +138,9 @@ def test_without_a_key_it_is_not_found(stack: Stack, http: httpx.Client) -> None
 
 def test_with_another_key_or_body_it_is_not_found(stack: Stack, http: httpx.Client) -> None:
     path, body = STREAMS["completion"]
-    said = first(http, path, body, 2, Idempotency_Key="mine")
+    said = first(http, path, body, 2, Idempotency_Key="kept")
     assert stack.call(stack.pool.delete(said[0].json()["id"]))
-    for key, asked in (("another", body), ("mine", body | {"max_tokens": 41})):
+    for key, asked in (("another", body), ("kept", body | {"max_tokens": 41})):
         headers = {"Last-Event-ID": said[-1].id or "", KEY: key}
         response = http.post(path, json=asked | {"stream": True}, headers=headers)
         assert response.status_code == 404, response.text
