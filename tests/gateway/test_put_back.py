@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from clients import post, show_an_engine, wait_until
 from pump import END, Pump, lose_all, submission, submit, take
+from stack import Server, Stack
 
 from gateway import put_back as put_back_module
 from gateway.errors import ApiError
 from gateway.leaving import Leaving
 from gateway.put_back import PutBack
 from gateway.reader import Reader
+from services.config import Settings
 from services.messages import Commit, Logprobs
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
@@ -126,3 +131,17 @@ async def test_nobody_follows_it_any_more(pool: RequestPool, gateway: Gateway) -
     gateway.reader.unfollow(inbox)
     await gateway.reader.reread()
     assert gateway.reader.lost == {}
+
+
+def test_a_server_that_comes_back_empty(tmp_path: Path, tiny_folder: Path) -> None:
+    with Server(tmp_path) as server, Stack(server.url, "p", tiny_folder, Settings(), engine=False) as stack:
+        stack.call(show_an_engine(stack))
+        connection = post(stack, {"prompt": "hello", "n": 2, "stream": True})
+        wait_until(lambda: stack.call(stack.pool.overview()).waiting == 2)
+        server.call(server.server.stop())
+        (files,) = tmp_path.glob("appendonly*")
+        shutil.rmtree(files)
+        server.call(server.server.start())
+        wait_until(lambda: stack.call(stack.pool.overview()).waiting == 2)
+        assert stack.call(stack.pool.overview()).figures is None  # it is another pool
+        connection.close()
