@@ -1,92 +1,105 @@
-"""The answer to one request as JSON: a whole body, or chunks built from parts made once."""
+"""The answer to one request: its choices, and the JSON of what they say."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from gateway.choice import Choice, Piece
-from gateway.door import Ticket
+from gateway.errors import ApiError, Kind
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.model import ServedModel
+from gateway.plan import Plan
 from services.messages import TokenEvent
-from services.requests import SamplingParams
 
 
 class Answer:
-    """The choices of a request and the JSON of what they say; `request` and `created` as the pool has them."""
+    """Made of what the pool holds: the plan of a request, its id, and the events of its sequences.
 
-    def __init__(self, ticket: Ticket, model: ServedModel, request: str, created: int) -> None:
-        sequences = ticket.submission.sequences
-        self.ticket = ticket
+    `said` counts, for each choice, the events that the client has had already; none where it is empty.
+    `error` is there once a choice has failed: nothing more is taken then.
+    """
+
+    def __init__(self, plan: Plan, model: ServedModel, request: str, said: Sequence[int] = ()) -> None:
+        eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
+        stop_ids, tables = eos.union(plan.stop_token_ids), model.tokenizer.tables
+        sent = [*said, *[0] * (plan.choices - len(said))]
+        self.plan = plan
         self.request = request
-        self.created = created
         self.model = model
-        self.choices = [_choice(i, model, s.sampling) for i, s in enumerate(sequences)]
+        self.choices = [Choice(i, tables, plan.stop, stop_ids, sent[i]) for i in range(plan.choices)]
+        self.error: ApiError | None = None
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
-        self._with_logprobs = sequences[0].sampling.logprobs is not None
-        self._completion_logprobs = [CompletionLogprobs(model.tokenizer) for _ in sequences]
+        self._completion_logprobs = [CompletionLogprobs(model.tokenizer) for _ in self.choices]
 
     @property
     def ended(self) -> bool:
+        """Every choice has ended well."""
         return all(choice.ended for choice in self.choices)
 
     def add(self, events: list[TokenEvent]) -> list[Choice]:
-        """Take events; returns the choices they belong to. Raises ApiError when a choice failed."""
+        """Take events, up to the first that fails a choice; returns the choices that may have something to say."""
         touched: dict[int, Choice] = {}
         for event in events:
+            if self.error is not None:
+                break
             choice = self._by_id[event.id]
             choice.add(event)
-            touched[choice.index] = choice
+            self.error = choice.error or self._beyond(choice)
+            if event.index >= choice.sent:
+                touched[choice.index] = choice
+            elif event.token is not None:
+                self._completion_logprobs[choice.index].skip(event.token)
         return list(touched.values())
 
+    def _beyond(self, choice: Choice) -> ApiError | None:
+        """The error of a choice that ended before the place where its client says it stands."""
+        usage = choice is self.choices[-1]  # it counts as one more event of this choice
+        if not choice.ended or choice.sent <= choice.added + usage:
+            return None
+        text = f"'Last-Event-ID' counts {choice.sent} events of choice {choice.index}, there are {choice.added}."
+        return ApiError(Kind.INVALID, text, "Last-Event-ID")
+
     def usage(self) -> dict[str, int]:
-        prompt, completion = self.ticket.prompt_tokens, sum(c.completion_tokens for c in self.choices)
+        prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any] | None:
-        if not self._with_logprobs:
+        if not self.plan.with_logprobs:
             return None
-        if self.ticket.chat:
+        if self.plan.chat:
             return chat_logprobs(self.model.tokenizer, piece)
         return self._completion_logprobs[choice.index].of(piece)
 
-    def prompt_of(self, choice: Choice) -> list[int]:
-        return self.ticket.submission.sequences[choice.index].prompt
-
     def body(self) -> bytes:
         """The whole answer, once `ended`."""
-        chat, with_ids = self.ticket.chat, self.ticket.return_token_ids
+        chat, with_ids = self.plan.chat, self.plan.return_token_ids
         body: dict[str, Any] = {
             "id": self.request,
             "object": "chat.completion" if chat else "text_completion",
-            "created": self.created,
+            "created": self.plan.created,
             "model": self.model.name,
             "choices": [self._choice(choice) for choice in self.choices],
             "usage": self.usage(),
         }
         if chat and with_ids:
-            body["prompt_token_ids"] = self.prompt_of(self.choices[0])
+            body["prompt_token_ids"] = self.plan.prompt_of(0)
         return orjson.dumps(body)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         piece = choice.take()
         assert piece is not None, f"choice {choice.index} has not ended"
         said: dict[str, Any] = {"index": choice.index}
-        if self.ticket.chat:
+        if self.plan.chat:
             said["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             said["text"] = piece.text
         said["logprobs"] = self.logprobs(choice, piece)
         said["finish_reason"] = piece.finish_reason
-        if self.ticket.return_token_ids:
+        if self.plan.return_token_ids:
             said["token_ids"] = piece.tokens
-            if not self.ticket.chat:
-                said["prompt_token_ids"] = self.prompt_of(choice)
+            if not self.plan.chat:
+                said["prompt_token_ids"] = self.plan.prompt_of(choice.index)
         return said
-
-
-def _choice(index: int, model: ServedModel, sampling: SamplingParams) -> Choice:
-    eos = frozenset() if sampling.ignore_eos else model.info.eos_token_ids
-    return Choice(index, model.tokenizer.tables, sampling.stop, eos.union(sampling.stop_token_ids))

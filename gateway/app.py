@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from gateway import routes, side_routes
-from gateway.errors import ApiError, ClientGone, Kind
+from gateway import routes, side_routes, stream_routes
+from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.gateway import Gateway
+from gateway.keys import Keys
 from gateway.middleware import Envelope
 from gateway.model import ServedModel
 from gateway.streams import CLIENT_CLOSED_REQUEST
@@ -36,11 +37,14 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
 
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
     app.include_router(routes.router)
+    app.include_router(stream_routes.router)
     app.include_router(side_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
     app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(GatewayStops, _stopping)
+    app.add_middleware(Keys, tenants=settings.api_keys)
     app.add_middleware(Envelope, echo_request_id=echo_request_id)
     return app
 
@@ -64,3 +68,7 @@ async def _pool_unavailable(request: Request, error: Exception) -> Response:
 
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _stopping(request: Request, error: Exception) -> Response:
+    return ApiError(Kind.STOPPING, "This gateway is shutting down; ask again.").response()

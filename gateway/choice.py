@@ -21,25 +21,33 @@ class Piece:
 
 
 class Choice:
-    """Choice `index` of a group; `sent` counts the events, tokens and end, that its pieces have said."""
+    """Choice `index` of a group; `sent` counts the events, tokens and end, that have been said.
+
+    It may begin in mid-stream: what `sent` counts at first is taken in silently, and pieces go on behind it.
+    """
 
     __slots__ = (
-        "_added",
         "_detokenizer",
         "_end",
         "_logprobs",
         "_text",
         "_tokens",
+        "added",
         "completion_tokens",
+        "error",
         "index",
         "sent",
     )
 
-    def __init__(self, index: int, tables: TextTables, stops: tuple[str, ...], stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, index: int, tables: TextTables, stops: tuple[str, ...], stop_ids: frozenset[int], sent: int = 0
+    ) -> None:
         """`stop_ids`: the tokens that end this choice, EOS among them; `End.cut` takes their text off the answer."""
         self.index = index
-        self.sent = self._added = 0
+        self.sent = sent
+        self.added = 0  # events taken
         self.completion_tokens = 0
+        self.error: ApiError | None = None  # it ended without an answer
         self._detokenizer = Detokenizer(tables, stops, stop_ids)
         self._text = ""
         self._tokens: list[int] = []
@@ -51,31 +59,39 @@ class Choice:
         return self._end is not None
 
     def add(self, event: TokenEvent) -> None:
-        """Take the next event. Raises ApiError when it ends the choice without an answer."""
-        self._added = event.index + 1
+        """Take the next event."""
+        assert event.index == self.added, f"event {event.index} of {event.id} after {self.added} events"
+        self.added += 1
+        fresh = event.index >= self.sent
+        text = ""
         if event.token is not None:
             self.completion_tokens += 1
-            self._tokens.append(event.token)
-            self._text += self._detokenizer.push((event.token,))
-            if event.logprobs is not None:
-                self._logprobs.append(event.logprobs)
+            text = self._detokenizer.push((event.token,))
+            if fresh:
+                self._tokens.append(event.token)
+                if event.logprobs is not None:
+                    self._logprobs.append(event.logprobs)
         if event.end is not None:
-            self._finish(event.end)
+            text += self._finish(event.end)
+        if fresh:
+            self._text += text
 
     def take(self, silent: bool = False) -> Piece | None:
         """What came since the last piece; None while there is no text, unless `silent` tokens are wanted too."""
-        if not (self._text or self.ended or (silent and self._tokens)):
+        if self.added <= self.sent or not (self._text or self.ended or (silent and self._tokens)):
             return None
         reason = self._end.reason.value if self._end else None
         piece = Piece(self._text, self._tokens, self._logprobs, reason)
         self._text, self._tokens, self._logprobs = "", [], []
-        self.sent = self._added
+        self.sent = self.added
         return piece
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: End) -> str:
         if end.reason is FinishReason.ERROR:
-            raise ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
-        if end.reason is FinishReason.CANCELLED:
-            raise ApiError(Kind.CANCELLED, "The request was cancelled.")
-        self._end = end
-        self._text += self._detokenizer.finish(end.cut)
+            self.error = ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
+        elif end.reason is FinishReason.CANCELLED:
+            self.error = ApiError(Kind.CANCELLED, "The request was cancelled.")
+        else:
+            self._end = end
+            return self._detokenizer.finish(end.cut)
+        return ""

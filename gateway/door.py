@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import orjson
-
+from gateway.caller import Caller
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
+from gateway.plan import AnswerKind, Plan
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
@@ -25,26 +24,16 @@ T = TypeVar("T")
 
 INLINE_CHARS = 2048  # shorter texts are tokenized in about a millisecond: not worth a thread
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
-MAX_KEY_CHARS = 255
 STREAM_FIELDS = {"stream", "stream_options"}  # the same request may be followed in either way
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request that can run, and how its client wants the answer."""
+    """A request that can run, and how its client wants the answer. `submission.body` is the plan."""
 
     submission: Submission
-    chat: bool
-    created: int  # Unix seconds
+    plan: Plan
     stream: bool
-    include_usage: bool
-    return_token_ids: bool
-    prompt_tokens: int  # each prompt once, whatever n
-
-    @property
-    def resumable(self) -> bool:
-        """Its tokens are wanted although its client goes away."""
-        return self.submission.idempotency_key is not None
 
 
 class Door:
@@ -55,7 +44,7 @@ class Door:
         self._model = model
         self._settings = settings
 
-    async def completion(self, fields: CompletionRequest, figures: EngineFigures, key: str | None) -> Ticket:
+    async def completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
@@ -64,60 +53,65 @@ class Door:
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
-        return self._ticket(fields, prompts, "prompt", figures, key)
+        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller)
 
-    async def chat(self, fields: ChatRequest, figures: EngineFigures, key: str | None) -> Ticket:
+    async def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         prompt = await chat_tokens(self._model, fields.messages)
-        return self._ticket(fields, [prompt], "messages", figures, key)
+        return self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
+
+    def ticket(
+        self,
+        kind: AnswerKind,
+        fields: GenerationFields,
+        prompts: list[list[int]],
+        param: str,
+        figures: EngineFigures,
+        caller: Caller,
+        extra: bytes = b"",
+    ) -> Ticket:
+        """What `fields` ask of `prompts` (token ids, checked). `param` is the field that errors about them name;
+        `extra` goes into the plan. Raises ApiError naming the field, its value and the limit."""
+        self.check_ids(list(fields.logit_bias), "logit_bias")
+        self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
+        digest = _digest(fields)
+        request = kind.prefix + caller.name(digest)
+        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed())
+        plan = _plan(kind, fields, digest, prompts, sequences, extra)
+        submission = Submission(
+            request=request,
+            gateway=self._gateway,
+            sequences=sequences,
+            tenant=caller.tenant,
+            idempotency_key=caller.idempotency_key,
+            body=plan.pack(),
+            resumable=caller.resumable,
+            background=caller.background,
+        )
+        return Ticket(submission, plan, bool(fields.stream))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model.name:
             text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def _ticket(
-        self, fields: GenerationFields, prompts: list[list[int]], param: str, figures: EngineFigures, key: str | None
-    ) -> Ticket:
-        self.check_ids(list(fields.logit_bias), "logit_bias")
-        self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
-        chat = isinstance(fields, ChatRequest)
-        request = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16)
-        created = int(time.time())
-        sequences = self._sequences(fields, request, prompts, param, figures)
-        submission = Submission(
-            request=request,
-            gateway=self._gateway,
-            sequences=sequences,
-            idempotency_key=_checked(key),
-            body=orjson.dumps({"created": created, "digest": _digest(fields)}),
-        )
-        return Ticket(
-            submission,
-            chat=chat,
-            created=created,
-            stream=bool(fields.stream),
-            include_usage=fields.include_usage,
-            return_token_ids=bool(fields.return_token_ids),
-            prompt_tokens=sum(map(len, prompts)),
-        )
-
     def _sequences(
         self,
+        kind: AnswerKind,
         fields: GenerationFields,
         request: str,
         prompts: list[list[int]],
         param: str,
         figures: EngineFigures,
+        seed: int,
     ) -> list[NewSequence]:
         """`n` choices of each prompt; choice index = prompt index x n + j."""
-        seed = secrets.randbits(64)
         sequences: list[NewSequence] = []
         for prompt in prompts:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
-            sampling = fields.sampling(self._max_new_tokens(fields, len(prompt), param, figures), seed)
+            sampling = fields.sampling(self._max_new_tokens(kind, fields, len(prompt), param, figures), seed)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
@@ -130,7 +124,9 @@ class Door:
             raise ApiError(Kind.INVALID, text, param)
         return sequences
 
-    def _max_new_tokens(self, fields: GenerationFields, length: int, param: str, figures: EngineFigures) -> int:
+    def _max_new_tokens(
+        self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
+    ) -> int:
         asked = fields.asked_max_tokens
         total = length + (asked or 1)
         asking = f"{length} tokens in '{param}' and {asked or 'at least 1'} to generate"
@@ -142,8 +138,8 @@ class Door:
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
         if asked is not None:
             return asked
-        chat = isinstance(fields, ChatRequest)
-        default = self._settings.chat_max_tokens if chat else self._settings.completion_max_tokens
+        plain = kind is AnswerKind.COMPLETION
+        default = self._settings.completion_max_tokens if plain else self._settings.chat_max_tokens
         return min(default, min(figures.max_model_len, figures.num_slots) - length)
 
     def _check_count(self, count: int) -> None:
@@ -178,13 +174,33 @@ async def chat_tokens(model: ServedModel, messages: list[Message], add_generatio
         raise ApiError(Kind.INVALID, f"Invalid 'messages': {error}", "messages") from None
 
 
-def _checked(key: str | None) -> str | None:
-    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
-        raise ApiError(Kind.INVALID, f"'Idempotency-Key' has {len(key)} characters, 1 to {MAX_KEY_CHARS} are taken.")
-    return key
+def _plan(
+    kind: AnswerKind,
+    fields: GenerationFields,
+    digest: str,
+    prompts: list[list[int]],
+    sequences: list[NewSequence],
+    extra: bytes,
+) -> Plan:
+    return Plan(
+        kind=kind,
+        created=int(time.time()),
+        digest=digest,
+        choices=len(sequences),
+        prompt_tokens=sum(map(len, prompts)),
+        max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
+        include_usage=fields.include_usage,
+        return_token_ids=bool(fields.return_token_ids),
+        with_logprobs=fields.asked_logprobs is not None,
+        stop=fields.stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        prompts=prompts if fields.return_token_ids else [],
+        extra=extra,
+    )
 
 
 def _digest(fields: GenerationFields) -> str:
-    """What tells whether a repeated idempotency key came with the same request."""
+    """What tells whether two HTTP requests ask for the same."""
     asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(asked.encode()).hexdigest()

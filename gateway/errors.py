@@ -18,6 +18,8 @@ class Kind(Enum):
     KEY_REUSED = (400, "invalid_request_error", "idempotency_key_reused", None)
     CANCELLED = (400, "invalid_request_error", "request_cancelled", None)
     MODEL_NOT_FOUND = (404, "invalid_request_error", "model_not_found", None)
+    INVALID_KEY = (401, "invalid_request_error", "invalid_api_key", None)
+    REQUEST_NOT_FOUND = (404, "invalid_request_error", "request_not_found", None)
     NOT_FOUND = (404, "invalid_request_error", "not_found", None)
     METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed", None)
     BODY_TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)
@@ -25,6 +27,8 @@ class Kind(Enum):
     NO_ENGINE = (503, "server_error", "no_engine", 1)
     POOL_UNAVAILABLE = (503, "server_error", "pool_unavailable", 1)
     FAILED = (500, "server_error", "generation_failed", None)
+    DIVERGED = (500, "server_error", "tokens_diverged", None)
+    STOPPING = (503, "server_error", "shutting_down", 1)
     INTERNAL = (500, "server_error", "internal_error", None)
 
     @property
@@ -56,3 +60,7 @@ class ApiError(Exception):
 
 class ClientGone(Exception):
     """The client closed its connection: nobody is left to answer."""
+
+
+class GatewayStops(Exception):
+    """This gateway ends; what it followed goes on elsewhere."""

@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import HTTPConnection
 
 from gateway.door import Door
-from gateway.errors import ApiError, Kind
-from gateway.generation import Generations
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.generations import Generations
 from gateway.heartbeat import Heartbeat
+from gateway.leaving import Leaving
 from gateway.model import ServedModel
+from gateway.put_back import PutBack
 from gateway.reader import Reader
 from services.config import Settings
 from services.errors import PoolUnavailable
@@ -38,7 +40,9 @@ class Gateway:
         self.counters = Counters()
         self.reader = Reader(pool, self.id)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
-        self.generations = Generations(pool, self.reader, self.counters)
+        self.leaving = Leaving(pool, self.id, self.reader.follows)
+        self.put_back = PutBack(pool, self.reader, self.leaving)
+        self.generations = Generations(pool, self.reader, self.leaving, self.counters)
         self.door = Door(self.id, model, settings)
 
     async def figures(self) -> EngineFigures:
@@ -53,16 +57,18 @@ class Gateway:
         self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> None:
-        """Stop reading, and say goodbye to the pool if it is there."""
+        """Stop reading, break the streams that are open, and say goodbye to the pool if it is there."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
+        await self.leaving.stop()
+        self.reader.fail_all(GatewayStops())
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(_forever(self.heartbeat.run), _forever(self.reader.run))
+        await asyncio.gather(_forever(self.heartbeat.run), _forever(self.reader.run), _forever(self.put_back.run))
 
     async def _connect(self) -> None:
         while True:

@@ -1,21 +1,31 @@
-"""What has come for one HTTP request and is not yet written: the events of its sequences, each index once."""
+"""What has come for one HTTP request: the events of its sequences, each index once, kept until it is closed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
-from services.messages import Snapshot, TokenEvent
+from gateway.errors import ApiError, Kind
+from services.messages import Logprobs, Snapshot, Submission, TokenEvent
+from services.requests import FinishReason
 
 
 class Inbox:
     """Events of a group in order per sequence, from index 0 on, whatever the reader hands over.
 
-    Token i of a sequence has index i; its end comes under the index after its last token.
+    Token i of a sequence has index i; its end comes under the index after its last token. What comes again must be
+    what came before. `submission` is there where this gateway could submit the group again.
     """
 
-    def __init__(self, ids: Iterable[str]) -> None:
+    def __init__(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> None:
+        self.request = request
+        self.submission = submission
         self.next = dict.fromkeys(ids, 0)  # the index to come, per sequence that has not ended
+        self.tokens: dict[str, list[int]] = {id: [] for id in self.next}
+        self.logprobs: dict[str, list[Logprobs]] = {
+            id: [] for id in self.next
+        }  # parallel to tokens, kept where there is a submission
         self.submitted = False  # the pool knows the sequences: if later it does not, they are lost
         self.arrived = 0.0  # when the latest events came, seconds on the loop's clock
         self._events: list[TokenEvent] = []
@@ -31,11 +41,15 @@ class Inbox:
         """Take an event unless it came before. False: events before it are missing, it was not taken."""
         expected = self.next.get(event.id)
         if expected is None or event.index < expected:
+            self._compare(event, now)
             return True
         if event.index > expected:
             return False
-        if event.end is None:
+        if event.token is not None:
             self.next[event.id] = expected + 1
+            self.tokens[event.id].append(event.token)
+            if event.logprobs is not None and self.submission is not None:
+                self.logprobs[event.id].append(event.logprobs)
         else:
             del self.next[event.id]
         self._events.append(event)
@@ -56,12 +70,33 @@ class Inbox:
         self._error = self._error or error
         self._wake.set()
 
-    async def take(self) -> list[TokenEvent]:
-        """All that has come, at least one event. Raises what `fail` was given."""
+    async def take(self, until: float | None = None) -> list[TokenEvent]:
+        """All that has come: at least one event, or none at the loop's time `until`. Raises what `fail` was given."""
+        if not self._events:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._arrival()
+        events, self._events = self._events, []
+        return events
+
+    async def _arrival(self) -> None:
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._wake.clear()
             await self._wake.wait()
-        events, self._events = self._events, []
-        return events
+
+    def _compare(self, event: TokenEvent, now: float) -> None:
+        """An index that came before: the pool's server may have lost it, and what comes again may be another."""
+        tokens = self.tokens[event.id]
+        if event.token is not None:
+            same = event.index < len(tokens) and event.token == tokens[event.index]
+        else:
+            assert event.end is not None
+            if event.id in self.next and event.end.reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+                self.put(TokenEvent(event.id, len(tokens), None, end=event.end), now)
+                return
+            same = event.index == len(tokens)
+        if not same:
+            text = f"Token {event.index} came again and is another: the answer cannot go on as it began."
+            self.fail(ApiError(Kind.DIVERGED, text))

@@ -39,7 +39,7 @@ class CompletionLogprobs:
         offsets = []
         for token in piece.tokens:
             offsets.append(self._offset)
-            self._offset += _characters(self._tokenizer.tables.bytes_of(token))
+            self.skip(token)
         return {
             "tokens": [self._name(token) for token in piece.tokens],
             "token_logprobs": [max(logprobs.token, LOWEST) for logprobs in piece.logprobs],
@@ -49,6 +49,10 @@ class CompletionLogprobs:
             ],
             "text_offset": offsets,
         }
+
+    def skip(self, token: int) -> None:
+        """Go on behind a token that was said before."""
+        self._offset += _characters(self._tokenizer.tables.bytes_of(token))
 
     def _name(self, token: int) -> str:
         """The token as text, or as OpenAI writes bytes that are none: two tokens must not share a key."""

@@ -9,11 +9,14 @@ from starlette.responses import Response
 
 from gateway.answer import Answer
 from gateway.body import parse
+from gateway.caller import Caller
 from gateway.door import Ticket
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
+from gateway.position import Position
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.stream_routes import writer
 from gateway.streams import streamed, whole
 
 router = APIRouter(prefix="/v1")
@@ -46,20 +49,31 @@ async def _answered(request: Request, chat: bool) -> Response:
     received = asyncio.get_running_loop().time()
     try:
         ticket = await _ticket(gateway, request, chat)
-        generation = await gateway.generations.open(ticket, request.receive, received)
+        position = _position(request, ticket)
+        if position is None:
+            generation = await gateway.generations.open(ticket, request.receive, received)
+        else:
+            generation = await gateway.generations.resume(ticket, position, request.receive, received)
     except ApiError as error:
         gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
         raise
-    answer = Answer(ticket, gateway.model, generation.request, generation.created)
-    respond = streamed if ticket.stream else whole
-    return await respond(generation, answer, gateway.generations.close)
+    if ticket.stream:
+        return await streamed(generation, writer(generation, gateway.model, position))
+    return await whole(generation, Answer(generation.plan, gateway.model, generation.request))
+
+
+def _position(request: Request, ticket: Ticket) -> Position | None:
+    position = Position.of(request)
+    if position is not None and not ticket.stream:
+        raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")
+    return position
 
 
 async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
-    key = request.headers.get("idempotency-key")
+    caller = Caller.of(request)
     limit = gateway.settings.max_body_bytes
     if chat:
         chat_fields = await parse(request, ChatRequest, limit)
-        return await gateway.door.chat(chat_fields, await gateway.figures(), key)
+        return await gateway.door.chat(chat_fields, await gateway.figures(), caller)
     fields = await parse(request, CompletionRequest, limit)
-    return await gateway.door.completion(fields, await gateway.figures(), key)
+    return await gateway.door.completion(fields, await gateway.figures(), caller)

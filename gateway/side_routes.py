@@ -26,10 +26,10 @@ async def health() -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 only while a scheduler holds a seat with its engine attached."""
+    """200 only while a scheduler holds a seat and says that its engine is attached and gets on; however busy."""
     overview = await of(request).pool.overview()
-    if not any(seat.alive and seat.figures is not None for seat in overview.seats):
-        raise ApiError(Kind.NO_ENGINE, "No engine is attached.")
+    if not any(seat.alive and seat.gauges.get("ready") == 1 for seat in overview.seats):
+        raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
     return Response()
 
 

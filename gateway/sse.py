@@ -1,7 +1,9 @@
 """Server-sent events of an answer.
 
 The `id` of an event is `<request>:<i0>.<i1>...`, for each choice how many of its token events (the end is one) it and
-the events before it have said: no counter, so that coalescing and another gateway agree on it.
+the events before it have said: no counter, so that coalescing and another gateway agree on it. Opening events, which
+say no token, have the numbers of the choices opened so far alone; the usage chunk counts as one more event of the last
+choice. So no two events of a stream have the same id.
 """
 
 from __future__ import annotations
@@ -23,62 +25,72 @@ def error_frame(error: ApiError) -> bytes:
 
 
 class SseWriter:
-    """Writes chunks. Their constant parts are bytes made once: this path carries every token."""
+    """Writes the chunks of chat and completions. Their constant parts are bytes made once: this path carries every
+    token. `opened` counts the choices whose opening events the client has had already."""
 
-    def __init__(self, answer: Answer) -> None:
-        ticket = answer.ticket
+    def __init__(self, answer: Answer, opened: int = 0) -> None:
+        plan = answer.plan
         self._answer = answer
-        self._chat = ticket.chat
-        self._with_ids = ticket.return_token_ids
-        self._include_usage = ticket.include_usage
+        self._chat = plan.chat
+        self._with_ids = plan.return_token_ids
+        self._include_usage = plan.include_usage
         head = {
             "id": answer.request,
-            "object": "chat.completion.chunk" if ticket.chat else "text_completion",
-            "created": answer.created,
+            "object": "chat.completion.chunk" if plan.chat else "text_completion",
+            "created": plan.created,
             "model": answer.model.name,
         }
         self._id = b"id: " + answer.request.encode() + b":"
         self._head = b"\ndata: " + orjson.dumps(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if ticket.include_usage else b"}\n\n"
-        self._begun = False
-
-    @property
-    def done(self) -> bool:
-        return self._answer.ended
+        self._tail = b',"usage":null}\n\n' if plan.include_usage else b"}\n\n"
+        self._opened: int | None = opened  # None once all are
+        self.done = False  # the last frame was written
 
     def write(self, events: list[TokenEvent]) -> bytes:
-        """The frames that `events` make, `[DONE]` after the last; b"" while their text is held back.
+        """The frames that `events` make, `[DONE]` or an error after the last; b"" while their text is held back.
 
-        Raises ApiError when a choice failed; what was to be said before is dropped with it.
+        Raises ApiError when a choice failed and there is nothing to say before that.
         """
+        assert not self.done
         touched = self._answer.add(events)
-        frames = [] if self._begun else self._opening()
-        self._begun = True
+        frames = self._opening()
+        opening = len(frames)
         for choice in touched:
             piece = choice.take(silent=self._with_ids)
             if piece is not None:
                 frames.append(self._frame(self._said(choice, piece)))
-        if self.done:
-            if self._include_usage:
-                usage = b',"usage":' + orjson.dumps(self._answer.usage()) + b"}\n\n"
-                frames.append(self._frame(b"", usage))
-            frames.append(DONE)
+        if self._answer.error is not None:
+            self.done = True
+            if len(frames) == opening:
+                raise self._answer.error
+            frames.append(error_frame(self._answer.error))
+        elif self._answer.ended:
+            self.done = True
+            frames += self._closing()
         return b"".join(frames)
+
+    def fail(self, error: ApiError) -> bytes:
+        """The frame that ends the stream with an error."""
+        self.done = True
+        return error_frame(error)
 
     def _opening(self) -> list[bytes]:
         """Chat: a chunk with the role for each choice. Completions have none, but the prompt if it was asked for."""
+        if self._opened is None:
+            return []
         frames = []
-        for choice in self._answer.choices:
-            head = b'{"index":%d,' % choice.index
-            prompt = orjson.dumps(self._answer.prompt_of(choice)) if self._with_ids else b""
+        for index in range(self._opened, len(self._answer.choices)):
+            head = b'{"index":%d,' % index
+            prompt = orjson.dumps(self._answer.plan.prompt_of(index)) if self._with_ids else b""
             if self._chat:
                 said = head + b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
                 said += b',"token_ids":[]}' if prompt else b"}"
                 top = b',"prompt_token_ids":' + prompt if prompt else b""
-                frames.append(self._frame(said, top + self._tail))
+                frames.append(self._frame(said, top + self._tail, index + 1))
             elif prompt:
                 said = head + b'"text":"","logprobs":null,"finish_reason":null,"token_ids":[],"prompt_token_ids":'
-                frames.append(self._frame(said + prompt + b"}"))
+                frames.append(self._frame(said + prompt + b"}", opened=index + 1))
+        self._opened = None
         return frames
 
     def _said(self, choice: Choice, piece: Piece) -> bytes:
@@ -92,6 +104,15 @@ class SseWriter:
             b',"token_ids":' + orjson.dumps(piece.tokens) if self._with_ids else b"",
         )
 
-    def _frame(self, choices: bytes, tail: bytes | None = None) -> bytes:
-        indices = b".".join(b"%d" % choice.sent for choice in self._answer.choices)
+    def _closing(self) -> list[bytes]:
+        """The usage chunk, where it is wanted and was not said yet, and the end of the stream."""
+        last = self._answer.choices[-1]
+        if not self._include_usage or last.sent > last.added:
+            return [DONE]
+        last.sent += 1
+        usage = b',"usage":' + orjson.dumps(self._answer.usage()) + b"}\n\n"
+        return [self._frame(b"", usage), DONE]
+
+    def _frame(self, choices: bytes, tail: bytes | None = None, opened: int | None = None) -> bytes:
+        indices = b".".join(b"%d" % choice.sent for choice in self._answer.choices[:opened])
         return b"".join((self._id, indices, self._head, b',"choices":[', choices, b"]", tail or self._tail))

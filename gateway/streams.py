@@ -4,56 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answer import Answer
-from gateway.errors import ApiError, ClientGone, Kind
+from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.generation import Generation
-from gateway.sse import SseWriter, error_frame
+from services.messages import TokenEvent
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is what access logs show
+KEEP_ALIVE = 15.0  # seconds of silence after which a comment is sent: proxies cut connections that are idle
+COMMENT = b": keep-alive\n\n"
 
 log = logging.getLogger(__name__)
 
 
-async def whole(generation: Generation, answer: Answer, close: Callable[[Generation], None]) -> Response:
-    """The response when all is there. Raises ApiError."""
-    try:
+class Writer(Protocol):
+    """Makes the frames of one stream."""
+
+    @property
+    def done(self) -> bool:
+        """The last frame was made."""
+        ...
+
+    def write(self, events: list[TokenEvent]) -> bytes:
+        """The frames that `events` make, maybe none. Raises ApiError when a failure is all there is to say."""
+        ...
+
+    def fail(self, error: ApiError) -> bytes:
+        """The frame that ends the stream with an error."""
+        ...
+
+
+async def whole(generation: Generation, answer: Answer) -> Response:
+    """The response when all is there. Closes the generation. Raises ApiError."""
+    with generation:
         while not answer.ended:
             answer.add(await generation.take())
+            if answer.error is not None:
+                raise answer.error
         return Response(answer.body(), media_type="application/json")
-    finally:
-        close(generation)
 
 
-async def streamed(generation: Generation, answer: Answer, close: Callable[[Generation], None]) -> Response:
-    """The response once the first event is there: an error before it is still a status. Raises ApiError."""
-    writer = SseWriter(answer)
+async def streamed(generation: Generation, writer: Writer) -> Response:
+    """The response once there is something to say, so that an error before it is still a status; after `KEEP_ALIVE`
+    seconds in any case. It closes the generation. Raises ApiError."""
+    until = asyncio.get_running_loop().time() + KEEP_ALIVE
+    first = b""
     try:
-        first = writer.write(await generation.take())
+        while not first:
+            events = await generation.take(until)
+            first = writer.write(events) if events else COMMENT
     except BaseException:
-        close(generation)
+        generation.close()
         raise
-    return EventStream(generation, writer, first, close)
+    return EventStream(generation, writer, first)
 
 
 class EventStream(Response):
-    """Sends what the writer makes of all that has come whenever the transport takes more: no timers."""
+    """Sends what the writer makes of all that has come whenever the transport takes more.
+
+    When the gateway stops, the response stays incomplete: the server breaks the connection, and the client may go on
+    elsewhere.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, generation: Generation, writer: SseWriter, first: bytes, close: Callable[[Generation], None]
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, generation: Generation, writer: Writer, first: bytes) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Orca-Request": generation.request}
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
         self._first = first
-        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -61,22 +86,32 @@ class EventStream(Response):
             await self._send_all(send)
         except (ClientGone, OSError):
             log.debug("the client of %s has gone", self._generation.request)
+        except GatewayStops:
+            log.info("the stream of %s breaks: this gateway stops", self._generation.request)
         finally:
-            self._close(self._generation)
+            self._generation.close()
 
     async def _send_all(self, send: Send) -> None:
-        body, more = self._first, not self._writer.done
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-        while more:
-            try:
-                body = self._writer.write(await self._generation.take())
-                more = not self._writer.done
-            except ApiError as error:
-                body, more = error_frame(error), False
-            except (ClientGone, asyncio.CancelledError):
-                raise
-            except Exception:
-                log.exception("stream of %s failed", self._generation.request)
-                body, more = error_frame(ApiError(Kind.INTERNAL, "Internal error.")), False
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+        now = asyncio.get_running_loop().time
+        body = self._first
+        while True:
+            more = not self._writer.done
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            if not more:
+                return
+            body, until = b"", now() + KEEP_ALIVE
+            while not body:
+                body = await self._next(until)
+
+    async def _next(self, until: float) -> bytes:
+        """What to send next, maybe nothing; a comment at the loop's time `until`."""
+        try:
+            events = await self._generation.take(until)
+            return self._writer.write(events) if events else COMMENT
+        except ApiError as error:
+            return self._writer.fail(error)
+        except (ClientGone, GatewayStops, OSError):
+            raise
+        except Exception:
+            log.exception("stream of %s failed", self._generation.request)
+            return self._writer.fail(ApiError(Kind.INTERNAL, "Internal error."))

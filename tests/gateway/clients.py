@@ -10,6 +10,8 @@ from typing import Any
 
 from stack import Stack
 
+from services.messages import Exchange, Room
+
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
@@ -18,12 +20,27 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+async def show_an_engine(stack: Stack, **gauges: float) -> None:
+    """An engine shows itself, and takes nothing."""
+    epoch = (await stack.pool.acquire("seat", "test", 60)).epoch
+    exchange = Exchange("seat", epoch, 1, [], Room(0, 0, 16), figures=stack.figures, gauges=gauges)
+    await stack.pool.exchange(exchange)
+
+
 def post(stack: Stack, body: dict[str, Any], **headers: str) -> socket.socket:
     """A request on a connection of its own, which the test may close."""
-    host, port = stack.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)))
     data = json.dumps(body).encode()
-    lines = ["POST /v1/completions HTTP/1.1", f"Host: {host}", f"Content-Length: {len(data)}"]
+    return _sent(stack, "POST /v1/completions", data, headers | {"Content-Length": str(len(data))})
+
+
+def get(stack: Stack, path: str, **headers: str) -> socket.socket:
+    return _sent(stack, f"GET {path}", b"", headers)
+
+
+def _sent(stack: Stack, what: str, data: bytes, headers: dict[str, str]) -> socket.socket:
+    host, port = stack.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    lines = [f"{what} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
     return connection

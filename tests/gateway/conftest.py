@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -13,12 +14,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stack import Server, Stack
 from tiny_text import make_folder
 
+from gateway.model import ServedModel
 from services.config import Settings
+from services.models import ModelInfo
+from services.pool.pool import RequestPool
+from services.text import Tokenizer
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def model(tiny_folder: Path) -> ServedModel:
+    return ServedModel("tiny", Tokenizer.load(tiny_folder), ModelInfo.load(tiny_folder), 1)
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +47,12 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 def http(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
+    """A pool of its own, empty."""
+    pool = RequestPool(redis_url, f"own-{secrets.token_hex(4)}")
+    await pool.connect()
+    yield pool
+    await pool.close()

@@ -119,7 +119,9 @@ class Stack(Background):
 
     def open_pool(self) -> RequestPool:
         s = self.settings
-        return RequestPool(self._redis_url, self._pool_name, Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended))
+        return RequestPool(
+            self._redis_url, self._pool_name, Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace)
+        )
 
     async def _run(self) -> None:
         self.pool = self.open_pool()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from clients import post, wait_until
-from stack import Stack
+from clients import get, post, show_an_engine, wait_until
+from stack import Server, Stack
+
+from services.config import Settings
 
 # takes longer than `wait_until` waits: 20 ms per token
 LONG: dict[str, Any] = {"prompt": "SLOW", "max_tokens": 380}
@@ -106,6 +111,54 @@ def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
 
     assert stack.call(client()) == 499
     wait_until(lambda: busy(stack) == 0)
+
+
+def left(stack: Stack, body: dict[str, Any], **headers: str) -> None:
+    """A stream whose client goes once it has begun."""
+    connection = post(stack, body | {"stream": True}, **headers)
+    assert b"200 OK" in connection.recv(1000)
+    connection.close()
+
+
+@pytest.mark.parametrize("headers", [{"Orca_Resumable": "true"}, {"Idempotency_Key": "grace"}])
+def test_a_resumable_request_has_a_grace(redis_url: str, tiny_folder: Path, headers: dict[str, str]) -> None:
+    with Stack(redis_url, f"grace-{time.monotonic_ns()}", tiny_folder, Settings(grace=1)) as stack:
+        left(stack, LONG, **headers)
+        assert busy(stack) == 1
+        wait_until(lambda: busy(stack) == 0)
+
+
+def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path) -> None:
+    """At its own gateway and at another; when both are gone it ends."""
+    name, body = f"follow-{time.monotonic_ns()}", {"prompt": "SLOWab", "max_tokens": 380, "stream": True}
+    with (
+        Stack(redis_url, name, tiny_folder, Settings()) as one,
+        Stack(redis_url, name, tiny_folder, Settings(), engine=False) as two,
+    ):
+        submitter = post(one, body)
+        request = re.search(r"orca-request: (\S+)", submitter.recv(1000).decode())
+        assert request is not None
+        here, there = (get(stack, f"/v1/streams/{request[1]}") for stack in (one, two))
+        for follower in (here, there):
+            assert b"200 OK" in follower.recv(1000)
+        for going in (submitter, here):
+            going.close()
+            assert there.recv(1)
+            assert busy(one) == 1
+        there.close()
+        wait_until(lambda: busy(one) == 0)
+
+
+def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) -> None:
+    with Server(tmp_path) as server, Stack(server.url, "p", tiny_folder, Settings(), engine=False) as stack:
+        stack.call(show_an_engine(stack))
+        connection = post(stack, LONG | {"stream": True})
+        wait_until(lambda: busy(stack) == 1)
+        server.call(server.server.stop())
+        connection.close()
+        time.sleep(0.2)  # its detaching fails
+        server.call(server.server.start())
+        wait_until(lambda: busy(stack) == 0)
 
 
 def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Client) -> None:

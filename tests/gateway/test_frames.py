@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
+from frames import PIECES, REQUEST, STOPS, answer, events_of, read, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer import Answer
-from gateway.door import Ticket
 from gateway.errors import ApiError
 from gateway.model import ServedModel
+from gateway.plan import AnswerKind
 from gateway.sse import SseWriter
-from services.messages import End, Logprobs, NewSequence, Submission, TokenEvent
-from services.models import ModelInfo
-from services.requests import FinishReason, SamplingParams
-from services.text import StopMatcher, Tokenizer
-
-STOPS = ("ab", "bcd", "🐳")
-PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
-
-
-@pytest.fixture(scope="module")
-def model(tiny_folder: Path) -> ServedModel:
-    return ServedModel("tiny", Tokenizer.load(tiny_folder), ModelInfo.load(tiny_folder), 1)
-
-
-def answer(model: ServedModel, choices: int = 1, chat: bool = True, **fields: Any) -> Answer:
-    sampling = SamplingParams(max_new_tokens=99, stop=STOPS, logprobs=fields.pop("logprobs", None))
-    sequences = [NewSequence(f"r/{i}", [1, 2], sampling) for i in range(choices)]
-    options = {"stream": True, "include_usage": False, "return_token_ids": False} | fields
-    ticket = Ticket(Submission("r", "g", sequences), chat=chat, created=1, prompt_tokens=2, **options)
-    return Answer(ticket, model, "r", 1)
-
-
-def events_of(model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False) -> list[TokenEvent]:
-    """As a scheduler would commit them, up to the end it finds."""
-    matcher = StopMatcher(model.tokenizer.tables, STOPS)
-    events = []
-    for index, token in enumerate(tokens):
-        found = Logprobs(-1.0, [(token, -1.0)]) if logprobs else None
-        events.append(TokenEvent(f"r/{choice}", index, token, found))
-        if match := matcher.push(token):
-            end = End(FinishReason.STOP, match.stop, match.cut)
-            return [*events, TokenEvent(f"r/{choice}", index + 1, None, end=end)]
-    return [*events, TokenEvent(f"r/{choice}", len(tokens), None, end=End(FinishReason.LENGTH))]
-
-
-def read(frames: bytes) -> tuple[list[str], list[Any]]:
-    assert frames.endswith(b"\n\ndata: [DONE]\n\n")
-    split = [event.split("\ndata: ") for event in frames.decode().split("\n\n")[:-2]]
-    return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]
-
-
-def said(chunks: list[Any], choice: int = 0) -> str:
-    deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
-    return "".join(delta["content"] for delta in deltas)
+from services.messages import End, TokenEvent
+from services.requests import FinishReason
 
 
 @given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), data=st.data())
@@ -80,45 +34,33 @@ def test_any_grouping_says_the_same(model: ServedModel, pieces: list[str], data:
     assert chunks[-1]["choices"][0]["finish_reason"] == ("stop" if ends else "length")
 
 
-@given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8))
-def test_an_id_says_where_to_go_on(model: ServedModel, pieces: list[str]) -> None:
-    """What the tokens counted in an event's id say is exactly what was said up to it."""
-    events = events_of(model, 0, model.tokenizer.encode("".join(pieces)))
-    writer, frames = SseWriter(answer(model)), b""
-    for event in events:
-        frames += writer.write([event])
-    ids, chunks = read(frames)
-    for place, id in enumerate(ids):
-        count = int(id.partition(":")[2])
-        replayed = answer(model)
-        replayed.add(events[:count])
-        piece = replayed.choices[0].take()
-        assert said(chunks[: place + 1]) == (piece.text if piece else "")
+def indices(frames: bytes) -> list[bytes]:
+    return [line.rpartition(b":")[2] for line in frames.split(b"\n") if line.startswith(b"id: ")]
 
 
 def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
     a, b = events_of(model, 0, model.tokenizer.encode("ax")), events_of(model, 1, model.tokenizer.encode("y"))
     writer = SseWriter(answer(model, choices=2))
     first = writer.write([a[0], b[0]])
-    ids = [line.removeprefix(b"id: r:") for line in first.split(b"\n") if line.startswith(b"id: ")]
+    ids = indices(first)
     # two roles; "a" may begin the stop string "ab", so choice 1 speaks first and choice 0 has said nothing yet
-    assert ids == [b"0.0", b"0.0", b"0.1"]
+    assert ids == [b"0", b"0.0", b"0.1"]
     last = writer.write([b[1], a[1], a[2]])
-    ids = [line.removeprefix(b"id: r:") for line in last.split(b"\n") if line.startswith(b"id: ")]
+    ids = indices(last)
     assert ids == [b"0.2", b"3.2"]
 
 
 def test_held_text_makes_no_frame_but_its_tokens_do_when_asked_for(model: ServedModel) -> None:
     (first, *_) = events_of(model, 0, model.tokenizer.encode("ax"))
-    silent = SseWriter(answer(model, chat=False))
+    silent = SseWriter(answer(model, kind=AnswerKind.COMPLETION))
     assert silent.write([first]) == b""
-    with_ids = SseWriter(answer(model, chat=False, return_token_ids=True))
+    with_ids = SseWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True))
     assert b'"token_ids":[%d]' % (first.token or 0) in with_ids.write([first])
 
 
 def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("ax")
-    writer, frames = SseWriter(answer(model, logprobs=1)), b""
+    writer, frames = SseWriter(answer(model, with_logprobs=True)), b""
     for event in events_of(model, 0, tokens, logprobs=True):
         frames += writer.write([event])
     contents = [chunk["choices"][0]["logprobs"]["content"] for chunk in read(frames)[1][1:]]
@@ -131,5 +73,17 @@ def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedMode
 def test_an_end_without_an_answer_is_an_error(model: ServedModel, reason: FinishReason, code: str) -> None:
     writer = SseWriter(answer(model))
     with pytest.raises(ApiError) as error:
-        writer.write([TokenEvent("r/0", 0, None, end=End(reason, error="boom"))])
+        writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=End(reason, error="boom"))])
     assert error.value.body()["error"]["code"] == code
+
+
+def test_what_came_before_a_failure_is_said_before_it(model: ServedModel) -> None:
+    tokens = model.tokenizer.encode("xy")
+    *events, _ = events_of(model, 0, tokens)
+    writer = SseWriter(answer(model, kind=AnswerKind.COMPLETION))
+    failed = TokenEvent(f"{REQUEST}/0", 2, None, end=End(FinishReason.ERROR, error="boom"))
+    frames = writer.write([*events, failed]).split(b"\n\n")
+    assert b'"text":"xy"' in frames[0]
+    assert b"boom" in frames[1]
+    assert frames[2:] == [b""]
+    assert writer.done

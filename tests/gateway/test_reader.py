@@ -4,63 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator
 
 import pytest
+from pump import END, Pump, submit, take
 
 from gateway import reader as reader_module
 from gateway.errors import ApiError
 from gateway.heartbeat import Heartbeat
 from gateway.inbox import Inbox
 from gateway.reader import Reader
-from services.messages import (
-    Commit,
-    End,
-    EngineFigures,
-    Exchange,
-    NewSequence,
-    Room,
-    Snapshot,
-    Submission,
-    TokenEvent,
-)
+from services.messages import Commit, End, NewSequence, Snapshot, Submission, TokenEvent
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams
 from services.telemetry import Counters
-
-FIGURES = EngineFigures("tiny", 512, 25, 16, 278, "none")
-END = End(FinishReason.LENGTH)
-
-
-class Pump:
-    """A seat without an engine: the test says which tokens are committed."""
-
-    def __init__(self, pool: RequestPool) -> None:
-        self.pool = pool
-        self._call = 0
-
-    async def commit(self, *commits: Commit) -> None:
-        if self._call == 0:
-            self._epoch = (await self.pool.acquire("seat", "test", 60)).epoch
-            await self._exchange([])
-        await self._exchange(list(commits))
-
-    async def _exchange(self, commits: list[Commit]) -> None:
-        self._call += 1
-        figures = FIGURES if self._call == 1 else None
-        reply = await self.pool.exchange(
-            Exchange("seat", self._epoch, self._call, commits, Room(99, 9999, 16), figures=figures)
-        )
-        assert reply.owned
-
-
-@pytest.fixture
-async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
-    pool = RequestPool(redis_url, f"reader-{secrets.token_hex(4)}")
-    await pool.connect()
-    yield pool
-    await pool.close()
 
 
 @pytest.fixture
@@ -71,23 +28,6 @@ async def reader(pool: RequestPool) -> AsyncIterator[Reader]:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-
-
-async def submit(pool: RequestPool, reader: Reader, request: str, choices: int = 1) -> Inbox:
-    ids = [f"{request}/{i}" for i in range(choices)]
-    inbox = reader.follow(ids)
-    sequences = [NewSequence(id, [1, 2, 3], SamplingParams(max_new_tokens=10)) for id in ids]
-    await pool.submit(Submission(request, "gw", sequences))
-    inbox.submitted = True
-    return inbox
-
-
-async def take(inbox: Inbox, count: int) -> list[tuple[int, int | None]]:
-    events: list[TokenEvent] = []
-    async with asyncio.timeout(10):
-        while len(events) < count:
-            events += await inbox.take()
-    return [(event.index, event.token) for event in events]
 
 
 async def test_tokens_and_end_in_order(pool: RequestPool, reader: Reader) -> None:
@@ -156,16 +96,8 @@ async def test_a_silent_sequence_is_looked_after(
     assert await take(inbox, 2) == [(0, 5), (1, None)]
 
 
-async def test_a_request_that_the_pool_lost_fails(pool: RequestPool, reader: Reader) -> None:
-    inbox = reader.follow(["never/0"])
-    inbox.submitted = True
-    await reader.reread()
-    with pytest.raises(ApiError, match="does not hold"):
-        await inbox.take()
-
-
 async def test_a_request_on_its_way_is_not_taken_for_lost(pool: RequestPool, reader: Reader) -> None:
-    inbox = reader.follow(["a/0"])
+    inbox = reader.follow("a", ["a/0"])
     await reader.reread()
     await pool.submit(Submission("a", "gw", [NewSequence("a/0", [1], SamplingParams(max_new_tokens=2))]))
     inbox.submitted = True
@@ -177,19 +109,19 @@ async def test_two_followers_stand_at_different_places(pool: RequestPool, reader
     first, pump = await submit(pool, reader, "a"), Pump(pool)
     await pump.commit(Commit("a/0", 0, [5, 6]))
     assert await take(first, 2) == [(0, 5), (1, 6)]
-    second = reader.follow(["a/0"])
+    second = reader.follow("a", ["a/0"])
     second.submitted = True
     await reader.reread(["a/0"])
     await pump.commit(Commit("a/0", 2, [7], end=END))
     assert await take(first, 2) == [(2, 7), (3, None)]
     assert await take(second, 4) == [(0, 5), (1, 6), (2, 7), (3, None)]
-    reader.unfollow(first, ["a/0"])
-    reader.unfollow(second, ["a/0"])
+    reader.unfollow(first)
+    reader.unfollow(second)
     assert reader._inboxes == {}
 
 
 def test_an_inbox_takes_each_index_once() -> None:
-    inbox = Inbox(["s"])
+    inbox = Inbox("r", ["s"])
     assert inbox.put(TokenEvent("s", 0, 4), 0)
     assert inbox.put(TokenEvent("s", 0, 4), 0)
     assert not inbox.put(TokenEvent("s", 2, 6), 0)
@@ -198,3 +130,26 @@ def test_an_inbox_takes_each_index_once() -> None:
     assert inbox.put(TokenEvent("s", 3, None, end=END), 0)
     events = asyncio.run(inbox.take())
     assert [(e.index, e.token) for e in events] == [(0, 4), (1, 5), (2, 6), (3, None)]
+
+
+@pytest.mark.parametrize("other", [TokenEvent("s", 1, 9), TokenEvent("s", 1, None, end=END)])
+def test_what_comes_again_must_be_the_same(other: TokenEvent) -> None:
+    inbox = Inbox("r", ["s"])
+    for index, token in enumerate([4, 5]):
+        inbox.put(TokenEvent("s", index, token), 0)
+    inbox.put(TokenEvent("s", 1, 5), 0)
+    inbox.put(other, 0)
+    assert len(asyncio.run(inbox.take())) == 2
+    with pytest.raises(ApiError) as error:
+        asyncio.run(inbox.take())
+    assert error.value.body()["error"]["code"] == "tokens_diverged"
+
+
+def test_a_cancellation_behind_a_lost_tail_ends_it() -> None:
+    """The pool lost tokens 1 and 2, and then the request was cancelled."""
+    inbox, cancelled = Inbox("r", ["s"]), End(FinishReason.CANCELLED)
+    for index in range(3):
+        inbox.put(TokenEvent("s", index, 4), 0)
+    inbox.put(TokenEvent("s", 1, None, end=cancelled), 0)
+    assert asyncio.run(inbox.take())[3:] == [TokenEvent("s", 3, None, end=cancelled)]
+    assert not inbox.open

@@ -18,9 +18,8 @@ def samples(http: httpx.Client) -> dict[str, float]:
     return {s.name: s.value for f in text_string_to_metric_families(page.text) for s in f.samples if len(s.labels) == 1}
 
 
-def test_live_and_ready(http: httpx.Client) -> None:
+def test_live(http: httpx.Client) -> None:
     assert http.get("/health").status_code == 200
-    assert http.get("/ready").status_code == 200
 
 
 def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from clients import post, wait_until
+from clients import post, show_an_engine, wait_until
 from stack import Server, Stack
 
 from services.config import Settings
-from services.messages import Exchange, Room
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
 
@@ -23,12 +22,6 @@ def check(response: httpx.Response, status: int, code: str) -> None:
     assert response.status_code == status, response.text
     assert response.json()["error"]["code"] == code
     assert int(response.headers["retry-after"]) >= 1
-
-
-async def seen(stack: Stack) -> None:
-    """An engine shows itself, and takes nothing."""
-    grant = await stack.pool.acquire("seat", "test", 60)
-    await stack.pool.exchange(Exchange("seat", grant.epoch, 1, [], Room(0, 0, 16), figures=stack.figures))
 
 
 @pytest.fixture
@@ -46,10 +39,25 @@ def test_no_engine_yet(lonely: Stack) -> None:
         assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
 
 
+@pytest.mark.parametrize(("gauges", "status"), [({"ready": 1}, 200), ({"ready": 0}, 503), ({}, 503)])
+def test_ready_is_what_a_living_seat_says(lonely: Stack, gauges: dict[str, float], status: int) -> None:
+    lonely.call(show_an_engine(lonely, **gauges))
+    assert httpx.get(lonely.url + "/ready").status_code == status
+
+
+def test_a_seat_that_was_given_back_is_not_ready(lonely: Stack) -> None:
+    async def leave() -> None:
+        grant = await lonely.pool.acquire("seat", "another", 60)
+        await lonely.pool.release("seat", grant.epoch)
+
+    lonely.call(show_an_engine(lonely, ready=1))
+    lonely.call(leave())
+    check(httpx.get(lonely.url + "/ready"), 503, "no_engine")
+
+
 def test_a_full_pool(lonely: Stack) -> None:
-    lonely.call(seen(lonely))
+    lonely.call(show_an_engine(lonely))
     with httpx.Client(base_url=lonely.url) as http:
-        assert http.get("/ready").status_code == 200
         first = post(lonely, BODY | {"n": 2})
         wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 2)
         refused = http.post("/v1/completions", json=BODY)
@@ -63,7 +71,7 @@ def test_a_full_pool(lonely: Stack) -> None:
 
 
 def test_what_can_never_fit_is_not_told_to_come_again(lonely: Stack) -> None:
-    lonely.call(seen(lonely))
+    lonely.call(show_an_engine(lonely))
     response = httpx.post(lonely.url + "/v1/completions", json=BODY | {"n": 3})
     assert response.status_code == 400
     assert "3 choices" in response.json()["error"]["message"]

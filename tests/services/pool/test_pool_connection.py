@@ -75,3 +75,14 @@ async def test_a_refused_password_is_said():
 def test_a_pools_name_is_checked(name):
     with pytest.raises(ValueError, match="a pool's name is"):
         RequestPool("redis://127.0.0.1:1", name)
+
+
+async def test_a_call_can_be_cancelled_at_any_moment(server_pools):
+    pool = await server_pools()
+    for steps in range(50):
+        call = asyncio.create_task(pool.overview())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if call.cancel():
+            await asyncio.wait([call])
+            assert call.cancelled(), f"not after {steps} steps of the event loop"

@@ -1,0 +1,44 @@
+"""Coming back to a stream: `GET /v1/streams/{request}`, with or without `Last-Event-ID`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.answer import Answer
+from gateway.errors import ApiError, Kind
+from gateway.gateway import of
+from gateway.generation import Generation
+from gateway.model import ServedModel
+from gateway.plan import AnswerKind
+from gateway.position import Position
+from gateway.sse import SseWriter
+from gateway.streams import streamed
+
+router = APIRouter(prefix="/v1/streams")
+
+
+@router.get("/{name}")
+async def stream(request: Request, name: str) -> Response:
+    """The events of a request that was made on any connection, at any gateway, behind the position given."""
+    gateway, position = of(request), Position.of(request)
+    if position is not None and position.request != name:
+        raise position.wrong(f"is not of request '{name[:100]}'")
+    generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
+    return await streamed(generation, writer(generation, gateway.model, position))
+
+
+def writer(generation: Generation, model: ServedModel, position: Position | None) -> SseWriter:
+    """What writes the events behind `position`. Closes the generation and raises ApiError where there is no such
+    position."""
+    try:
+        if generation.plan.kind is AnswerKind.RESPONSE:
+            text = f"'{generation.request}' is read with GET /v1/responses/{generation.request}?stream=true."
+            raise ApiError(Kind.INVALID, text)
+        if position is not None:
+            position.check(generation.plan)
+    except ApiError:
+        generation.close()
+        raise
+    said = position.said if position else ()
+    return SseWriter(Answer(generation.plan, model, generation.request, said), opened=len(said))

@@ -1,0 +1,68 @@
+"""Answers and their frames without a pool: what a scheduler would commit, what a client would read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.answer import Answer
+from gateway.model import ServedModel
+from gateway.plan import AnswerKind, Plan
+from services.messages import End, Logprobs, TokenEvent
+from services.requests import FinishReason
+from services.text import StopMatcher
+
+REQUEST = "cmpl-" + 32 * "0"
+STOPS = ("ab", "bcd", "🐳")
+LENGTHS: dict[str, Any] = {"prompt_tokens": 2, "max_new_tokens": 99, "stop": STOPS, "prompts": [[1, 2]]}
+PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
+
+
+def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fields: Any) -> Answer:
+    plan = Plan(**{"kind": AnswerKind.CHAT, "created": 1, "digest": "", "choices": choices} | LENGTHS | fields)
+    return Answer(plan, model, REQUEST, said)
+
+
+def events_of(model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False) -> list[TokenEvent]:
+    """As a scheduler would commit them, up to the end it finds."""
+    matcher = StopMatcher(model.tokenizer.tables, STOPS)
+    events = []
+    for index, token in enumerate(tokens):
+        found = Logprobs(-1.0, [(token, -1.0)]) if logprobs else None
+        events.append(TokenEvent(f"{REQUEST}/{choice}", index, token, found))
+        if match := matcher.push(token):
+            end = End(FinishReason.STOP, match.stop, match.cut)
+            return [*events, TokenEvent(f"{REQUEST}/{choice}", index + 1, None, end=end)]
+    return [*events, TokenEvent(f"{REQUEST}/{choice}", len(tokens), None, end=End(FinishReason.LENGTH))]
+
+
+def read(frames: bytes) -> tuple[list[str], list[Any]]:
+    assert frames.endswith(b"\n\ndata: [DONE]\n\n")
+    split = [event.split("\ndata: ") for event in frames.decode().split("\n\n")[:-2]]
+    return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]
+
+
+def said(chunks: list[Any], choice: int = 0) -> str:
+    deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
+    return "".join(delta["content"] for delta in deltas)
+
+
+def told(chunks: list[Any], choice: int) -> dict[str, Any]:
+    """All that the chunks say of a choice, put together."""
+    all_of: dict[str, Any] = {"text": "", "tokens": [], "logprobs": [], "openings": 0, "reasons": []}
+    for chunk in chunks:
+        for said in chunk["choices"]:
+            if said["index"] == choice:
+                all_of["text"] += said["delta"]["content"] if "delta" in said else said["text"]
+                all_of["tokens"] += said.get("token_ids", ())
+                all_of["logprobs"] += list(entries(said["logprobs"]))
+                all_of["openings"] += "role" in said.get("delta", ()) or "prompt_token_ids" in said
+                all_of["reasons"] += [said["finish_reason"]] if said["finish_reason"] else []
+    return all_of
+
+
+def entries(logprobs: Any) -> Any:
+    if logprobs is None:
+        return ()
+    return logprobs["content"] if "content" in logprobs else zip(*logprobs.values(), strict=True)

@@ -1,0 +1,63 @@
+"""A gateway that stops breaks its streams off without a last word; they go on at another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from clients import post
+from sse_client import DONE, events, rest
+from stack import Stack
+
+from services.config import Settings
+
+BODY = {"prompt": "SLOWab ", "max_tokens": 60}
+
+
+@pytest.fixture
+def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
+    """Two gateways on one pool; the second is the one to stop."""
+    name = f"stop-{time.monotonic_ns()}"
+    with (
+        Stack(redis_url, name, tiny_folder, Settings()) as stays,
+        Stack(redis_url, name, tiny_folder, Settings(), engine=False) as goes,
+    ):
+        yield stays, goes
+
+
+@pytest.mark.parametrize("headers", [{}, {"Orca-Resumable": "true"}])
+def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
+    """Whether it asked for that or not."""
+    stays, goes = pair
+    said = []
+    asked: dict[str, Any] = {"json": BODY | {"stream": True}, "headers": headers}
+    with httpx.Client(timeout=20) as http, http.stream("POST", goes.url + "/v1/completions", **asked) as response:
+        stream = events(response)
+        said.append(next(stream))
+        goes.call(goes.app.state.gateway.stop())
+        with pytest.raises(httpx.RemoteProtocolError):
+            said.extend(stream)
+    assert DONE not in said
+    assert not any('"error"' in event.data for event in said)
+    with httpx.Client(base_url=stays.url, timeout=20) as http:
+        said += rest(http, said[-1].id or "")
+    assert said.pop() == DONE
+    assert "".join(event.json()["choices"][0]["text"] for event in said) == ("SLOWab " * 9)[:60]
+
+
+def test_a_whole_answer_is_to_be_asked_for_again(pair: tuple[Stack, Stack]) -> None:
+    stays, goes = pair
+    connection = post(goes, BODY, Idempotency_Key="again")
+    while stays.call(stays.pool.overview()).running == 0:
+        time.sleep(0.02)
+    goes.call(goes.app.state.gateway.stop())
+    received = connection.recv(4096)
+    assert received.startswith(b"HTTP/1.1 503")
+    assert b"shutting_down" in received
+    connection.close()
+    whole = httpx.post(stays.url + "/v1/completions", json=BODY, headers={"Idempotency-Key": "again"}, timeout=20)
+    assert whole.json()["choices"][0]["text"] == ("SLOWab " * 9)[:60]
