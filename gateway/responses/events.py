@@ -1,0 +1,103 @@
+"""The server-sent events of a response.
+
+`sequence_number` is a function of token indices, so that any gateway, any coalescing and a resume agree: the opening
+events are 0 to 3; an event of text is 3 + the number of token events said with it and before it, the end among them;
+the closing ones follow from the end. Numbers grow, and leave gaps where tokens were said together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.responses.objects import Asked, begun, message, response, text_part
+from gateway.responses.transcript import UNANSWERED, Transcript
+from services.messages import TokenEvent
+from services.requests import FinishReason
+
+LAST_OPENING = 3
+CLOSING = 4  # events after the last one of text
+
+
+class EventWriter:
+    """Writes what comes after event number `after`; -1: all of it."""
+
+    def __init__(self, asked: Asked, transcript: Transcript, after: int = -1) -> None:
+        self._asked = asked
+        self._transcript = transcript
+        self._after = after
+        self._created = self._opened = False
+        self._id = asked.id.encode()
+        place = orjson.dumps(self._place())[1:-1]
+        self._delta_head = b'{"type":"response.output_text.delta",' + place + b',"delta":'
+
+    @property
+    def done(self) -> bool:
+        return self._transcript.end is not None
+
+    def created(self) -> bytes:
+        """The event that the request was accepted, before anything else is written."""
+        self._created = True
+        status = "queued" if self._asked.background else "in_progress"
+        return self._event("response.created", 0, {"response": begun(self._asked, status)})
+
+    def write(self, events: list[TokenEvent]) -> bytes:
+        """The frames that `events` make, the closing ones after the end; b"" while their text is held back."""
+        frames = [] if self._created else [self.created()]
+        for event in events:
+            self._transcript.add(event)
+            if LAST_OPENING + self._transcript.said <= self._after:
+                self._transcript.take(silent=True)
+        end = self._transcript.end
+        if not self._opened and (end is None or end.reason not in UNANSWERED or self._transcript.said > 1):
+            frames += self._opening()
+        text, logprobs = self._transcript.take()
+        if text or logprobs:
+            frames.append(self._delta(text, logprobs))
+        if end is not None:
+            frames += self._closing()
+        return b"".join(frames)
+
+    def _opening(self) -> list[bytes]:
+        self._opened = True
+        part = self._place() | {"part": text_part(None)}
+        return [
+            self._event("response.in_progress", 1, {"response": begun(self._asked, "in_progress")}),
+            self._event("response.output_item.added", 2, {"output_index": 0, "item": message(self._asked, None)}),
+            self._event("response.content_part.added", LAST_OPENING, part),
+        ]
+
+    def _closing(self) -> list[bytes]:
+        """OpenAI has no event for a cancelled response: it is incomplete, and its status says more."""
+        transcript, last = self._transcript, LAST_OPENING + self._transcript.said
+        assert transcript.end is not None
+        reason, frames = transcript.end.reason, []
+        if self._opened and reason is not FinishReason.ERROR:
+            text = {"text": transcript.text, "logprobs": transcript.logprobs}
+            item = {"output_index": 0, "item": message(self._asked, transcript)}
+            frames = [
+                self._event("response.output_text.done", last + 1, self._place() | text),
+                self._event("response.content_part.done", last + 2, self._place() | {"part": text_part(transcript)}),
+                self._event("response.output_item.done", last + 3, item),
+            ]
+        kind = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}.get(reason, "incomplete")
+        whole = {"response": response(self._asked, transcript)}
+        return [*frames, self._event(f"response.{kind}", last + CLOSING, whole)]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._asked.item_id, "output_index": 0, "content_index": 0}
+
+    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        """Made of bytes made once: this path carries every token."""
+        number = LAST_OPENING + self._transcript.said
+        data = self._delta_head + orjson.dumps(text) + b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]")
+        return self._frame(b"response.output_text.delta", number, data + b',"sequence_number":%d}' % number)
+
+    def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
+        if number <= self._after:
+            return b""
+        return self._frame(kind.encode(), number, orjson.dumps({"type": kind, **fields, "sequence_number": number}))
+
+    def _frame(self, kind: bytes, number: int, data: bytes) -> bytes:
+        return b"event: %s\nid: %s:%d\ndata: %s\n\n" % (kind, self._id, number, data)

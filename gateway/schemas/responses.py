@@ -1,0 +1,158 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.schemas.chat import Message
+from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
+
+LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+MAX_METADATA = 16
+PART_FIELDS = {
+    "input_text": {"type", "text", "prompt_cache_breakpoint"},
+    "output_text": {"type", "text", "annotations", "logprobs"},
+}
+
+
+def _content(value: Any) -> str:
+    """The text of a message: a string, or its text parts joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    return "".join(map(_part, value))
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise ValueError("has a part that is not an object with a type")
+    known = PART_FIELDS.get(part["type"])
+    if known is None:
+        raise unsupported("has a part that is neither input_text nor output_text; this server takes text alone")
+    text = part.get("text")
+    if set(part) - known or not isinstance(text, str):
+        raise ValueError(f"has a part that is not {{'type': '{part['type']}', 'text': string}}")
+    return text
+
+
+def _items(value: Any) -> Any:
+    """A string is one message of the user."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def _item(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "message":
+        raise unsupported(f"is a '{kind[:64]}'; this server takes messages alone")
+    return value
+
+
+def _included(value: Any) -> bool:
+    """Whether log probabilities are wanted."""
+    if not isinstance(value, list):
+        raise ValueError("must be a list of strings")
+    if any(name != LOGPROBS for name in value):
+        raise unsupported(f"has something other than '{LOGPROBS}'")
+    return bool(value)
+
+
+class InputMessage(Strict):
+    """One message, its content as one text; what `output` of an earlier response says is taken as it is."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    type: Literal["message"] | None = None
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class TextOptions(Strict):
+    format: Annotated[None, only({"type": "text"})] = None
+    verbosity: Annotated[None, only("medium")] = None
+
+
+class ResponseStreamOptions(StreamOptions):
+    include_usage: Annotated[None, only()] = None  # usage is always there
+
+
+class ResponseRequest(GenerationFields):
+    """OpenAI's fields, and of ours those that chat has too, but for several choices and token ids."""
+
+    input: Annotated[
+        list[Annotated[InputMessage, BeforeValidator(_item)]],
+        BeforeValidator(_items),
+        Field(min_length=1, max_length=4096),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    include: Annotated[bool, BeforeValidator(_included)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    text: TextOptions | None = None
+    truncation: Annotated[None, only("disabled")] = None
+    stream_options: ResponseStreamOptions | None = None
+    tools: Annotated[None, only([])] = None
+    tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
+    parallel_tool_calls: bool | None = None  # without tools it says nothing
+    max_tool_calls: Count | None = None  # likewise
+    reasoning: Annotated[None, only({}, {"effort": None}, {"effort": "none"})] = None
+    conversation: Annotated[None, only()] = None
+    context_management: Annotated[None, only([])] = None
+    prompt: Annotated[None, only()] = None
+    moderation: Annotated[None, only()] = None
+    n: Annotated[None, only(1)] = None
+    max_tokens: Annotated[None, only()] = None
+    return_token_ids: Annotated[None, only(False)] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseRequest:
+        if self.background and self.store is False:
+            raise contradiction("background", "'background' needs 'store', which is false")
+        if self.top_logprobs and not self.include:
+            raise contradiction("top_logprobs", f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'")
+        if len(self.metadata or {}) > MAX_METADATA:
+            text = f"'metadata' has {len(self.metadata or {})} entries, at most {MAX_METADATA} are taken"
+            raise contradiction("metadata", text)
+        return self
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.include else None
+
+    @property
+    def include_usage(self) -> bool:
+        return True
+
+    @property
+    def messages(self) -> list[Message]:
+        """The input as messages of a chat."""
+        return [Message(role=item.role, content=item.content) for item in self.input]
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """The fields of the response object that the request decides."""
+        optional = {"user": self.user} if self.user is not None else {}
+        return optional | {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "previous_response_id": self.previous_response_id,
+            "background": bool(self.background),
+            "store": self.store is not False,
+            "metadata": self.metadata or {},
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_logprobs": self.top_logprobs or 0,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "safety_identifier": self.safety_identifier,
+            "prompt_cache_key": self.prompt_cache_key,
+        }

@@ -1,0 +1,166 @@
+"""The events of a response are a function of its tokens: however they are grouped, and from wherever it is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.choice import Choice
+from gateway.responses.events import EventWriter
+from gateway.responses.objects import Asked
+from gateway.responses.transcript import Transcript
+from services.messages import End, Logprobs, TokenEvent
+from services.requests import FinishReason, SamplingParams
+from services.scheduling.judge import Judge, Rules
+from services.text import Tokenizer
+
+ECHO = {"background": False, "store": True}
+ASKED = Asked("resp_1", "tiny", 7, 5, ECHO)
+OPENING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+CLOSING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+TEXTS = ["hello world", "né 🐳 漢", "one STOP two", "STOSTOP", "a"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_folder)
+
+
+@dataclass
+class Said:
+    """What a client made of a stream: the numbers in order, the text up to each, all other events as they came."""
+
+    numbers: list[int] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    others: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    text: str = ""
+
+    def read(self, frames: bytes) -> Said:
+        for frame in frames.decode().split("\n\n")[:-1]:
+            event, id, data = frame.split("\n")
+            said = json.loads(data.removeprefix("data: "))
+            number = said["sequence_number"]
+            assert event == f"event: {said['type']}"
+            assert id == f"id: resp_1:{number}"
+            if said["type"] == "response.output_text.delta":
+                self.text += said["delta"]
+                self.logprobs += said["logprobs"]
+            else:
+                self.others.append(said)
+            self.numbers.append(number)
+            self.texts[number] = self.text
+        return self
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[str, SamplingParams, FinishReason | None, int]:
+    """A text that is said over and over, how it is sampled, and what ends it from outside after how many tokens."""
+    stops = draw(st.sampled_from([(), ("STOP",), ("TOP", "STO")]))
+    sampling = SamplingParams(draw(st.integers(1, 12)), stop=stops, logprobs=draw(st.sampled_from([None, 1])))
+    outside = draw(st.sampled_from([None, FinishReason.CANCELLED, FinishReason.ERROR]))
+    return draw(st.sampled_from(TEXTS)), sampling, outside, draw(st.integers(0, 12))
+
+
+def events_of(tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReason | None, int]) -> list[TokenEvent]:
+    """The events of a life, as scheduler and pool would tell them."""
+    text, sampling, outside, after = life
+    judge = Judge(Rules(512, frozenset(), tokenizer.tables), sampling, 5)
+    events: list[TokenEvent] = []
+    said = tokenizer.encode(text)
+    while True:
+        index = len(events)
+        if outside is not None and index == after:
+            return [*events, TokenEvent("resp_1/0", index, None, end=End(outside, error="why"))]
+        token = said[index % len(said)]
+        logprobs = None if sampling.logprobs is None else Logprobs(-0.5, [(token, -0.5)])
+        events.append(TokenEvent("resp_1/0", index, token, logprobs))
+        end = judge(token, index + 1)
+        if end is not None:
+            return [*events, TokenEvent("resp_1/0", index + 1, None, end=end)]
+
+
+def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
+    choice = Choice(0, tokenizer.tables, sampling.stop, frozenset())
+    return EventWriter(ASKED, Transcript(choice, tokenizer, sampling.logprobs is not None), after)
+
+
+def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:
+    while events:
+        size = draw(st.integers(1, len(events)))
+        yield events[:size]
+        events = events[size:]
+
+
+@given(data=st.data(), life=lives())
+def test_any_grouping_tells_the_same_story(
+    tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
+) -> None:
+    events = events_of(tokenizer, life)
+    fine, coarse = Said(), Said()
+    one, many = writer(tokenizer, life[1]), writer(tokenizer, life[1])
+    for event in events:
+        fine.read(one.write([event]))
+    for group in grouped(data.draw, events):
+        coarse.read(many.write(group))
+    assert fine.numbers == sorted(set(fine.numbers))
+    assert coarse.texts == {n: fine.texts[max(m for m in fine.numbers if m <= n)] for n in coarse.numbers}
+    assert fine.others == coarse.others
+    assert fine.logprobs == coarse.logprobs
+    assert one.done
+    assert many.done
+
+
+@given(data=st.data(), life=lives())
+def test_a_resume_says_everything_after_and_nothing_before(
+    tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
+) -> None:
+    events = events_of(tokenizer, life)
+    first, whole = writer(tokenizer, life[1]), Said()
+    for group in grouped(data.draw, events):
+        whole.read(first.write(group))
+    for after in [-1, *whole.numbers, 10_000]:
+        again, rest = writer(tokenizer, life[1], after), Said()
+        for group in grouped(data.draw, events):
+            rest.read(again.write(group))
+        before = whole.texts.get(after, "" if after < 0 else whole.text)
+        assert all(number > after for number in rest.numbers)
+        assert before + rest.text == whole.text
+        assert rest.others == [other for other in whole.others if other["sequence_number"] > after]
+        assert rest.numbers[-1:] == ([whole.numbers[-1]] if after < whole.numbers[-1] else [])
+
+
+@given(life=lives())
+def test_the_order_is_openai_s(
+    tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReason | None, int]
+) -> None:
+    events = events_of(tokenizer, life)
+    said = Said().read(writer(tokenizer, life[1]).write(events))
+    types = [other["type"] for other in said.others]
+    last = said.others[-1]["response"]
+    reason = events[-1].end.reason if events[-1].end else None
+    assert said.numbers[-1] == 3 + len(events) + 4
+    if len(events) == 1 and reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        assert types[:-1] == ["response.created"]
+        assert last["output"] == []
+    else:
+        assert types[:-1] == (OPENING if reason is FinishReason.ERROR else OPENING + CLOSING)
+        assert said.numbers[:4] == [0, 1, 2, 3]
+        assert last["output"][0]["content"][0]["text"] == said.text
+        assert last["output"][0]["content"][0]["logprobs"] == said.logprobs
+    kinds = {FinishReason.STOP: ("completed", "completed"), FinishReason.LENGTH: ("incomplete", "incomplete")}
+    kinds |= {FinishReason.CANCELLED: ("incomplete", "cancelled"), FinishReason.ERROR: ("failed", "failed")}
+    assert reason is not None
+    assert (types[-1].removeprefix("response."), last["status"]) == kinds[reason]
+    assert last["usage"]["output_tokens"] == len(events) - 1
+    assert (last["error"] is not None) == (reason is FinishReason.ERROR)
+    assert (last["incomplete_details"] is not None) == (reason is FinishReason.LENGTH)
+    if life[1].logprobs is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+        assert len(said.logprobs) == len(events) - 1
