@@ -1,0 +1,112 @@
+"""What `POST /v1/responses` takes, what it refuses, and how it names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openapi
+import pytest
+
+from gateway.body import validate
+from gateway.errors import ApiError, Kind
+from gateway.schemas.responses import LOGPROBS, ResponseRequest
+
+OUTPUT = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "yes", "annotations": [], "logprobs": []}],
+}
+NEUTRAL = {
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "max_tool_calls": 3,
+    "reasoning": {"effort": None},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "truncation": "disabled",
+    "include": [],
+    "stream_options": None,
+    "service_tier": "auto",
+    "user": "me",
+    "safety_identifier": "me",
+    "prompt_cache_key": "x",
+    "n": 1,
+    "return_token_ids": False,
+}
+# what is wrong -> (fields, what `param` names)
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "no input": ({"input": None}, "input"),
+    "an empty list": ({"input": []}, "input"),
+    "a message as text": ({"input": ["hi"]}, "input[0]"),
+    "a message without content": ({"input": [{"role": "user"}]}, "input[0].content"),
+    "an unknown role": ({"input": [{"role": "king", "content": "a"}]}, "input[0].role"),
+    "a part without text": ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content"),
+    "a number of tokens below 1": ({"max_output_tokens": 0}, "max_output_tokens"),
+    "background without store": ({"background": True, "store": False}, "background"),
+    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
+    "top_logprobs over 20": ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
+    "stream_options alone": ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    "much metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    "an empty id": ({"previous_response_id": ""}, "previous_response_id"),
+}
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
+    "a tool choice": ({"tool_choice": "required"}, "tool_choice"),
+    "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
+    "a format": ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+    "truncation": ({"truncation": "auto"}, "truncation"),
+    "a conversation": ({"conversation": "conv_1"}, "conversation"),
+    "a prompt of the dashboard": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    "another thing to include": ({"include": ["reasoning.encrypted_content"]}, "include"),
+    "several choices": ({"n": 2}, "n"),
+    "chat's maximum": ({"max_tokens": 5}, "max_tokens"),
+    "an image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+    "a tool's output": ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input[0]"),
+    "an unknown field": ({"nonsense": 1}, "nonsense"),
+    "an unknown field of a message": ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
+}
+
+
+def parsed(**fields: Any) -> ResponseRequest:
+    return validate(ResponseRequest, {"input": "hi"} | fields)
+
+
+def test_every_field_of_the_document_is_known() -> None:
+    assert openapi.fields("CreateResponse") <= set(ResponseRequest.model_fields)
+
+
+def test_input_becomes_messages() -> None:
+    assert [(m.role, m.content) for m in parsed().messages] == [("user", "hi")]
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    fields = parsed(input=[{"role": "developer", "content": parts}, OUTPUT, {"role": "user", "content": "c"}])
+    assert [(m.role, m.content) for m in fields.messages] == [("developer", "ab"), ("assistant", "yes"), ("user", "c")]
+
+
+def test_what_says_nothing_about_tokens_is_taken() -> None:
+    assert parsed(**NEUTRAL).sampling(5, seed=1) == parsed().sampling(5, seed=1)
+
+
+def test_sampling_is_as_in_chat() -> None:
+    asked = parsed(temperature=0, seed=7, top_k=4, stop="x", max_output_tokens=9, include=[LOGPROBS], top_logprobs=2)
+    sampling = asked.sampling(9, seed=1)
+    assert (sampling.temperature, sampling.seed, sampling.top_k) == (0, 7, 4)
+    assert (sampling.stop, sampling.logprobs) == (("x",), 2)
+    assert asked.asked_max_tokens == 9
+    assert parsed(include=[LOGPROBS]).asked_logprobs == 0
+    assert parsed(top_logprobs=0).asked_logprobs is None
+
+
+@pytest.mark.parametrize(("fields", "param"), INVALID.values(), ids=INVALID)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parsed(**fields)
+    assert (refused.value.kind, refused.value.param) == (Kind.INVALID, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_is_not_served_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parsed(**fields)
+    assert (refused.value.kind, refused.value.param) == (Kind.UNSUPPORTED, param)
