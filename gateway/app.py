@@ -15,6 +15,7 @@ from gateway.gateway import Gateway
 from gateway.keys import Keys
 from gateway.middleware import Envelope
 from gateway.model import ServedModel
+from gateway.responses import routes as responses
 from gateway.streams import CLIENT_CLOSED_REQUEST
 from services.config import Settings
 from services.errors import PoolUnavailable
@@ -38,6 +39,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
     app.include_router(routes.router)
     app.include_router(stream_routes.router)
+    app.include_router(responses.router)
     app.include_router(side_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -161,8 +161,11 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     return function(*args) if size <= INLINE_CHARS else await asyncio.to_thread(function, *args)
 
 
-async def chat_tokens(model: ServedModel, messages: list[Message], add_generation_prompt: bool = True) -> list[int]:
-    """The prompt that `messages` make. Raises ApiError where the model's template refuses them."""
+async def chat_tokens(
+    model: ServedModel, messages: list[Message], add_generation_prompt: bool = True, param: str = "messages"
+) -> list[int]:
+    """The prompt that `messages` make, which came in the field `param`. Raises ApiError where the model's template
+    refuses them."""
 
     def tokens() -> list[int]:
         text = model.tokenizer.apply_chat_template([m.for_template() for m in messages], add_generation_prompt)
@@ -171,7 +174,7 @@ async def chat_tokens(model: ServedModel, messages: list[Message], add_generatio
     try:
         return await off_loop(sum(32 + len(m.content) for m in messages), tokens)
     except ValueError as error:
-        raise ApiError(Kind.INVALID, f"Invalid 'messages': {error}", "messages") from None
+        raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
 
 
 def _plan(

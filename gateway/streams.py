@@ -100,7 +100,7 @@ class EventStream(Response):
             if not more:
                 return
             body, until = b"", now() + KEEP_ALIVE
-            while not body:
+            while not body and not self._writer.done:
                 body = await self._next(until)
 
     async def _next(self, until: float) -> bytes:

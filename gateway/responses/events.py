@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gateway.errors import ApiError
 from gateway.responses.objects import Asked, begun, message, response, text_part
 from gateway.responses.transcript import UNANSWERED, Transcript
 from services.messages import TokenEvent
@@ -27,14 +28,15 @@ class EventWriter:
         self._asked = asked
         self._transcript = transcript
         self._after = after
-        self._created = self._opened = False
+        self._created = self._opened = self._failed = False
+        self._last = max(after, 0)  # the number of the last event written
         self._id = asked.id.encode()
         place = orjson.dumps(self._place())[1:-1]
         self._delta_head = b'{"type":"response.output_text.delta",' + place + b',"delta":'
 
     @property
     def done(self) -> bool:
-        return self._transcript.end is not None
+        return self._failed or self._transcript.end is not None
 
     def created(self) -> bytes:
         """The event that the request was accepted, before anything else is written."""
@@ -58,6 +60,14 @@ class EventWriter:
         if end is not None:
             frames += self._closing()
         return b"".join(frames)
+
+    def fail(self, error: ApiError) -> bytes:
+        """The event that ends this stream, though not the response, with an error: behind its number, which is that of
+        the event before, the stream can be resumed."""
+        self._failed = True
+        told = error.body()["error"]
+        data = told | {"type": "error", "error": told, "sequence_number": self._last}
+        return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"
 
     def _opening(self) -> list[bytes]:
         self._opened = True
@@ -100,4 +110,5 @@ class EventWriter:
         return self._frame(kind.encode(), number, orjson.dumps({"type": kind, **fields, "sequence_number": number}))
 
     def _frame(self, kind: bytes, number: int, data: bytes) -> bytes:
+        self._last = number
         return b"event: %s\nid: %s:%d\ndata: %s\n\n" % (kind, self._id, number, data)

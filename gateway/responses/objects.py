@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.plan import AnswerKind
 from gateway.responses.transcript import Transcript
 from services.messages import End
 from services.requests import FinishReason
-
-PREFIX = "resp_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,13 @@ class Asked:
         return bool(self.echo["background"])
 
     @property
+    def store(self) -> bool:
+        return bool(self.echo["store"])
+
+    @property
     def item_id(self) -> str:
         """The id of the one message."""
-        return "msg_" + self.id.removeprefix(PREFIX)
+        return "msg_" + self.id.removeprefix(AnswerKind.RESPONSE.prefix)
 
 
 def begun(asked: Asked, status: str) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def response(asked: Asked, transcript: Transcript) -> dict[str, Any]:
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
-        made["error"] = {"code": "server_error", "message": f"The generation failed: {end.error or 'no reason given'}"}
+        made["error"] = {"code": "server_error", "message": failure(end)}
     return made
 
 
@@ -66,6 +69,10 @@ def text_part(transcript: Transcript | None) -> dict[str, Any]:
     """The text of the message, empty without a transcript."""
     text, logprobs = (transcript.text, transcript.logprobs) if transcript else ("", [])
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def failure(end: End) -> str:
+    return f"The generation failed: {end.error or 'no reason given'}"
 
 
 def deleted(id: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
 
 LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
-MAX_METADATA = 16
+Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
+Word = Annotated[str, Field(max_length=512)]
 PART_FIELDS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
     "output_text": {"type", "text", "annotations", "logprobs"},
@@ -106,6 +107,10 @@ class ResponseRequest(GenerationFields):
     context_management: Annotated[None, only([])] = None
     prompt: Annotated[None, only()] = None
     moderation: Annotated[None, only()] = None
+    metadata: Annotated[dict[Name, Word], Field(max_length=16)] | None = None
+    user: Word | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Word | None = None
     n: Annotated[None, only(1)] = None
     max_tokens: Annotated[None, only()] = None
     return_token_ids: Annotated[None, only(False)] = None
@@ -116,9 +121,6 @@ class ResponseRequest(GenerationFields):
             raise contradiction("background", "'background' needs 'store', which is false")
         if self.top_logprobs and not self.include:
             raise contradiction("top_logprobs", f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'")
-        if len(self.metadata or {}) > MAX_METADATA:
-            text = f"'metadata' has {len(self.metadata or {})} entries, at most {MAX_METADATA} are taken"
-            raise contradiction("metadata", text)
         return self
 
     @property

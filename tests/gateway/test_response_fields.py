@@ -49,6 +49,8 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "top_logprobs over 20": ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
     "stream_options alone": ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     "much metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    "long metadata": ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+    "a long user": ({"user": "a" * 513}, "user"),
     "an empty id": ({"previous_response_id": ""}, "previous_response_id"),
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {

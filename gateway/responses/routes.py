@@ -1,0 +1,124 @@
+"""OpenAI's routes for responses: create, retrieve, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.body import parse
+from gateway.caller import Caller
+from gateway.errors import ApiError, Kind
+from gateway.gateway import Gateway, of
+from gateway.position import Position
+from gateway.responses import objects
+from gateway.responses.creation import ticket_of
+from gateway.responses.events import EventWriter
+from gateway.responses.finding import find
+from gateway.responses.resuming import after_of, position_of
+from gateway.responses.stored import StoredResponse
+from gateway.schemas.responses import ResponseRequest
+from gateway.streams import EventStream
+from services.requests import FinishReason
+
+CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
+
+router = APIRouter(prefix="/v1/responses")
+
+
+@router.post("")
+async def create(request: Request) -> Response:
+    gateway, received = of(request), _now()
+    try:
+        fields = await parse(request, ResponseRequest, gateway.settings.max_body_bytes)
+        position = position_of(request, bool(fields.stream))
+        stored = await _created(gateway, request, fields, position, received)
+    except ApiError as error:
+        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
+        raise
+    if fields.stream:
+        return _streamed(stored, after=position.said[0] if position else -1)
+    with stored:
+        if stored.asked.background:
+            return await _as_it_stands(stored)
+        return await _whole(stored)
+
+
+@router.get("/{id}")
+async def retrieve(request: Request, id: str) -> Response:
+    after = after_of(request, id)
+    stored = await find(of(request), id, request.state.tenant, request.receive)
+    if after is not None:
+        return _streamed(stored, after)
+    with stored:
+        return await _as_it_stands(stored)
+
+
+@router.post("/{id}/cancel")
+async def cancel(request: Request, id: str) -> Response:
+    """Waits for the end, so that what the client hears is final; where no scheduler says it, for some seconds."""
+    gateway = of(request)
+    with await find(gateway, id, request.state.tenant, request.receive) as stored:
+        if not stored.asked.background:
+            raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
+        await stored.read(_now())
+        if not stored.ended:
+            await gateway.pool.cancel(id)
+            await stored.read(_now() + CANCEL_WAIT)
+        return _json(objects.response(stored.asked, stored.transcript))
+
+
+@router.delete("/{id}")
+async def delete(request: Request, id: str) -> Response:
+    gateway = of(request)
+    with await find(gateway, id, request.state.tenant):
+        await gateway.pool.delete(id)
+    return _json(objects.deleted(id))
+
+
+async def _created(
+    gateway: Gateway, request: Request, fields: ResponseRequest, position: Position | None, received: float
+) -> StoredResponse:
+    """Submitted, or found where the client comes back to a stream or repeats an idempotency key."""
+    caller = Caller.of(request)
+    if fields.background:
+        caller = replace(caller, resumable=True, background=True)
+    ticket = await ticket_of(gateway, fields, caller)
+    if position is None:
+        generation = await gateway.generations.open(ticket, request.receive, received)
+    else:
+        generation = await gateway.generations.resume(ticket, position, request.receive, received)
+    return StoredResponse(generation, gateway.model)
+
+
+def _streamed(stored: StoredResponse, after: int) -> Response:
+    writer = EventWriter(stored.asked, stored.transcript, after)
+    return EventStream(stored.generation, writer, writer.created())
+
+
+async def _as_it_stands(stored: StoredResponse) -> Response:
+    await stored.read(_now())
+    return _json(objects.response(stored.asked, stored.transcript))
+
+
+async def _whole(stored: StoredResponse) -> Response:
+    """Raises ApiError where there is no answer."""
+    await stored.read(None)
+    end = stored.transcript.end
+    assert end is not None
+    if end.reason is FinishReason.ERROR:
+        raise ApiError(Kind.FAILED, objects.failure(end))
+    if end.reason is FinishReason.CANCELLED:
+        raise ApiError(Kind.CANCELLED, "The request was cancelled.")
+    return _json(objects.response(stored.asked, stored.transcript))
+
+
+def _json(body: dict[str, object]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,74 @@
+"""What the pool keeps of a response besides its tokens, and how any gateway reads it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import orjson
+
+from gateway.answer import Answer
+from gateway.generation import Generation
+from gateway.model import ServedModel
+from gateway.plan import AnswerKind
+from gateway.responses.objects import Asked
+from gateway.responses.transcript import Transcript
+from gateway.schemas.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """The part of the plan that is ours: what the object echoes, and the conversation without instructions."""
+
+    echo: dict[str, Any]
+    conversation: list[Message]
+
+    def pack(self) -> bytes:
+        said = [[message.role, message.content] for message in self.conversation]
+        return orjson.dumps({"echo": self.echo, "conversation": said})
+
+    @classmethod
+    def unpack(cls, extra: bytes) -> Self:
+        fields = orjson.loads(extra)
+        said = [Message(role=role, content=content) for role, content in fields["conversation"]]
+        return cls(fields["echo"], said)
+
+
+class StoredResponse:
+    """One response as its generation tells it. `generation.plan` must be a response's."""
+
+    def __init__(self, generation: Generation, model: ServedModel) -> None:
+        plan = generation.plan
+        assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
+        self.generation = generation
+        self.extra = Extra.unpack(plan.extra)
+        self.asked = Asked(generation.request, model.name, plan.created, plan.prompt_tokens, self.extra.echo)
+        choice = Answer(plan, model, generation.request).choices[0]
+        self.transcript = Transcript(choice, model.tokenizer, plan.with_logprobs)
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        self.generation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def ended(self) -> bool:
+        return self.transcript.end is not None
+
+    async def read(self, until: float | None) -> None:
+        """Take in what has come and what comes, to its end or to the loop's time `until`.
+
+        Raises ClientGone, or ApiError when the response is lost.
+        """
+        while not self.ended:
+            events = await self.generation.take(until)
+            for event in events:
+                self.transcript.add(event)
+            self.transcript.take(silent=True)
+            if not events:
+                return

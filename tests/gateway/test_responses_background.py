@@ -1,0 +1,177 @@
+"""Responses that nobody waits for: they outlive connections and gateways, and any gateway tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from clients import wait_until
+from stack import NAME, Stack
+
+from services.config import Settings
+
+# 20 ms per token, the prompt over and over
+SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}
+
+
+def client_of(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0)
+
+
+def gateway(stack: Stack, redis_url: str, folder: Path) -> Stack:
+    """Another gateway on the pool of `stack`, whose engine serves both."""
+    return Stack(redis_url, "served", folder, stack.settings, engine=False)
+
+
+@pytest.fixture(scope="module")
+def other(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[openai.OpenAI]:
+    with gateway(stack, redis_url, tiny_folder) as second, client_of(second) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with client_of(stack) as client:
+        yield client
+
+
+def ended(client: openai.OpenAI, id: str) -> bool:
+    return client.responses.retrieve(id).status not in ("queued", "in_progress")
+
+
+def test_create_returns_at_once_and_retrieve_shows_progress(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    made = client.responses.create(background=True, max_output_tokens=60, **SLOW)
+    assert (made.status, made.output, made.background) == ("queued", [], True)
+    seen: list[str] = []
+
+    def over() -> bool:
+        seen.append(other.responses.retrieve(made.id).output_text)
+        return ended(other, made.id)
+
+    wait_until(over)
+    whole = other.responses.retrieve(made.id)
+    assert whole.status == "incomplete"
+    assert client.responses.retrieve(made.id) == whole
+    assert all(whole.output_text.startswith(text) for text in seen)
+    assert any(0 < len(text) < len(whole.output_text) for text in seen)
+
+
+def test_a_stream_goes_on_at_another_gateway(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    events = []
+    with client.responses.create(background=True, stream=True, max_output_tokens=60, **SLOW) as stream:
+        for event in stream:
+            events.append(event)
+            if len(events) == 10:
+                break
+    assert events[0].type == "response.created"
+    assert events[0].response.status == "queued"
+    id, last = events[0].response.id, events[-1].sequence_number
+    rest = list(other.responses.retrieve(id, stream=True, starting_after=last))
+    numbers = [e.sequence_number for e in (*events, *rest)]
+    assert numbers == sorted(set(numbers))
+    said = "".join(e.delta for e in (*events, *rest) if e.type == "response.output_text.delta")
+    assert rest[-1].type == "response.incomplete"
+    assert said == rest[-1].response.output_text
+    assert rest[-1].response.usage is not None
+    assert rest[-1].response.usage.output_tokens == 60
+
+
+def test_it_goes_on_when_its_gateway_has_gone(
+    stack: Stack, other: openai.OpenAI, redis_url: str, tiny_folder: Path
+) -> None:
+    with gateway(stack, redis_url, tiny_folder) as first, client_of(first) as client:
+        made = client.responses.create(background=True, max_output_tokens=30, **SLOW)
+    wait_until(lambda: ended(other, made.id))
+    whole = other.responses.retrieve(made.id)
+    assert whole.status == "incomplete"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 30
+
+
+def test_cancel(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    made = client.responses.create(background=True, max_output_tokens=300, **SLOW)
+    wait_until(lambda: client.responses.retrieve(made.id).output_text != "")
+    with client.responses.retrieve(made.id, stream=True) as stream:
+        cancelled = other.responses.cancel(made.id)
+        events = list(stream)
+    assert cancelled.status == "cancelled"
+    assert cancelled.output_text != ""
+    assert client.responses.retrieve(made.id) == cancelled
+    assert client.responses.cancel(made.id) == cancelled
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response == cancelled
+    following = client.responses.create(model=NAME, input="a", previous_response_id=made.id)
+    assert following.status == "completed"
+
+
+def test_what_has_ended_is_not_cancelled(client: openai.OpenAI) -> None:
+    made = client.responses.create(model=NAME, input="hi", background=True)
+    wait_until(lambda: ended(client, made.id))
+    assert client.responses.cancel(made.id).status == "completed"
+
+
+def test_only_the_background_is_cancelled(client: openai.OpenAI) -> None:
+    made = client.responses.create(model=NAME, input="hi")
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(made.id)
+
+
+def test_delete(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    done = client.responses.create(model=NAME, input="hi")
+    running = client.responses.create(background=True, max_output_tokens=300, **SLOW)
+    for made in (done, running):
+        other.responses.delete(made.id)
+        for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match=made.id):
+                call(made.id)
+
+
+def test_deleted_as_openai_says_it(client: openai.OpenAI, stack: Stack) -> None:
+    made = client.responses.create(model=NAME, input="hi")
+    answer = httpx.delete(f"{stack.url}/v1/responses/{made.id}")
+    assert answer.json() == {"id": made.id, "object": "response", "deleted": True}
+
+
+def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) -> None:
+    settings = Settings(keep_ended=1)
+    with Stack(redis_url, "short", tiny_folder, settings) as stack, client_of(stack) as client:
+        made = client.responses.create(model=NAME, input="hi", background=True)
+
+        def gone() -> bool:
+            try:
+                client.responses.retrieve(made.id)
+            except openai.NotFoundError:
+                return True
+            return False
+
+        wait_until(gone)
+
+
+# --- owners --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
+    """A gateway on the same pool that asks for keys."""
+    settings = stack.settings.model_copy(update={"api_keys": {"key-a": "a", "key-b": "b"}})
+    with Stack(redis_url, "served", tiny_folder, settings, engine=False) as gateway:
+        yield gateway
+
+
+def test_a_response_is_its_owner_s(guarded: Stack) -> None:
+    mine, yours = (client_of(guarded).with_options(api_key=key) for key in ("key-a", "key-b"))
+    made = mine.responses.create(background=True, max_output_tokens=300, **SLOW)
+    for call in (yours.responses.retrieve, yours.responses.cancel, yours.responses.delete):
+        with pytest.raises(openai.NotFoundError, match=made.id):
+            call(made.id)
+    with pytest.raises(openai.NotFoundError, match=made.id):
+        yours.responses.retrieve(made.id, stream=True)
+    with pytest.raises(openai.NotFoundError, match=made.id):
+        yours.responses.create(model=NAME, input="a", previous_response_id=made.id)
+    assert mine.responses.cancel(made.id).status == "cancelled"
+    with pytest.raises(openai.AuthenticationError):
+        mine.with_options(api_key="nobody's").responses.retrieve(made.id)
