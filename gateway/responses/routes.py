@@ -19,6 +19,7 @@ from gateway.responses.creation import ticket_of
 from gateway.responses.events import EventWriter
 from gateway.responses.finding import find
 from gateway.responses.resuming import after_of, position_of
+from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
 from gateway.schemas.responses import ResponseRequest
 from gateway.streams import EventStream
@@ -41,9 +42,12 @@ async def create(request: Request) -> Response:
         raise
     if fields.stream:
         return _streamed(stored, after=position.said[0] if position else -1)
-    with stored:
-        if stored.asked.background:
+    if stored.asked.background:
+        try:
             return await _as_it_stands(stored)
+        finally:
+            settle(stored, gateway.pool)
+    with stored:
         return await _whole(stored)
 
 
@@ -87,10 +91,11 @@ async def _created(
     if fields.background:
         caller = replace(caller, resumable=True, background=True)
     ticket = await ticket_of(gateway, fields, caller)
+    receive = request.receive if fields.stream or not fields.background else None
     if position is None:
-        generation = await gateway.generations.open(ticket, request.receive, received)
+        generation = await gateway.generations.open(ticket, receive, received)
     else:
-        generation = await gateway.generations.resume(ticket, position, request.receive, received)
+        generation = await gateway.generations.resume(ticket, position, receive, received)
     return StoredResponse(generation, gateway.model)
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import openapi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.choice import Choice
+from gateway.errors import ApiError, Kind
 from gateway.responses.events import EventWriter
 from gateway.responses.objects import Asked
 from gateway.responses.transcript import Transcript
@@ -164,3 +166,20 @@ def test_the_order_is_openai_s(
     assert (last["incomplete_details"] is not None) == (reason is FinishReason.LENGTH)
     if life[1].logprobs is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
         assert len(said.logprobs) == len(events) - 1
+
+
+def test_an_error_ends_the_stream_and_not_the_response(tokenizer: Tokenizer) -> None:
+    life = ("hello world", SamplingParams(6), None, 0)
+    events = events_of(tokenizer, life)
+    first, again = writer(tokenizer, life[1]), Said()
+    said = Said().read(first.write(events[:3]))
+    frame = first.fail(ApiError(Kind.INTERNAL, "gone")).decode()
+    assert first.done
+    event, data = frame.rstrip().split("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert event == "event: error"
+    assert error["error"]["message"] == error["message"] == "gone"
+    assert error["sequence_number"] == said.numbers[-1]
+    again.read(writer(tokenizer, life[1], error["sequence_number"]).write(events))
+    assert said.text + again.text == "hello world" * 3
+    openapi.check("ResponseErrorEvent", error)

@@ -13,6 +13,7 @@ from clients import wait_until
 from stack import NAME, Stack
 
 from services.config import Settings
+from services.pool.pool import RequestPool
 
 # 20 ms per token, the prompt over and over
 SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}
@@ -149,6 +150,27 @@ def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) 
             return False
 
         wait_until(gone)
+
+
+async def lose(pool: RequestPool, request: str) -> None:
+    """As if the pool's server had died before it wrote a waiting request."""
+    keys = [f"{pool._prefix}{name}" for name in (f"group:{request}", f"seq:{request}/0")]
+    assert await pool._server.command("DEL", *keys) == 2
+    assert await pool._server.command("ZREM", f"{pool._prefix}waiting", f"{request}/0") == 1
+
+
+def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
+    with Stack(redis_url, "lossy", tiny_folder, Settings()) as stack, client_of(stack) as client:
+        # has all of the engine's slots: the other one waits
+        first = client.responses.create(background=True, max_output_tokens=380, **SLOW)
+        wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
+        made = client.responses.create(background=True, max_output_tokens=5, **SLOW)
+        stack.call(lose(stack.pool, made.id))
+        stack.call(stack.app.state.gateway.reader.reread())
+        wait_until(lambda: stack.call(stack.pool.group(made.id)) is not None)
+        client.responses.cancel(first.id)
+        wait_until(lambda: ended(client, made.id))
+        assert client.responses.retrieve(made.id).status == "incomplete"
 
 
 # --- owners --------------------------------------------------------------------------------------------------
