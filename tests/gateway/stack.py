@@ -119,9 +119,8 @@ class Stack(Background):
 
     def open_pool(self) -> RequestPool:
         s = self.settings
-        return RequestPool(
-            self._redis_url, self._pool_name, Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace)
-        )
+        limits = Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace)
+        return RequestPool(self._redis_url, self._pool_name, limits)
 
     async def _run(self) -> None:
         self.pool = self.open_pool()
