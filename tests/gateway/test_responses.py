@@ -123,7 +123,8 @@ def test_a_conversation_that_cannot_go_on(client: openai.OpenAI, http: httpx.Cli
     failed = events_of(http.post(PATH, json={"input": "FAIL", "stream": True}).text)[0]["response"]["id"]
     with pytest.raises(openai.BadRequestError, match="failed"):
         client.responses.create(model=NAME, input="a", previous_response_id=failed)
-    running = client.responses.create(model=NAME, input="SLOW", background=True, extra_body={"ignore_eos": True})
+    long: Any = {"max_output_tokens": 380, "extra_body": {"ignore_eos": True}}
+    running = client.responses.create(model=NAME, input="SLOW", background=True, **long)
     with pytest.raises(openai.BadRequestError, match="not ended"):
         client.responses.create(model=NAME, input="a", previous_response_id=running.id)
     client.responses.cancel(running.id)
