@@ -74,19 +74,19 @@ class Connection:
         script = scripts.script(name)
         with _unavailable():
             try:
-                return await _asked(self._scripts, "EVALSHA", script.sha, 1, prefix, *args)
+                return await self._scripts.execute_command("EVALSHA", script.sha, 1, prefix, *args)
             except exceptions.NoScriptError:
-                return await _asked(self._scripts, "EVAL", script.text, 1, prefix, *args)
+                return await self._scripts.execute_command("EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
         with _unavailable():
-            return await _asked(self._scripts, *args)
+            return await self._scripts.execute_command(*args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """A command that blocks for at most `timeout` seconds, as its arguments say."""
         with _unavailable():
             async with asyncio.timeout(timeout + BLOCK_SLACK):
-                return await _asked(self._blocking, *args)
+                return await self._blocking.execute_command(*args)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
@@ -94,20 +94,13 @@ class Connection:
             await client.connection_pool.disconnect()
 
 
-async def _asked(client: Any, *args: str | bytes | int) -> Any:
-    """The reply to a command. Cancelling it always works: redis-py writes under `asyncio.wait_for`, which before Python
-    3.12 forgets a cancellation that comes just when the write is done."""
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    reply = await client.execute_command(*args)
-    if task.cancelling() > before:
-        raise asyncio.CancelledError
-    return reply
-
-
 @contextmanager
 def _unavailable() -> Iterator[None]:
+    """Around every call. A cancellation always comes out of it: redis-py writes under `asyncio.wait_for`, which before
+    Python 3.12 forgets one that comes just when the write is done."""
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
     try:
         yield
     except (
@@ -117,4 +110,8 @@ def _unavailable() -> Iterator[None]:
         exceptions.OutOfMemoryError,
         OSError,  # also TimeoutError
     ) as error:
+        if task.cancelling() > cancelled:
+            raise asyncio.CancelledError from error
         raise PoolUnavailable(f"the pool's server does not answer: {error or type(error).__name__}") from error
+    if task.cancelling() > cancelled:
+        raise asyncio.CancelledError

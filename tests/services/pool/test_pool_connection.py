@@ -77,10 +77,11 @@ def test_a_pools_name_is_checked(name):
         RequestPool("redis://127.0.0.1:1", name)
 
 
-async def test_a_call_can_be_cancelled_at_any_moment(server_pools):
+@pytest.mark.parametrize("method", ["overview", "connect"])
+async def test_a_call_can_be_cancelled_at_any_moment(server_pools, method):
     pool = await server_pools()
     for steps in range(50):
-        call = asyncio.create_task(pool.overview())
+        call = asyncio.create_task(getattr(pool, method)())
         for _ in range(steps):
             await asyncio.sleep(0)
         if call.cancel():
