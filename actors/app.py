@@ -18,8 +18,8 @@ COMMON: dict[str, Any] = {
     "health_check_period_s": 1.0,
     "health_check_timeout_s": 10.0,
     "graceful_shutdown_wait_loop_s": 0.1,
-    "graceful_shutdown_timeout_s": 10.0,
 }
+COMMIT_TIME = 2.0  # seconds a replica may take beside the drain: an iteration to finish, a seat to hand back
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -31,13 +31,15 @@ def build(args: dict[str, Any]) -> serve.Application:
     if not settings.redis_url:
         raise SettingsError("redis_url: the cluster's processes share a pool, say where its server is")
     values = settings.model_dump(mode="json")
-    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines, **COMMON)
+    common = COMMON | {"graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME}
+    # one more than seats: a spare, with everything imported, takes over in a fraction of a second
+    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines + 1, **common)
     gateway: Any = serve.deployment(
         GatewayReplica,
         name="gateway",
         num_replicas=settings.gateways,
         max_ongoing_requests=STREAMS_PER_GATEWAY,
-        **COMMON,
+        **common,
     )
     application: serve.Application = gateway.bind(values, scheduler.bind(values))
     return application

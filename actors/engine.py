@@ -1,29 +1,58 @@
 """The Ray actor around an engine. Detached and named, so that it outlives its scheduler with its weights loaded.
 
-Free of ray.serve and FastAPI: importing those costs a restarted engine half a second.
+Each engine has two such processes: one with weights, and a spare with everything imported that loads when the other
+dies. Free of ray.serve and FastAPI: importing those costs a restarted engine half a second.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
+import os
+import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from actors.lifeline import Lifeline
 from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
+from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
 from services.wire import pack, unpack
 
-ORPHANED_AFTER = 60.0  # seconds without a word from an owner
+ORPHANED_AFTER = 60  # seconds without a word from an owner
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine process says of itself. `epoch` is the one it serves, None while it has no weights."""
+
+    name: str  # of the actor; a process that starts again has the same
+    build: str
+    epoch: str | None
+    pid: int
+    node: str
+    lifeline: str
+
+    @property
+    def order(self) -> int:
+        """Grows with the epoch; 0 without weights."""
+        return _number(self.epoch) if self.epoch else 0
+
+
+def _number(epoch: str) -> int:
+    """The part of an epoch that grows: `<number>:<nonce>`."""
+    return int(epoch.partition(":")[0])
 
 
 def build_of(settings: Settings) -> str:
@@ -54,59 +83,84 @@ def engine_settings(settings: Settings) -> EngineSettings:
         kv_memory_fraction=settings.kv_memory_fraction,
         max_model_len=settings.max_model_len,
         threads=settings.threads,
+        deadly_token=settings.deadly_token,
     )
 
 
-def load_engine(settings: Settings) -> Any:
-    """The engine the settings ask for, its weights in memory."""
-    folder = resolve(settings.model, settings.cache_dir, log.info)
-    if settings.null_engine:
-        return NullEngine.load(folder, engine_settings(settings))
-    from services.engine.engine import Engine  # torch: seconds to import, and a null engine has no use for it
-
-    return Engine.load(folder, engine_settings(settings))
-
-
 class EngineActor:
-    """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes."""
+    """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes.
+
+    `attach`, `run` and `drop` come one after the other, in one thread; `status` is answered beside them.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         settings = load(**values)
+        self._settings = engine_settings(settings)
+        self._null = settings.null_engine
         self._build = build_of(settings)
-        self._engine = load_engine(settings)
-        self._busy = threading.Lock()
-        self._heard = time.monotonic()
+        self._folder = resolve(settings.model, settings.cache_dir, log.info)
+        self._name = ray.get_runtime_context().get_actor_name() or ""
+        self._node = ray.util.get_node_ip_address()
+        self._lifeline = Lifeline(self._node).address
+        self._engine: Any = None
+        self._epoch: str | None = None
+        self._silence = 0  # seconds
+        if not self._null:
+            from services.engine.preload import preload  # torch: seconds, and a null engine has no use for it
+
+            preload(self._folder, self._settings)
         threading.Thread(target=self._end_when_orphaned, name="orphan-watch", daemon=True).start()
 
-    @ray.method(max_task_retries=-1)
-    def build(self) -> str:
-        """Which build this is; answers once the weights are loaded, also where that is after a restart."""
-        self.keep()
-        return self._build
+    @ray.method(concurrency_group="control", max_task_retries=-1)
+    def status(self) -> EngineStatus:
+        """An owner's sign of life. Also answers while an iteration runs, and after a restart once all is imported."""
+        self._silence = 0
+        return EngineStatus(self._name, self._build, self._epoch, os.getpid(), self._node, self._lifeline)
 
-    def attach(self, epoch: str) -> bytes:
-        """Drop all requests and serve `epoch` alone from now on. Returns the packed EngineFigures."""
-        with self._busy:
-            self._engine.reset(epoch)
-            self.keep()
-            figures: EngineFigures = self._engine.figures
-            return pack(figures)
+    def attach(self, epoch: str) -> tuple[bytes, float]:
+        """Drop all requests and serve `epoch` alone from now on, with the weights loaded before if they were not.
+
+        Returns the packed EngineFigures, and the seconds spent loading.
+        """
+        started = time.monotonic()
+        if self._engine is None:
+            self._engine = self._load()
+        seconds = time.monotonic() - started
+        self._engine.reset(epoch)
+        self._epoch = epoch
+        figures: EngineFigures = self._engine.figures
+        return pack(figures), seconds
 
     def run(self, iteration: bytes) -> bytes:
         """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over."""
-        with self._busy:
-            result: IterationResult = self._engine.run(unpack(Iteration, iteration))
-            self.keep()
-            return pack(result)
+        if self._engine is None:
+            raise StaleEpoch("the weights were dropped: another process is this engine now")
+        result: IterationResult = self._engine.run(unpack(Iteration, iteration))
+        return pack(result)
 
-    def keep(self) -> None:
-        """An owner's sign of life."""
-        self._heard = time.monotonic()
+    def drop(self, epoch: str) -> None:
+        """Become a spare, without weights, unless the owner under `epoch`, who has another engine, came earlier than
+        the one this engine serves: a scheduler that was stopped says it late."""
+        if self._epoch is None or _number(epoch) <= _number(self._epoch):
+            return
+        self._engine = self._epoch = None
+        gc.collect()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
+
+    def _load(self) -> Any:
+        if self._null:
+            return NullEngine.load(self._folder, self._settings)
+        from services.engine.engine import Engine
+
+        return Engine.load(self._folder, self._settings)
 
     def _end_when_orphaned(self) -> None:
-        while time.monotonic() - self._heard < ORPHANED_AFTER or self._busy.locked():
+        """The silence is counted, not measured: a process that was stopped must not take itself for an orphan."""
+        while self._silence < ORPHANED_AFTER:
             time.sleep(1.0)
-        log.warning("no owner for %.0f s, ending", ORPHANED_AFTER)
+            self._silence += 1
+        log.warning("no owner for %d s, ending", ORPHANED_AFTER)
         context = ray.get_runtime_context()
         group = ray.util.get_current_placement_group()
         if group is not None:

@@ -87,6 +87,14 @@ class OrcaServer:
         """Processes below this server whose title starts with `title`."""
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(title)]
 
+    def engine(self) -> int:
+        """The process that has the weights, of a server with one engine."""
+        return int(self.metrics()["orca:engine_pid"])
+
+    def scheduler(self) -> int:
+        """The process that holds the seat, of a server with one engine."""
+        return int(self.metrics()["orca:scheduler_pid"])
+
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)
 

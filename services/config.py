@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     cache_dir: Annotated[Path, Field(description="where converted models are kept")] = _home("XDG_CACHE_HOME", ".cache")
 
     engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
-    gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 1
+    gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 2
     policy: Annotated[
         Literal["iteration", "request"],
         Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),

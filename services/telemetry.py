@@ -82,6 +82,15 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "kv_usage": ("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1"),
     "batch_size": ("orca:batch_size", "Requests in the last iteration"),
     "peak_batch_size": ("orca:peak_batch_size", "Most requests in one iteration since the scheduler took its seat"),
+    "engine_pid": ("orca:engine_pid", "The engine process that has the weights"),
+    "scheduler_pid": ("orca:scheduler_pid", "The scheduler process that holds the seat"),
+    "spare_ready": ("orca:spare_ready", "1 while another engine process waits to take over"),
+    # the last take-over of the seat, from a scheduler or from an engine that died: Unix times, and a duration
+    "recovery_noticed": ("orca:recovery_noticed_time_seconds", "When the death was noticed"),
+    "recovery_acquired": ("orca:recovery_acquired_time_seconds", "When the seat was held again"),
+    "recovery_attached": ("orca:recovery_attached_time_seconds", "When its engine was attached, with weights"),
+    "recovery_loading": ("orca:recovery_loading_seconds", "How long of that the weights were loaded"),
+    "recovery_first_iteration": ("orca:recovery_first_iteration_time_seconds", "When its first iteration was finished"),
 }
 
 

@@ -1,0 +1,193 @@
+"""One ownership of a seat: attach its engine, run the EngineLoop, give the seat back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from actors.engine_link import EngineLink
+from actors.engine_pair import EnginePair
+from actors.pool_link import PoolLink
+from actors.seat import Seat, hold, renew
+from services.clock import RealClock
+from services.config import Settings
+from services.errors import EngineLost, PoolUnavailable, StaleEpoch
+from services.loop import EngineLoop
+from services.messages import EngineFigures
+from services.models import ModelInfo
+from services.scheduling import RequestLevelScheduler, Scheduler
+from services.telemetry import Counters
+from services.text import TextTables
+
+PAUSE = 0.2  # seconds before the next try where no engine could be attached
+SIGN_OF_LIFE = 15.0  # seconds between calls that keep engine processes from ending themselves
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An engine process that died under its owner: its actor, and the Unix time at which that was noticed."""
+
+    engine: str
+    noticed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a scheduler process has ready before it owns anything."""
+
+    settings: Settings
+    pool: PoolLink
+    model: ModelInfo
+    text: TextTables
+    counters: Counters
+    here: str  # the node of this process
+
+
+class Ownership:
+    """A seat, from the moment it is ours to the moment it is given back or lost."""
+
+    def __init__(self, parts: Parts, seat: Seat, loss: Loss | None) -> None:
+        """`loss` is how the ownership before this one ended."""
+        self._parts = parts
+        self._pool = parts.pool
+        self._seat = seat
+        self._lost = loss.engine if loss else ""
+        self._pair = EnginePair(parts.settings, seat.index, parts.here)
+        self._link: EngineLink | None = None
+        self._loop: EngineLoop | None = None
+        self._stopping = False
+        self._died = 0.0  # Unix time
+        self._recovery = {
+            "recovery_noticed": loss.noticed if loss else seat.noticed,
+            "recovery_acquired": seat.acquired,
+        }
+        parts.pool.say = self._gauges
+
+    def stop(self) -> bool:
+        """Let `run` finish the iteration in flight, commit it and return. False if it is not at iterations yet."""
+        self._stopping = True
+        if self._loop:
+            self._loop.stop()
+        return self._loop is not None
+
+    async def run(self) -> Loss | None:
+        """Serve until `stop`, or until the seat or the engine is lost. The seat is given back in any case, the engine
+        stays for its next owner; one that failed is killed, and its actor starts again as a spare."""
+        struck: list[str] = []
+        try:
+            figures = await self._attach()
+            try:
+                await self._serve(figures)
+            except EngineLost as error:
+                struck = self._loop.in_flight if self._loop else []
+                return await self._lose(error)
+            finally:
+                self._loop = None
+        except StaleEpoch as error:
+            log.warning("lost seat %s: %s", self._seat.name, error)
+        except EngineLost as error:
+            log.warning("seat %s: %s", self._seat.name, error)
+            await asyncio.sleep(PAUSE)
+        finally:
+            if self._link:
+                self._link.close()
+            await self._release(struck)
+        return None
+
+    async def _attach(self) -> EngineFigures:
+        """The seat's engine, loaded and serving this epoch; the lease is renewed meanwhile."""
+        holding = asyncio.create_task(hold(self._pool, self._seat, self._parts.settings.lease))
+        attaching = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait({holding, attaching}, return_when=asyncio.FIRST_COMPLETED)
+            if holding.done():
+                holding.result()
+            return attaching.result()
+        finally:
+            for task in (holding, attaching):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, StaleEpoch):
+                    await task
+
+    async def _load(self) -> EngineFigures:
+        self._link, figures, loading = await self._pair.attach(self._seat.epoch, self._lost, self._still_mine)
+        self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
+        return figures
+
+    async def _serve(self, figures: EngineFigures) -> None:
+        settings, link = self._parts.settings, self._link
+        assert link is not None
+        kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
+        scheduler = kind(
+            epoch=self._seat.epoch,
+            num_blocks=figures.num_blocks,
+            block_size=figures.block_size,
+            max_model_len=figures.max_model_len,
+            max_batch_size=settings.max_batch_size,
+            eos_token_ids=self._parts.model.eos_token_ids,
+            text=self._parts.text,
+        )
+        clock, counters = RealClock(), self._parts.counters
+        self._loop = EngineLoop(self._pool, scheduler, link, clock, self._seat, settings.lease, figures, counters)
+        link.dead.add_done_callback(partial(self._notice, self._loop))
+        keeping = (
+            asyncio.create_task(link.keep(SIGN_OF_LIFE)),
+            asyncio.create_task(self._pair.keep_spare(self._seat.epoch, link.status.name, SIGN_OF_LIFE)),
+        )
+        try:
+            await self._loop.run()
+        finally:
+            for task in keeping:
+                task.cancel()
+
+    def _notice(self, loop: EngineLoop, dead: asyncio.Task[None]) -> None:
+        if not dead.cancelled():
+            self._died = time.time()
+            loop.lose(EngineLost("the engine process died"))
+
+    async def _lose(self, error: EngineLost) -> Loss:
+        """Make sure that the process is dead. Only its owner may: a scheduler that was stopped for long is not."""
+        noticed = self._died or time.time()
+        self._parts.counters.inc("orca:engine_losses")
+        log.warning("seat %s: %s", self._seat.name, error)
+        assert self._link is not None
+        if not self._link.dead.done():
+            await self._still_mine()
+            await self._link.kill()
+        return Loss(self._link.status.name, noticed)
+
+    async def _still_mine(self) -> None:
+        """Raises StaleEpoch if the pool says that the seat is another's; waits while the pool is away."""
+        while True:
+            try:
+                return await renew(self._pool, self._seat)
+            except PoolUnavailable as error:
+                log.warning("%s: waiting for the pool: %s", self._seat.name, error)
+                await asyncio.sleep(self._parts.settings.lease / 3)
+
+    async def _release(self, struck: list[str]) -> None:
+        """Give the seat back. While the pool is away, wait; if told to stop, the lease runs out by itself."""
+        while True:
+            try:
+                return await self._pool.release(self._seat.name, self._seat.epoch, struck)
+            except PoolUnavailable as error:
+                log.warning("%s: waiting for the pool: %s", self._seat.name, error)
+                if self._stopping:
+                    return None
+                await asyncio.sleep(self._parts.settings.lease / 3)
+
+    def _gauges(self) -> dict[str, float]:
+        link = self._link
+        return self._recovery | {
+            "recovery_first_iteration": link.first_result if link else 0.0,
+            "engine_pid": float(link.status.pid) if link else 0.0,
+            "scheduler_pid": float(os.getpid()),
+            "spare_ready": float(self._pair.has_spare),
+        }
