@@ -44,10 +44,10 @@ def ensure_engine(settings: Settings, index: int, which: int = 0) -> ActorHandle
 
     The two share the resources of one engine: only one of them has weights at a time.
     """
-    as_actor: Any = ray.remote(**{"concurrency_groups": {"control": 1}})
+    remote: Any = ray.remote  # its types know no concurrency groups
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (
-        as_actor(EngineActor)
+        remote(concurrency_groups={"control": 1})(EngineActor)
         .options(
             name=engine_names(index)[which],
             namespace=NAMESPACE,

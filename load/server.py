@@ -88,12 +88,12 @@ class OrcaServer:
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(title)]
 
     def engine(self) -> int:
-        """The process that has the weights, of a server with one engine."""
-        return int(self.metrics()["orca:engine_pid"])
+        """The process that has the weights, of a server with one engine; 0 while there is none."""
+        return int(self.metrics().get("orca:engine_pid", 0))
 
     def scheduler(self) -> int:
-        """The process that holds the seat, of a server with one engine."""
-        return int(self.metrics()["orca:scheduler_pid"])
+        """The process that holds the seat, of a server with one engine; 0 while nobody does."""
+        return int(self.metrics().get("orca:scheduler_pid", 0))
 
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)

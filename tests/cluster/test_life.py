@@ -18,6 +18,8 @@ from load.server import OrcaServer
 pytestmark = pytest.mark.cluster
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+SEEDED = LONG | {"return_token_ids": True, "temperature": 1, "seed": 7}
+ENGINE, SCHEDULER = "ray::EngineActor", "ray::ServeReplica:orca:scheduler"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -25,11 +27,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.05)
-
-
-def kill(pids: list[int]) -> None:
-    (pid,) = pids
-    os.kill(pid, signal.SIGKILL)
 
 
 def stream(server: OrcaServer, body: dict[str, object], at_first: Callable[[], None] = lambda: None) -> list[int]:
@@ -62,23 +59,72 @@ def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
     assert server.metrics()[cancelled] == before + 1
 
 
+def with_spares(server: OrcaServer) -> None:
+    """Wait until there is a scheduler and an engine process beside those that work, ready to take over."""
+    wait_until(lambda: server.metrics().get("orca:spare_ready") == 1, 60)
+    wait_until(lambda: len(server.pids(SCHEDULER)) == 2, 60)
+
+
 def test_a_stream_outlives_its_scheduler_and_the_engine_keeps_its_weights(server: OrcaServer) -> None:
-    body = LONG | {"return_token_ids": True}
-    undisturbed = stream(server, body)
+    undisturbed = stream(server, SEEDED)
     assert len(undisturbed) == 60
-    engine, scheduler = server.pids("ray::EngineActor"), server.pids("ray::ServeReplica:orca:scheduler")
-    assert stream(server, body, lambda: kill(scheduler)) == undisturbed
-    assert server.pids("ray::EngineActor") == engine
-    assert server.pids("ray::ServeReplica:orca:scheduler") != scheduler
+    with_spares(server)
+    engine, scheduler = server.engine(), server.scheduler()
+    assert stream(server, SEEDED, lambda: os.kill(scheduler, signal.SIGKILL)) == undisturbed
+    assert server.engine() == engine
+    assert server.scheduler() != scheduler
 
 
-def test_a_stream_outlives_its_engine(server: OrcaServer) -> None:
-    body = LONG | {"return_token_ids": True, "temperature": 1, "seed": 7}
+def test_a_stream_outlives_its_engine_and_the_spare_takes_over(server: OrcaServer) -> None:
+    undisturbed = stream(server, SEEDED)
+    with_spares(server)
+    losses, engine, scheduler = server.metrics()["orca:engine_losses_total"], server.engine(), server.scheduler()
+    (spare,) = set(server.pids(ENGINE)) - {engine}
+    assert stream(server, SEEDED, lambda: os.kill(engine, signal.SIGKILL)) == undisturbed
+    assert (server.engine(), server.scheduler()) == (spare, scheduler)
+    assert server.metrics()["orca:engine_losses_total"] == losses + 1
+    with_spares(server)
+
+
+def test_a_stream_outlives_both(server: OrcaServer) -> None:
+    undisturbed = stream(server, SEEDED)
+    with_spares(server)
+    both = server.engine(), server.scheduler()
+
+    def kill_both() -> None:
+        for pid in both:
+            os.kill(pid, signal.SIGKILL)
+
+    assert stream(server, SEEDED, kill_both) == undisturbed
+    assert not {server.engine(), server.scheduler()} & set(both)
+
+
+def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
+    with_spares(server)
+    engine = server.engine()
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: server.engine() not in (0, engine))
+    assert len(stream(server, SEEDED)) == 60
+
+
+def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: OrcaServer) -> None:
+    body = SEEDED | {"max_tokens": 400}
     undisturbed = stream(server, body)
-    engine = server.pids("ray::EngineActor")
-    assert stream(server, body, lambda: kill(engine)) == undisturbed
-    assert server.pids("ray::EngineActor") != engine
-    assert server.metrics()["orca:engine_losses_total"] == 1
+    with_spares(server)
+    scheduler = server.scheduler()
+
+    def stop_past_the_lease() -> None:
+        os.kill(scheduler, signal.SIGSTOP)
+        wait_until(lambda: server.scheduler() not in (0, scheduler))
+        os.kill(scheduler, signal.SIGCONT)
+
+    assert stream(server, body, stop_past_the_lease) == undisturbed
+    successor = server.scheduler()
+    assert successor != scheduler
+    assert set(server.pids(SCHEDULER)) == {scheduler, successor}  # it became the spare
+    os.kill(successor, signal.SIGKILL)
+    wait_until(lambda: server.scheduler() == scheduler)
+    assert stream(server, body) == undisturbed
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
@@ -86,7 +132,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 5}, timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 5
         children = server.descendants()
-        assert len(server.pids("ray::EngineActor")) == 2
+        wait_until(lambda: len(server.pids(ENGINE)) == 4, 60)  # one with weights and one spare for each
         assert server.stop() == 0
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 10)
 

@@ -1,0 +1,47 @@
+"""Processes with nothing but a lifeline, to be killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HERE = "127.0.0.1"
+PROGRAM = f"""
+import time
+from actors.lifeline import Lifeline
+print(Lifeline("{HERE}").address, flush=True)
+time.sleep(600)
+"""
+
+
+class Life:
+    """A process; `address` is its lifeline's."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", PROGRAM]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    @property
+    def owner(self) -> str:
+        """As it would call itself when it takes a seat."""
+        return f"{self.address}/{self.process.pid}"
+
+    def sockets(self) -> int:
+        """How many it has open."""
+        return sum(_is_socket(file) for file in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _is_socket(file: Path) -> bool:
+    try:
+        return os.readlink(file).startswith("socket:")
+    except FileNotFoundError:  # closed just now
+        return False

@@ -1,0 +1,49 @@
+"""Lives to take, and a pool to own seats in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from actors_lives import Life
+
+from services.pool import RequestPool
+from services.pool.binaries import choose_server
+from services.pool.server import PoolServer
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def make_life() -> Iterator[Callable[[], Life]]:
+    lives: list[Life] = []
+
+    def make() -> Life:
+        lives.append(Life())
+        return lives[-1]
+
+    yield make
+    for life in lives:
+        life.kill()
+
+
+@pytest.fixture
+def life(make_life: Callable[[], Life]) -> Life:
+    return make_life()
+
+
+@pytest.fixture(scope="session")
+def pool_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = PoolServer(choose_server(), tmp_path_factory.mktemp("pool"))
+    yield asyncio.run(server.start())
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def pool(pool_url: str) -> AsyncIterator[RequestPool]:
+    pool = RequestPool(pool_url, f"actors-{next(_names)}")
+    await pool.connect()
+    yield pool
+    await pool.close()

@@ -1,0 +1,155 @@
+"""The two engine processes of a seat, on a real Ray cluster with null engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import ray
+
+from actors.engine_link import EngineLink
+from actors.engine_pair import EnginePair
+from actors.placement import NAMESPACE, engine_names, find_engine, remove_engine
+from services.config import Settings, load
+from services.errors import EngineLost, StaleEpoch
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
+
+SETTINGS = load(null_engine=True)
+WAIT = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=150 << 20,
+        log_to_driver=False,
+        namespace=NAMESPACE,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> AsyncIterator[None]:
+    yield
+    await asyncio.to_thread(remove_engine, 0)
+
+
+def pair(settings: Settings = SETTINGS) -> EnginePair:
+    return EnginePair(settings, 0, ray.util.get_node_ip_address())
+
+
+async def attach(pair: EnginePair, epoch: str, lost: str = "") -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(pair.attach(epoch, lost, allowed), WAIT)
+    assert figures.num_blocks > 0
+    return link
+
+
+async def allowed() -> None:
+    """The seat is still ours."""
+
+
+async def with_spare(pair: EnginePair, link: EngineLink, epoch: str) -> asyncio.Task[None]:
+    """Let the pair keep a spare, from when it has one."""
+    keeping = asyncio.create_task(pair.keep_spare(epoch, link.status.name, 1.0))
+    async with asyncio.timeout(WAIT):
+        while not pair.has_spare:  # noqa: ASYNC110  another process: nothing here says when
+            await asyncio.sleep(0.05)
+    return keeping
+
+
+def iteration(epoch: str) -> Iteration:
+    return Iteration(
+        epoch, 1, {"r/0": 2}, new=[NewRequest("r/0", [1, 2], 2, SamplingParams(4))], new_blocks={"r/0": [0]}
+    )
+
+
+async def test_weights_are_loaded_once_and_obey_the_last_owner() -> None:
+    first = await attach(pair(), "1:a")
+    assert (await first.start(iteration("1:a"))).tokens.keys() == {"r/0"}
+    second = await attach(pair(), "2:b")
+    assert second.status.pid == first.status.pid
+    assert second.status.epoch == "1:a"
+    with pytest.raises(StaleEpoch):
+        await first.start(iteration("1:a"))
+    assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+
+
+async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None:
+    engines = pair()
+    first = await attach(engines, "1:a")
+    keeping = await with_spare(engines, first, "1:a")
+    os.kill(first.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(first.dead, WAIT)
+    with pytest.raises(EngineLost):
+        await first.start(iteration("1:a"))
+    keeping.cancel()
+    second = await attach(engines, "2:b", lost=first.status.name)
+    assert second.status.name != first.status.name
+    assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    engines = pair()
+    keeping = await with_spare(engines, second, "2:b")
+    os.kill(second.status.pid, signal.SIGKILL)
+    third = await attach(pair(), "3:c")
+    assert third.status.name == first.status.name
+    assert third.status.pid != first.status.pid
+    keeping.cancel()
+
+
+async def test_an_engine_that_does_not_answer_is_killed() -> None:
+    link = await attach(pair(), "1:a")
+    os.kill(link.status.pid, signal.SIGSTOP)
+    stuck = link.start(iteration("1:a"))
+    done, _ = await asyncio.wait({stuck}, timeout=1)
+    assert not done
+    await link.kill()
+    assert link.dead.done()
+    with pytest.raises(EngineLost):
+        await stuck
+    again = await attach(pair(), "2:b", lost=link.status.name)
+    assert again.status.pid != link.status.pid
+
+
+async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
+    engines = pair()
+    first = await attach(engines, "1:a")
+    keeping = await with_spare(engines, first, "1:a")
+    keeping.cancel()
+    other = next(name for name in engine_names(0) if name != first.status.name)
+    spare = find_engine(other)
+    assert spare is not None
+    await spare.attach.remote("2:b")
+    await spare.drop.remote("1:a")  # from an owner that was stopped and wakes up late
+    assert await served(other) == "2:b"
+    third = await attach(engines, "3:c")  # either will do
+    other = next(name for name in engine_names(0) if name != third.status.name)
+    engines = pair()
+    keeping = await with_spare(engines, third, "3:c")
+    assert await served(other) is None
+    assert await served(third.status.name) == "3:c"
+    keeping.cancel()
+
+
+async def served(name: str) -> str | None:
+    """The epoch that the engine actor of that name serves; None without weights."""
+    actor = find_engine(name)
+    assert actor is not None
+    epoch: str | None = (await actor.status.remote()).epoch
+    return epoch
+
+
+async def test_engines_of_another_build_are_replaced() -> None:
+    old = await attach(pair(), "1:a")
+    new = await attach(pair(load(null_engine=True, block_size=32)), "2:b")
+    assert new.status.build != old.status.build
+    await asyncio.wait_for(old.dead, WAIT)
+    assert (await new.start(iteration("2:b"))).tokens.keys() == {"r/0"}
