@@ -108,7 +108,7 @@ def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) 
 
 
 def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: OrcaServer) -> None:
-    body = SEEDED | {"max_tokens": 400}
+    body = SEEDED | {"max_tokens": 120}
     undisturbed = stream(server, body)
     with_spares(server)
     scheduler = server.scheduler()
