@@ -26,7 +26,7 @@ from services.requests import SamplingParams
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FLAGS = ("--null-engine", "--durability", "strict", "--drain-timeout", "1", "--grace", "600")
-LENGTH = 4000  # tokens; some seconds
+LENGTH = 2000  # tokens; some seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]

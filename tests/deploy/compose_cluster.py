@@ -10,6 +10,7 @@ import httpx
 import yaml
 
 from actors.environment import free_ports, own_places
+from actors.leftovers import processes_of
 from services.pool.binaries import choose_server
 from tests.deploy.containers import Containers
 
@@ -82,6 +83,10 @@ class ComposeCluster:
         file.write_text(yaml.safe_dump(own))
         return file
 
+    def pids(self, title: str) -> list[int]:
+        """Processes of this cluster whose title starts with `title`."""
+        return sorted(pid for pid in processes_of(self.folder / "haproxy") if _title(pid).startswith(title))
+
     def until_deployed(self) -> None:
         self.containers.until("the application runs", self._deployed)
 
@@ -96,6 +101,13 @@ class ComposeCluster:
 
     def until_answering(self, path: str) -> None:
         self.containers.until(f"{path} answers", lambda: answers(self.url + path))
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""  # ended meanwhile
 
 
 def answers(url: str) -> bool:

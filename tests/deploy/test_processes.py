@@ -5,9 +5,12 @@ The Ray cluster they make serves the compose file's application first, then the 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,17 @@ from tests.tiny_models import make_tiny_model
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PASSWORD = "abc123"
+PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def cluster(compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
     """Pool, head and worker, healthy; the model fetched and the token made as `prepare` does."""
     settings = {
-        "ORCA_MODEL": str(make_tiny_model(tmp_path_factory.mktemp("model"))),
+        "ORCA_MODEL": str(make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)),
         "ORCA_DEVICE": "cpu",
         "ORCA_DTYPE": "float32",
-        "ORCA_KV_BLOCKS": "64",
+        "ORCA_KV_BLOCKS": "256",
         "ORCA_THREADS": "1",
     }
     # a short path, as Ray puts unix sockets there
@@ -49,7 +53,7 @@ def cluster(compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None:
     containers = cluster.containers
-    cluster.on_this_machine(yaml.safe_load((ROOT / "deploy/serve.yaml").read_text()))
+    cluster.on_this_machine(serve_config())
     cluster.start("deploy")
     cluster.until_deployed()
     cluster.healthy("deploy")
@@ -61,8 +65,28 @@ def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None
     page = httpx.get(cluster.url + "/metrics").text
     assert re.search(r"^orca:engines\{.*\} 1\.0$", page, re.MULTILINE), page
 
+
+def test_a_request_outlives_a_redeploy_and_the_engine_keeps_its_weights(cluster: ComposeCluster) -> None:
+    undisturbed = tokens_of(cluster)
+    engine = cluster.pids("ray::EngineActor")
+    assert tokens_of(cluster, lambda: redeploy(cluster, max_batch_size=4)) == undisturbed
+    cluster.until_deployed()
+    assert cluster.pids("ray::EngineActor") == engine
+
+
+@pytest.mark.chaos
+def test_an_engine_of_another_build_is_replaced_under_a_request(cluster: ComposeCluster) -> None:
+    undisturbed = tokens_of(cluster)
+    engine = cluster.pids("ray::EngineActor")
+    assert tokens_of(cluster, lambda: redeploy(cluster, kv_blocks=200)) == undisturbed
+    cluster.until_deployed()
+    assert not set(cluster.pids("ray::EngineActor")) & set(engine)
+
+
+def test_the_deployer_ends_with_its_application(cluster: ComposeCluster) -> None:
+    """So that Compose starts it again, and it deploys to the next head."""
+    containers = cluster.containers
     assert containers.run(["serve", "shutdown", "--yes", "--address", cluster.dashboard]).returncode == 0
-    # ends when the application is gone, so that Compose starts it again and it deploys to the next head
     assert containers.wait("deploy") == 1
 
 
@@ -91,6 +115,63 @@ def test_serve_config_of_the_ray_service_answers_a_chat(cluster: ComposeCluster,
     reply = httpx.post(cluster.url + "/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     assert reply.json()["usage"]["completion_tokens"] == 8
+
+
+def serve_config(**args: Any) -> dict[str, Any]:
+    """deploy/serve.yaml with `args` for the application."""
+    config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+    config["applications"][0]["args"] = args
+    return config
+
+
+def redeploy(cluster: ComposeCluster, **args: Any) -> None:
+    """`serve deploy` of the file with other `args`; returns when no scheduler of before runs any more."""
+    before = set(cluster.pids("ray::ServeReplica:orca:scheduler"))
+    file = str(cluster.on_this_machine(serve_config(**args)))
+    done = cluster.containers.run(["serve", "deploy", "--address", cluster.dashboard, file])
+    assert done.returncode == 0, done.stdout
+    cluster.containers.until(
+        "the schedulers are new", lambda: not before & set(cluster.pids("ray::ServeReplica:orca:scheduler"))
+    )
+
+
+def tokens_of(cluster: ComposeCluster, at_first: Callable[[], None] = lambda: None) -> list[int]:
+    """Token ids of a request, of its stream or, where that broke with its gateway, asked for again under its key.
+
+    `at_first` is called when the stream brought the first tokens.
+    """
+    body = {"prompt": "hello", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked: dict[str, Any] = {"headers": {"Idempotency-Key": secrets.token_hex(8)}, "timeout": 100}
+    tokens: list[int] = []
+    with contextlib.suppress(httpx.TransportError):
+        for some in stream(cluster.url + PATH, asked | {"json": body | {"stream": True}}):
+            first = not tokens
+            tokens += some
+            if first and tokens:
+                at_first()
+        return tokens
+    replies: list[httpx.Response] = []
+
+    def answered() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            replies.append(httpx.post(cluster.url + PATH, **asked, json=body))
+        return bool(replies) and replies[-1].is_success
+
+    cluster.containers.until("the request is answered", answered)
+    (choice,) = replies[-1].json()["choices"]
+    assert choice["token_ids"][: len(tokens)] == tokens
+    return choice["token_ids"]
+
+
+def stream(url: str, asked: dict[str, Any]) -> Iterator[list[int]]:
+    with httpx.stream("POST", url, **asked) as reply:
+        for line in reply.iter_lines():
+            if line == "data: [DONE]":
+                return
+            if line.startswith("data: "):
+                (choice,) = json.loads(line[6:])["choices"]
+                yield choice["token_ids"]
+    raise AssertionError("the stream ended without [DONE]")
 
 
 def pod_variables(ray_service: dict[str, Any]) -> list[dict[str, Any]]:
