@@ -25,6 +25,9 @@ SERVE_MODE = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # five failed checks in a row mean that a node is dead: 5 s when its raylet has died, 20 s when nothing answers
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
 }
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy

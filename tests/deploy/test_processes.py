@@ -5,55 +5,34 @@ The Ray cluster they make serves the compose file's application first, then the 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import secrets
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 
-from tests.deploy.compose_cluster import ComposeCluster
+from tests.deploy.asked import tokens_of
+from tests.deploy.compose_cluster import ComposeCluster, composed
 from tests.deploy.conftest import ROOT
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PASSWORD = "abc123"
-PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def cluster(compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
-    """Pool, head and worker, healthy; the model fetched and the token made as `prepare` does."""
-    settings = {
-        "ORCA_MODEL": str(make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)),
-        "ORCA_DEVICE": "cpu",
-        "ORCA_DTYPE": "float32",
-        "ORCA_KV_BLOCKS": "256",
-        "ORCA_THREADS": "1",
-    }
-    # a short path, as Ray puts unix sockets there
-    with tempfile.TemporaryDirectory(prefix="o-", ignore_cleanup_errors=True) as folder:
-        cluster = ComposeCluster(compose, Path(folder), settings)
-        with cluster.containers as containers:
-            cluster.start("pool")
-            cluster.start("prepare")
-            assert containers.wait("prepare") == 0, containers.logs()
-            for name in ("head", "worker"):
-                cluster.start(name)
-                cluster.healthy(name)
-            yield cluster
+    model = make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
+    with composed(compose, model, "worker") as cluster:
+        yield cluster
 
 
 def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None:
     containers = cluster.containers
-    cluster.on_this_machine(serve_config())
+    cluster.on_this_machine(yaml.safe_load((ROOT / "deploy/serve.yaml").read_text()))
     cluster.start("deploy")
     cluster.until_deployed()
     cluster.healthy("deploy")
@@ -117,61 +96,13 @@ def test_serve_config_of_the_ray_service_answers_a_chat(cluster: ComposeCluster,
     assert reply.json()["usage"]["completion_tokens"] == 8
 
 
-def serve_config(**args: Any) -> dict[str, Any]:
-    """deploy/serve.yaml with `args` for the application."""
-    config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
-    config["applications"][0]["args"] = args
-    return config
-
-
 def redeploy(cluster: ComposeCluster, **args: Any) -> None:
-    """`serve deploy` of the file with other `args`; returns when no scheduler of before runs any more."""
+    """Deploy again with other `args`; returns when no scheduler of before runs any more."""
     before = set(cluster.pids("ray::ServeReplica:orca:scheduler"))
-    file = str(cluster.on_this_machine(serve_config(**args)))
-    done = cluster.containers.run(["serve", "deploy", "--address", cluster.dashboard, file])
-    assert done.returncode == 0, done.stdout
+    cluster.deploy(**args)
     cluster.containers.until(
         "the schedulers are new", lambda: not before & set(cluster.pids("ray::ServeReplica:orca:scheduler"))
     )
-
-
-def tokens_of(cluster: ComposeCluster, at_first: Callable[[], None] = lambda: None) -> list[int]:
-    """Token ids of a request, of its stream or, where that broke with its gateway, asked for again under its key.
-
-    `at_first` is called when the stream brought the first tokens.
-    """
-    body = {"prompt": "hello", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    asked: dict[str, Any] = {"headers": {"Idempotency-Key": secrets.token_hex(8)}, "timeout": 100}
-    tokens: list[int] = []
-    with contextlib.suppress(httpx.TransportError):
-        for some in stream(cluster.url + PATH, asked | {"json": body | {"stream": True}}):
-            first = not tokens
-            tokens += some
-            if first and tokens:
-                at_first()
-        return tokens
-    replies: list[httpx.Response] = []
-
-    def answered() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            replies.append(httpx.post(cluster.url + PATH, **asked, json=body))
-        return bool(replies) and replies[-1].is_success
-
-    cluster.containers.until("the request is answered", answered)
-    (choice,) = replies[-1].json()["choices"]
-    assert choice["token_ids"][: len(tokens)] == tokens
-    return choice["token_ids"]
-
-
-def stream(url: str, asked: dict[str, Any]) -> Iterator[list[int]]:
-    with httpx.stream("POST", url, **asked) as reply:
-        for line in reply.iter_lines():
-            if line == "data: [DONE]":
-                return
-            if line.startswith("data: "):
-                (choice,) = json.loads(line[6:])["choices"]
-                yield choice["token_ids"]
-    raise AssertionError("the stream ended without [DONE]")
 
 
 def pod_variables(ray_service: dict[str, Any]) -> list[dict[str, Any]]:
