@@ -1,5 +1,6 @@
 # make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
 # make test    set up, lint, types, import contracts, all tests
+# make chaos   the tests of faults that take long to get over
 # make verify  the paper trace over HTTP, each output against generate() alone
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
@@ -8,14 +9,17 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
-.PHONY: serve test lint verify bench clean
+.PHONY: serve test chaos lint verify bench clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
-	$(BIN)/python -m pytest -m 'not cluster' --numprocesses 2
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m 'not cluster and not chaos' --numprocesses 2
+	$(BIN)/python -m pytest -m 'cluster and not chaos'
+
+chaos: .venv/test
+	$(BIN)/python -m pytest -m chaos
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from pathlib import Path
 
 import ray
-from ray import serve
 
-from actors.app import build
+from actors.front_door import drain
 from actors.placement import NAMESPACE, ensure_engine, remove_engine
 from services.config import Settings
 from services.errors import SettingsError
@@ -19,8 +19,8 @@ OBJECT_STORE = 150 << 20  # bytes; messages are small and go by value
 log = logging.getLogger(__name__)
 
 
-def start(settings: Settings) -> None:
-    """Start Ray here and begin to load the engines; they load while Serve starts."""
+def start(settings: Settings, folder: Path) -> None:
+    """Start Ray here, its files in `folder`."""
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # what they say of a normal start is not for users
     ray.init(
@@ -31,24 +31,36 @@ def start(settings: Settings) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         namespace=NAMESPACE,
+        _temp_dir=str(folder),
     )
     if settings.device == "cuda" and not ray.cluster_resources().get("GPU"):
         raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")
-    for index in range(settings.engines):
-        ensure_engine(settings, index)
 
 
 def deploy(settings: Settings) -> None:
-    """Start Serve on the address of the settings and deploy gateway and scheduler. Returns when they run."""
+    """Load the engines and meanwhile start Serve, on the address of the settings, with gateways and schedulers.
+
+    Returns when those run.
+    """
+    for index in range(settings.engines):
+        ensure_engine(settings, index)
+
+    from ray import serve  # more than a second, in which the engines begin to load
+
+    from actors.app import build
+
     serve.start(http_options={"host": settings.host, "port": settings.port})
     serve.run(build(settings.model_dump(mode="json")), name="orca", route_prefix="/", blocking=False)
 
 
-def stop(settings: Settings) -> None:
-    """Drain and end Serve, end the engines, end Ray: nothing is left running."""
+def stop(settings: Settings, folder: Path) -> None:
+    """Let nobody in, wait for the answers under way, `drain_timeout` seconds at most; then end Serve, engines, Ray."""
     if not ray.is_initialized():
         return
+    drain(folder, settings.drain_timeout)
     with contextlib.suppress(Exception):  # a cluster that broke cannot drain; it must end all the same
+        from ray import serve
+
         serve.shutdown()
     for index in range(settings.engines):
         with contextlib.suppress(Exception):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 SERVE_MODE = {
@@ -27,29 +25,35 @@ SERVE_MODE = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # five failed checks in a row mean that a node is dead: 5 s when its raylet has died, 20 s when nothing answers
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
 }
+MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
 
-@contextmanager
-def prepared_environment() -> Iterator[str]:
-    """Set this process's environment for a cluster of its own, until the end of the program; yields its folder.
+def prepared_environment(folder: Path) -> tuple[dict[str, str], socket.socket]:
+    """The environment of a cluster of its own whose files are in `folder`, and its guard.
 
-    A cluster's processes bind their ports seconds later, so its guard port is held meanwhile and keeps others away:
-    HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
+    A cluster's processes bind their ports seconds later, so its guard port must be held as long as it lives and keeps
+    others away: HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
     """
-    with tempfile.TemporaryDirectory(prefix="orca-serve-") as folder, socket.socket() as guard:
-        places: dict[str, str] = {}
-        while not places:
-            places = own_places(Path(folder))
-            try:
-                guard.bind(("0.0.0.0", int(places["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"]) - 1))
-            except OSError:
-                places = {}  # another cluster was faster
-        for name, value in (SERVE_MODE | places).items():
-            os.environ.setdefault(name, value)
-        yield folder
+    while True:
+        places = own_places(folder)
+        guard = socket.socket()
+        try:
+            guard.bind(("0.0.0.0", int(places["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"]) - 1))
+        except OSError:
+            guard.close()  # another cluster was faster
+        else:
+            return SERVE_MODE | os.environ | places, guard
+
+
+def mark_of(folder: Path) -> str:
+    """The entry `NAME=VALUE` in the environment of every process of the cluster with its files in `folder`."""
+    return f"{MARK}={folder / 'haproxy.cfg'}"
 
 
 def own_places(folder: Path) -> dict[str, str]:
@@ -60,7 +64,7 @@ def own_places(folder: Path) -> dict[str, str]:
     first = free_ports(1 + REPLICA_PORTS + 3) + 1
     stats, metrics, fallback = range(first + REPLICA_PORTS, first + REPLICA_PORTS + 3)
     return {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        MARK: mark_of(folder).partition("=")[2],
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

@@ -1,33 +1,32 @@
-"""`orca serve`: the whole server on this machine, until Ctrl-C."""
+"""`orca serve`: the whole server on this machine, until Ctrl-C.
+
+This process supervises two others: the pool's server, and the one that holds Ray. It is killed: both go on, and the
+next `orca serve` on the port takes the pool over and replaces the cluster.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
 import signal
 import socket
 import time
 
-import httpx
-
-from actors.environment import prepared_environment
 from actors.leftovers import end_processes_of
+from cli.port_claim import PortClaim
+from cli.supervisor import Supervisor
 from services.config import Settings, parse
-from services.errors import OrcaError, SettingsError
-from services.models import resolve
+from services.errors import SettingsError
 from services.pool.binaries import choose_server
 from services.pool.server import PoolServer
-
-READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 
 
 def run(arguments: list[str]) -> None:
     settings = parse(arguments, "orca serve")
-    with prepared_environment() as folder:
-        try:
-            asyncio.run(_serve(settings))
-        finally:
-            end_processes_of(folder)
+    with PortClaim(settings.data_dir, settings.port) as claim:
+        asyncio.run(_serve(settings, claim))
 
 
 class Progress:
@@ -40,44 +39,66 @@ class Progress:
         print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, claim: PortClaim) -> None:
     say = Progress()
-    stopping = asyncio.Event()
-
-    def stop() -> None:
-        if not stopping.is_set():
-            say("stopping")
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    if claim.folder:
+        say("ending the cluster that a killed orca serve left on this port")
+        end_processes_of(claim.folder)
+        shutil.rmtree(claim.folder, ignore_errors=True)
+        claim.folder = None
     _check_port(settings)
-    await _run_until(stopping, settings, say)
+    server = None
+    if not settings.redis_url:
+        server = PoolServer(choose_server(), settings.data_dir, settings.durability)
+    keep = [await server.join()] if server else []
+    supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings), say)
+    serving, signals = asyncio.create_task(_run(supervisor, settings, server, say)), _stop_signals()
+    interrupt = asyncio.create_task(signals.get())
+    try:
+        await asyncio.wait({serving, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+        if interrupt.done():
+            say("stopping; once more to stop at once")
+            serving.cancel()
+            await asyncio.wait({serving})
+            await _drain(supervisor, signals)
+    finally:
+        supervisor.end()
+        if server and not await server.stop():
+            say("the pool's server stays: others use it")
+    if not serving.cancelled():
+        serving.result()
+    say("stopped")
 
 
-async def _run_until(stopping: asyncio.Event, settings: Settings, say: Progress) -> None:
-    from actors import cluster  # ray: imported after the environment was prepared
+async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | None, say: Progress) -> None:
+    from services.models import resolve
 
     await asyncio.to_thread(resolve, settings.model, settings.cache_dir, say)
-    server = None
-    try:
-        if not settings.redis_url:
-            server = PoolServer(choose_server(), settings.data_dir, settings.durability)
-            say(f"starting the pool's server, {server.binary.path}")
-            settings = settings.model_copy(update={"redis_url": await server.start(), "durability": "everysec"})
-        say("starting Ray and loading the model")
-        await asyncio.to_thread(cluster.start, settings)
-        say("starting gateway and scheduler")
-        await asyncio.to_thread(cluster.deploy, settings)
-        await _until_ready(settings, stopping)
-        if not stopping.is_set():
-            say(_ready_line(settings))
-        await stopping.wait()
-    finally:
-        await asyncio.to_thread(cluster.stop, settings)
-        if server is not None:
-            await server.stop()
-    say("stopped")
+    url = settings.redis_url
+    if server is not None:
+        say(f"starting the pool's server, {server.binary.path}")
+        url = await server.start()
+    say("starting Ray")
+    await supervisor.run(url, _ready_line(settings))
+
+
+def _stop_signals() -> asyncio.Queue[int]:
+    """The signals that stop a server, as they come."""
+    came: asyncio.Queue[int] = asyncio.Queue()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup's way
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
+    return came
+
+
+async def _drain(supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
+    """Until the cluster has drained, or the next signal comes."""
+    draining, hurry = asyncio.create_task(supervisor.stop()), asyncio.create_task(signals.get())
+    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurry):
+        task.cancel()
 
 
 def _check_port(settings: Settings) -> None:
@@ -89,17 +110,14 @@ def _check_port(settings: Settings) -> None:
             raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
 
 
-async def _until_ready(settings: Settings, stopping: asyncio.Event) -> None:
-    end = time.monotonic() + READY_TIMEOUT
+async def _until_ready(settings: Settings) -> None:
+    import httpx
+
     async with httpx.AsyncClient(base_url=_url(settings), timeout=5) as client:
-        while not stopping.is_set():
-            try:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
                     return
-            except httpx.HTTPError:
-                pass  # not listening yet
-            if time.monotonic() > end:
-                raise OrcaError(f"not ready after {READY_TIMEOUT:.0f} s; Ray's logs are in its session folder")
             await asyncio.sleep(0.1)
 
 

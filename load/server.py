@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,8 +14,10 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.leftovers import end_processes_of, processes_of
+
 ROOT = Path(__file__).parents[1]
-READY = 120.0  # seconds
+READY = 120.0  # seconds, also for what it says later
 
 
 def free_port() -> int:
@@ -24,13 +27,13 @@ def free_port() -> int:
 
 
 class OrcaServer:
-    """Started by `with`; stopped by what Ctrl-C sends. `lines` is what it printed."""
+    """Started by `with`; stopped by what Ctrl-C sends. `lines` is what it printed. `port`: 0 for a free one."""
 
-    def __init__(self, data_dir: Path, *flags: str) -> None:
-        self.port = free_port()
+    def __init__(self, data_dir: Path, *flags: str, port: int = 0) -> None:
+        self.data_dir, self.port = data_dir, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
-        self._ready = threading.Event()
+        self._printed = threading.Condition()
         command = [sys.executable, "-m", "cli", "serve", "--port", str(self.port), "--data-dir", str(data_dir), *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("ORCA_", "RAY_"))}
         environment["PYTHONPATH"] = str(ROOT)
@@ -42,19 +45,34 @@ class OrcaServer:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(line)
-            if "ready at" in line:
-                self._ready.set()
-        self._ready.set()  # ended: nobody waits for it any more
+            with self._printed:
+                self.lines.append(line)
+                self._printed.notify_all()
+        with self._printed:
+            self._printed.notify_all()
+
+    def until(self, text: str, times: int = 1) -> None:
+        """Wait until it has printed so many lines with `text`; fails when it ends, or takes too long."""
+
+        def printed() -> bool:
+            return sum(text in line for line in self.lines) >= times
+
+        with self._printed:
+            self._printed.wait_for(lambda: printed() or self.process.poll() is not None, READY)
+        if not printed():
+            self.__exit__()
+            raise AssertionError(f"orca serve did not print {text!r}:\n" + "".join(self.lines))
 
     def __enter__(self) -> OrcaServer:
-        if not self._ready.wait(READY) or self.process.poll() is not None:
-            self.stop()
-            raise AssertionError("orca serve did not get ready:\n" + "".join(self.lines))
+        self.until("ready at")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            if folder := self.cluster_folder():  # it was killed, or could not end
+                end_processes_of(folder)
 
     def stop(self) -> int:
         """Exit status after an interrupt."""
@@ -65,6 +83,27 @@ class OrcaServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+    def cluster_folder(self) -> Path | None:
+        """Where its cluster's files are, or were when it was killed; None after a regular end."""
+        claim = self.data_dir / f"serve-{self.port}"
+        return Path(name) if claim.exists() and (name := claim.read_text()) else None
+
+    def cluster(self, name: str = "") -> list[int]:
+        """Processes of its cluster, all or those of that short name: gcs_server, raylet, haproxy, ..."""
+        folder = self.cluster_folder()
+        return [pid for pid, short in processes_of(folder).items() if name in ("", short)] if folder else []
+
+    def pool_server(self) -> list[int]:
+        """The server on its data folder, whoever started it."""
+        return [pid for pid in _all_processes() if _is_server_in(self.data_dir, Path(f"/proc/{pid}"))]
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything at once: itself, its cluster, the pool's server."""
+        for pid in (self.process.pid, *self.pool_server(), *self.cluster()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def metrics(self) -> dict[str, float]:
         """Samples without their labels, summed."""
@@ -99,6 +138,17 @@ class OrcaServer:
         return _descendants(self.process.pid)
 
 
+def _all_processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def _is_server_in(folder: Path, process: Path) -> bool:
+    try:
+        return (process / "cwd").samefile(folder) and (process / "comm").read_text().strip().endswith("-server")
+    except OSError:
+        return False  # ended meanwhile, or another user's
+
+
 def _title(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
@@ -116,12 +166,12 @@ def _cpu_seconds(pid: int) -> float:
 
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in _all_processes():
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+        children.setdefault(int(fields[1]), []).append(pid)
     found, queue = [], [root]
     while queue:
         for pid in children.get(queue.pop(), []):

@@ -1,14 +1,14 @@
 """PoolServer: starts a pool server on a data folder, or finds the one that lives there, and keeps it running.
 
 The server is a process of its own: it goes on when whoever started it is killed, and a later start on the same
-folder takes it over. A lock on the folder, held by the server itself, makes sure that there is one at most.
+folder takes it over. A lock on the folder, held by the server itself, makes sure that there is one at most. Several
+programs may use it at once: the last one to stop stops it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import redis.asyncio as redis
 from redis import exceptions
@@ -26,6 +26,7 @@ from redis.backoff import NoBackoff
 
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
+from services.pool.users import Users, take
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class PoolServer:
         self._child: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self._supervisor: asyncio.Task[None] | None = None
+        self._users = Users(self.data_dir)
 
     @property
     def url(self) -> str:
@@ -67,23 +69,38 @@ class PoolServer:
         """The server's process id; 0 before the first start."""
         return self._pid
 
+    async def join(self, timeout: float = 60.0) -> int:
+        """Become a user of the folder, so that nobody else stops its server; a part of `start`.
+
+        Returns a file number: a child process that inherits it counts as a user until it ends.
+        """
+        async with self._users.changing(timeout):
+            return self._users.join()
+
     async def start(self, timeout: float = 60.0) -> str:
         """The server's URL once it has loaded its file and answers; from then on it is started again when it dies.
 
-        Raises PoolUnavailable after `timeout` seconds.
+        Raises PoolUnavailable after `timeout` seconds, or when other users have it with another `port`.
         """
+        await self.join(timeout)
         await self._ensure(timeout)
         self._supervisor = asyncio.create_task(self._supervise(timeout), name="pool server")
         return self.url
 
-    async def stop(self) -> None:
-        """End the server, its file synced."""
+    async def stop(self) -> bool:
+        """Leave the server; the last user ends it, its file synced. Returns whether it was ended."""
         if self._supervisor:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
             self._supervisor = None
-        await self._shut_down()
+        async with self._users.changing(2 * STOP_TIMEOUT):
+            self._users.join()  # a server that nobody used is ended too
+            last = self._users.alone()
+            if last:
+                await self._shut_down()
+            self._users.leave()
+        return last
 
     async def _supervise(self, timeout: float) -> None:
         pause = POLL
@@ -99,8 +116,11 @@ class PoolServer:
                 log.error("the pool's server did not start: %s", error)
 
     async def _ensure(self, timeout: float) -> None:
+        async with self._users.changing(timeout):
+            await self._find_or_start(timeout)
+
+    async def _find_or_start(self, timeout: float) -> None:
         """Find the living server or start one, and wait until it has loaded its file and is as told."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + timeout
         child = None
         while True:
@@ -119,14 +139,19 @@ class PoolServer:
             self._pid = info["process_id"]
             if info["tcp_port"] == self.port:
                 break
+            if not self._users.alone():
+                raise PoolUnavailable(
+                    f"the server on {self.data_dir} listens on port {info['tcp_port']} for others, not on {self.port}"
+                )
             await self._shut_down()
             child = None
-        await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
+        if self._appendfsync == "always" or self._users.alone():  # what others were promised is not taken back
+            await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
 
     def _spawn_if_none(self) -> subprocess.Popen[bytes] | None:
         """Start the server unless one holds the folder's lock, which it keeps until it dies."""
         with open(self.data_dir / "lock", "w") as lock:
-            if not _take(lock):
+            if not take(lock):
                 return None
             if self.binary.version < (7,) and (self.data_dir / "appendonlydir").exists():
                 raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
@@ -185,18 +210,9 @@ class PoolServer:
             self._child.poll()  # reaps it
         try:
             with open(self.data_dir / "lock", "r+") as lock:
-                return not _take(lock)
+                return not take(lock)
         except FileNotFoundError:
             return False
-
-
-def _take(lock: IO[str]) -> bool:
-    """Take the lock, for as long as the file is open, unless it is held."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _socket_path(data_dir: Path) -> Path:

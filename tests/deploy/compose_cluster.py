@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +13,27 @@ import httpx
 import yaml
 
 from actors.environment import free_ports, own_places
+from actors.leftovers import processes_of
 from services.pool.binaries import choose_server
+from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers
 
 HERE = "127.0.0.1"
 
 
 class ComposeCluster:
-    """The services of a compose file; `start` one, wait until it is `healthy`. Files are in `folder`."""
+    """The services of a compose file; `start` one, wait until it is `healthy`. Files are in `folder`.
+
+    A second worker is called `worker-2`.
+    """
 
     def __init__(self, compose: dict[str, Any], folder: Path, settings: dict[str, str]) -> None:
         self.services = interpolated(compose)["services"]
+        self.services["worker-2"] = self.services["worker"]
         self.folder = folder
-        first = free_ports(8, 29_000, 30_000)  # above those of own_places
+        first = free_ports(9, 29_000, 30_000)  # above those of own_places
         self.pool_port, self.other_pool_port, self.port, self._gcs = range(first, first + 4)
-        dashboard, self._client, self._agent, self._worker_agent = range(first + 4, first + 8)
+        dashboard, self._client, self._agent, self._worker_agent, self._agent_2 = range(first + 4, first + 9)
         self.url, self.dashboard = f"http://{HERE}:{self.port}", f"http://{HERE}:{dashboard}"
         (folder / "haproxy").mkdir()
         environment = own_places(folder / "haproxy") | {
@@ -60,6 +69,7 @@ class ComposeCluster:
             "pool": ["--port", str(self.pool_port), "--bind", HERE, "--dir", str(self.folder)],
             "head": [*node, str(self._agent), f"--ray-client-server-port={self._client}"],
             "worker": [*node, str(self._worker_agent)],
+            "worker-2": [*node, str(self._agent_2)],
         }
         return extra.get(name, [])
 
@@ -69,11 +79,30 @@ class ComposeCluster:
         restart = service.get("restart") == "unless-stopped"
         self.containers.start(name, service["command"] + self._extra(name), environment, restart)
 
+    def start_all(self, *workers: str) -> None:
+        """Pool, head and `workers`, healthy; the model fetched and the token made as `prepare` does."""
+        self.start("pool")
+        self.start("prepare")
+        assert self.containers.wait("prepare") == 0, self.containers.logs()
+        for name in ("head", *workers):
+            self.start(name)
+            self.healthy(name)
+
     def healthy(self, name: str) -> None:
         """Wait until the service's own health check succeeds."""
         kind, *command = self.services[name]["healthcheck"]["test"]
         check = ["sh", "-c", *command] if kind == "CMD-SHELL" else command
+        if name == "worker-2":
+            check = [part.replace("52365", str(self._agent_2)) for part in check]
         self.containers.until(f"{name} is healthy", lambda: self.containers.run(check).returncode == 0)
+
+    def deploy(self, **args: Any) -> None:
+        """`serve deploy` of deploy/serve.yaml with `args` for the application."""
+        config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+        config["applications"][0]["args"] = args
+        file = str(self.on_this_machine(config))
+        done = self.containers.run(["serve", "deploy", "--address", self.dashboard, file])
+        assert done.returncode == 0, done.stdout
 
     def on_this_machine(self, config: dict[str, Any]) -> Path:
         """A Serve config as a file, its address ours; two nodes of one machine cannot both listen on it."""
@@ -81,6 +110,10 @@ class ComposeCluster:
         file = self.folder / "serve.yaml"
         file.write_text(yaml.safe_dump(own))
         return file
+
+    def pids(self, title: str) -> list[int]:
+        """Processes of this cluster whose title starts with `title`."""
+        return sorted(pid for pid in processes_of(self.folder / "haproxy") if _title(pid).startswith(title))
 
     def until_deployed(self) -> None:
         self.containers.until("the application runs", self._deployed)
@@ -96,6 +129,31 @@ class ComposeCluster:
 
     def until_answering(self, path: str) -> None:
         self.containers.until(f"{path} answers", lambda: answers(self.url + path))
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""  # ended meanwhile
+
+
+@contextlib.contextmanager
+def composed(compose: dict[str, Any], model: Path, *workers: str) -> Iterator[ComposeCluster]:
+    """A cluster that serves `model`, so far without its application."""
+    settings = {
+        "ORCA_MODEL": str(model),
+        "ORCA_DEVICE": "cpu",
+        "ORCA_DTYPE": "float32",
+        "ORCA_KV_BLOCKS": "256",
+        "ORCA_THREADS": "1",
+    }
+    # a short path, as Ray puts unix sockets there
+    with tempfile.TemporaryDirectory(prefix="o-", ignore_cleanup_errors=True) as folder:
+        cluster = ComposeCluster(compose, Path(folder), settings)
+        with cluster.containers:
+            cluster.start_all(*workers)
+            yield cluster
 
 
 def answers(url: str) -> bool:

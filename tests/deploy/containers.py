@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -66,6 +67,18 @@ class Containers:
         process.send_signal(signal.SIGTERM)
         process.wait(TIMEOUT)
 
+    def kill(self, name: str) -> None:
+        """SIGKILL to all its processes at once, as when its machine fails."""
+        process = self._running.pop(name)
+        for pid in (process.pid, *below(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(TIMEOUT)
+
+    def holds(self, name: str, pid: int) -> bool:
+        """Whether a process is the container's."""
+        return pid in below(self._running[name].pid)
+
     def wait(self, name: str) -> int:
         """The exit status of a container that ends by itself."""
         status = self._running[name].wait(TIMEOUT)
@@ -109,3 +122,13 @@ class Containers:
 
     def _rewritten(self, text: str) -> str:
         return self._rewrite.sub(lambda match: self._by[match.group()], text)
+
+
+def below(root: int) -> list[int]:
+    """The processes that a process started, and those that they did; a container's never leave it."""
+    found = [root]
+    for pid in found:
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]

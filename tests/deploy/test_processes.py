@@ -6,16 +6,15 @@ The Ray cluster they make serves the compose file's application first, then the 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 
-from tests.deploy.compose_cluster import ComposeCluster
+from tests.deploy.asked import tokens_of
+from tests.deploy.compose_cluster import ComposeCluster, composed
 from tests.deploy.conftest import ROOT
 from tests.tiny_models import make_tiny_model
 
@@ -26,25 +25,9 @@ PASSWORD = "abc123"
 
 @pytest.fixture(scope="module")
 def cluster(compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
-    """Pool, head and worker, healthy; the model fetched and the token made as `prepare` does."""
-    settings = {
-        "ORCA_MODEL": str(make_tiny_model(tmp_path_factory.mktemp("model"))),
-        "ORCA_DEVICE": "cpu",
-        "ORCA_DTYPE": "float32",
-        "ORCA_KV_BLOCKS": "64",
-        "ORCA_THREADS": "1",
-    }
-    # a short path, as Ray puts unix sockets there
-    with tempfile.TemporaryDirectory(prefix="o-", ignore_cleanup_errors=True) as folder:
-        cluster = ComposeCluster(compose, Path(folder), settings)
-        with cluster.containers as containers:
-            cluster.start("pool")
-            cluster.start("prepare")
-            assert containers.wait("prepare") == 0, containers.logs()
-            for name in ("head", "worker"):
-                cluster.start(name)
-                cluster.healthy(name)
-            yield cluster
+    model = make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
+    with composed(compose, model, "worker") as cluster:
+        yield cluster
 
 
 def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None:
@@ -61,8 +44,28 @@ def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None
     page = httpx.get(cluster.url + "/metrics").text
     assert re.search(r"^orca:engines\{.*\} 1\.0$", page, re.MULTILINE), page
 
+
+def test_a_request_outlives_a_redeploy_and_the_engine_keeps_its_weights(cluster: ComposeCluster) -> None:
+    undisturbed = tokens_of(cluster)
+    engine = cluster.pids("ray::EngineActor")
+    assert tokens_of(cluster, lambda: redeploy(cluster, max_batch_size=4)) == undisturbed
+    cluster.until_deployed()
+    assert cluster.pids("ray::EngineActor") == engine
+
+
+@pytest.mark.chaos
+def test_an_engine_of_another_build_is_replaced_under_a_request(cluster: ComposeCluster) -> None:
+    undisturbed = tokens_of(cluster)
+    engine = cluster.pids("ray::EngineActor")
+    assert tokens_of(cluster, lambda: redeploy(cluster, kv_blocks=200)) == undisturbed
+    cluster.until_deployed()
+    assert not set(cluster.pids("ray::EngineActor")) & set(engine)
+
+
+def test_the_deployer_ends_with_its_application(cluster: ComposeCluster) -> None:
+    """So that Compose starts it again, and it deploys to the next head."""
+    containers = cluster.containers
     assert containers.run(["serve", "shutdown", "--yes", "--address", cluster.dashboard]).returncode == 0
-    # ends when the application is gone, so that Compose starts it again and it deploys to the next head
     assert containers.wait("deploy") == 1
 
 
@@ -91,6 +94,15 @@ def test_serve_config_of_the_ray_service_answers_a_chat(cluster: ComposeCluster,
     reply = httpx.post(cluster.url + "/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     assert reply.json()["usage"]["completion_tokens"] == 8
+
+
+def redeploy(cluster: ComposeCluster, **args: Any) -> None:
+    """Deploy again with other `args`; returns when no scheduler of before runs any more."""
+    before = set(cluster.pids("ray::ServeReplica:orca:scheduler"))
+    cluster.deploy(**args)
+    cluster.containers.until(
+        "the schedulers are new", lambda: not before & set(cluster.pids("ray::ServeReplica:orca:scheduler"))
+    )
 
 
 def pod_variables(ray_service: dict[str, Any]) -> list[dict[str, Any]]:

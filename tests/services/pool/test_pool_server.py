@@ -84,17 +84,65 @@ async def test_a_later_start_takes_over_the_living_server(make_server):
     assert second.pid == first.pid
     assert await counts(pool) == (1, 0, 0)
     assert await pool._server.command("CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
-    first._supervisor.cancel()
-    await second.stop()
-    assert not first._alive()
     await pool.close()
+
+
+async def test_only_the_last_user_stops_the_server(make_server):
+    first, second = make_server(), make_server()
+    pool = RequestPool(await first.start())
+    await second.start()
+    assert not await first.stop()
+    await pool.submit(group("r"))
+    assert await second.stop()
+    assert not second._alive()
+    await pool.close()
+
+
+async def test_a_server_whose_user_was_killed_is_stopped_by_the_next(make_server):
+    killed, following = make_server(), make_server()
+    await killed.start()
+    killed._supervisor.cancel()
+    killed._users.leave()  # as the kernel does
+    await following.start()
+    assert following.pid == killed.pid
+    assert await following.stop()
+
+
+async def test_a_child_that_goes_on_alone_is_a_user(make_server):
+    killed, following = make_server(), make_server()
+    place = await killed.join()
+    await killed.start()
+    child = await asyncio.create_subprocess_exec("sleep", "60", pass_fds=(place,))
+    killed._supervisor.cancel()
+    killed._users.leave()
+    await following.start()
+    assert not await following.stop()
+    child.kill()
+    await child.wait()
+    await following.start()
+    assert await following.stop()
+
+
+async def test_what_one_user_was_promised_another_does_not_take_back(make_server):
+    strict, other = make_server(durability="strict"), make_server()
+    pool = RequestPool(await strict.start())
+    await other.start()
+    assert await pool._server.command("CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
+    await pool.close()
+
+
+async def test_a_server_is_not_moved_to_another_port_under_its_user(make_server, unused_tcp_port):
+    user = make_server()
+    await user.start()
+    with pytest.raises(PoolUnavailable, match=f"for others, not on {unused_tcp_port}"):
+        await make_server(port=unused_tcp_port).start()
+    assert user._alive()
 
 
 async def test_two_starts_at_once_give_one_server(make_server):
     one, two = make_server(), make_server()
     await asyncio.gather(one.start(), two.start())
     assert one.pid == two.pid
-    two._supervisor.cancel()
 
 
 async def test_a_stopped_server_keeps_its_requests(make_server):

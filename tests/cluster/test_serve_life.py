@@ -1,0 +1,170 @@
+"""`orca serve` and what it supervises die by SIGKILL, a stream under way each time: no request and no token is lost.
+
+One server follows the other on one folder. Their engine is the null engine, whose tokens the test computes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from load.server import OrcaServer
+from services.config import Settings
+from services.engine.null import NullEngine
+from services.engine.settings import EngineSettings
+from services.messages import Iteration, NewRequest
+from services.models import resolve
+from services.requests import SamplingParams
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+FLAGS = ("--null-engine", "--durability", "strict", "--drain-timeout", "1", "--grace", "600")
+LENGTH = 2000  # tokens; some seconds
+PATIENCE = 120.0  # seconds
+PATH = "/v1/completions"
+PROMPT = [10, 11, 12]
+
+
+class Life:
+    """The servers on one folder, one after the other; `server` is the one that runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = self.start()
+
+    def start(self, port: int = 0) -> OrcaServer:
+        """A new server, the running one from now on, when it is ready."""
+        self.server = OrcaServer(self.folder, *FLAGS, port=port)
+        self.server.until("ready at")
+        return self.server
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    life = Life(tmp_path_factory.mktemp("life"))
+    yield life
+    life.server.__exit__()
+
+
+@pytest.fixture
+def server(life: Life) -> OrcaServer:
+    return life.server if life.server.process.poll() is None else life.start()
+
+
+class Request:
+    """A completion under an Idempotency-Key: asked for again, it is told from its first token."""
+
+    def __init__(self, key: str) -> None:
+        self._headers = {"Idempotency-Key": key}
+        self._body = {"prompt": PROMPT, "max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
+
+    def broken_by(self, server: OrcaServer, fault: Callable[[], object]) -> list[int]:
+        """The tokens that a stream brought before it broke; `fault` is called when the first have come."""
+        tokens: list[int] = []
+        happened = False
+        try:
+            for some in self._stream(server):
+                tokens += some
+                if tokens and not happened:
+                    happened = True
+                    fault()
+        except httpx.TransportError:
+            return tokens
+        raise AssertionError(f"the stream did not break; it ended after {len(tokens)} tokens")
+
+    def _stream(self, server: OrcaServer) -> Iterator[list[int]]:
+        body = self._body | {"stream": True}
+        with httpx.stream("POST", server.url + PATH, json=body, headers=self._headers, timeout=PATIENCE) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = orjson.loads(line[6:])["choices"]
+                    yield choice["token_ids"]
+
+    def again(self, server: OrcaServer) -> list[int]:
+        """All tokens of the request, from a server that may have to come up first; they are the undisturbed ones."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                reply = httpx.post(server.url + PATH, json=self._body, headers=self._headers, timeout=PATIENCE)
+                if reply.is_success:
+                    break
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < end, f"no answer within {PATIENCE} s"
+            time.sleep(0.1)
+        (choice,) = reply.json()["choices"]
+        assert choice["token_ids"] == undisturbed(reply.json()["id"])
+        return choice["token_ids"]
+
+
+def undisturbed(answer_id: str) -> list[int]:
+    """What a null engine makes of a completion in one go: its tokens are a function of id and position."""
+    engine, sequence = NullEngine.load(default_model_folder(), EngineSettings()), answer_id + "/0"
+    engine.reset("")
+    new = [NewRequest(sequence, PROMPT, len(PROMPT), SamplingParams(LENGTH))]
+    results = [engine.run(Iteration("", 0, {sequence: len(PROMPT)}, new))]
+    results += [engine.run(Iteration("", step, {sequence: 1})) for step in range(1, LENGTH)]
+    return [result.tokens[sequence] for result in results]
+
+
+def default_model_folder() -> Path:
+    return resolve("default", Settings().cache_dir)
+
+
+def kill(pids: list[int]) -> None:
+    (pid,) = pids
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_second_server_on_the_folder_takes_up_what_the_first_had(life: Life) -> None:
+    """Two clusters on one pool: the second gets ready while the first serves, then the first drains."""
+    first, request = life.server, Request("two clusters")
+    life.start()
+    before = request.broken_by(first, lambda: first.process.send_signal(signal.SIGTERM))
+    after = request.again(life.server)
+    assert after[: len(before)] == before
+    assert first.process.wait(60) == 0
+    assert "the pool's server stays: others use it" in "".join(first.lines)
+
+
+@pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.chaos)])
+def test_the_death_of_rays_head(server: OrcaServer, name: str) -> None:
+    request, deaths = Request(name), sum("ready again" in line for line in server.lines)
+    pool = server.pool_server()
+    before = request.broken_by(server, lambda: kill(server.cluster(name)))
+    after = request.again(server)
+    assert after[: len(before)] == before
+    server.until("ready again", deaths + 1)
+    assert server.pool_server() == pool
+
+
+def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life: Life, server: OrcaServer) -> None:
+    request, cluster = Request("orca serve"), server.cluster()
+    server.process.kill()
+    server.process.wait()
+    before = request.broken_by(server, lambda: life.start(server.port))
+    after = request.again(life.server)
+    assert after[: len(before)] == before
+    assert not set(cluster) & set(life.server.cluster())
+    assert not [pid for pid in cluster if Path(f"/proc/{pid}").exists()]
+
+
+def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
+    request = Request("everything")
+    before = request.broken_by(server, server.kill_all)
+    life.start(server.port)
+    after = request.again(life.server)
+    assert after[: len(before)] == before
+
+
+def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:
+    second = OrcaServer(server.data_dir, *FLAGS, port=server.port)
+    assert second.process.wait(60) == 1
+    assert f"port={server.port}" in "".join(second.lines)

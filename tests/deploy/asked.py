@@ -1,0 +1,54 @@
+"""One request whose tokens are compared, whatever happens to the cluster meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from tests.deploy.compose_cluster import ComposeCluster
+
+PATH = "/v1/completions"
+
+
+def tokens_of(cluster: ComposeCluster, at_first: Callable[[], None] = lambda: None) -> list[int]:
+    """Token ids of a request, of its stream or, where that broke with its gateway, asked for again under its key.
+
+    `at_first` is called when the stream brought the first tokens.
+    """
+    body = {"prompt": "hello", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked: dict[str, Any] = {"headers": {"Idempotency-Key": secrets.token_hex(8)}, "timeout": 100}
+    tokens: list[int] = []
+    with contextlib.suppress(httpx.TransportError):
+        for some in stream(cluster.url + PATH, asked | {"json": body | {"stream": True}}):
+            first = not tokens
+            tokens += some
+            if first and tokens:
+                at_first()
+        return tokens
+    replies: list[httpx.Response] = []
+
+    def answered() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            replies.append(httpx.post(cluster.url + PATH, **asked, json=body))
+        return bool(replies) and replies[-1].is_success
+
+    cluster.containers.until("the request is answered", answered)
+    (choice,) = replies[-1].json()["choices"]
+    assert choice["token_ids"][: len(tokens)] == tokens
+    return choice["token_ids"]
+
+
+def stream(url: str, asked: dict[str, Any]) -> Iterator[list[int]]:
+    with httpx.stream("POST", url, **asked) as reply:
+        for line in reply.iter_lines():
+            if line == "data: [DONE]":
+                return
+            if line.startswith("data: "):
+                (choice,) = json.loads(line[6:])["choices"]
+                yield choice["token_ids"]
+    raise AssertionError("the stream ended without [DONE]")
