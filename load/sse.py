@@ -44,8 +44,8 @@ class Events:
 
 
 def position(event_id: str) -> tuple[str, list[int]]:
-    """`<request>:<i0>.<i1>...` as the request's id, and for each choice how many token events (the end is one) were
-    said up to and with this one. Raises StreamError for any other id."""
+    """`<request>:<i0>.<i1>...` as the request's id, and for each choice opened so far how many events (tokens and the
+    end, and after the last choice's the usage) were said up to and with this one. Raises StreamError for any other."""
     request, colon, counts = event_id.rpartition(":")
     try:
         if colon:
@@ -112,17 +112,19 @@ class Answer:
 
     def _go_on(self, id: str, chunk: dict[str, Any]) -> None:
         request, counts = position(id)
-        if not self._said:
-            self.request, self._said = request, [0] * len(counts)
-        expected = list(self._said)
-        for said in chunk.get("choices", ()):
-            if "token_ids" in said:
-                expected[said["index"]] += len(said["token_ids"]) + bool(said.get("finish_reason"))
-            else:
-                expected[said["index"]] = max(expected[said["index"]], counts[said["index"]])
-        if (request, counts) != (self.request, expected):
+        said = self._said + [0] * (len(counts) - len(self._said))  # opening events count the choices opened so far
+        expected = list(said)
+        for choice in chunk.get("choices", ()):
+            index, tokens = choice["index"], choice.get("token_ids")
+            if index >= len(counts):
+                raise StreamError(f"{id!r} does not count choice {index}")
+            came = counts[index] - said[index] if tokens is None else len(tokens) + bool(choice.get("finish_reason"))
+            expected[index] += max(came, 0)
+        if chunk.get("usage") and not chunk["choices"]:
+            expected[-1] += 1
+        if (request, counts) != (self.request or request, expected):
             raise StreamError(f"after {self.last_id!r} came {id!r} where {self.request}:{expected} was due")
-        self._said, self.last_id = counts, id
+        self.request, self._said, self.last_id = request, counts, id
 
     def _take(self, said: dict[str, Any]) -> bool:
         choice = self.choices.setdefault(said["index"], Choice())

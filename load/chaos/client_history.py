@@ -62,9 +62,9 @@ class ClientHistory:
             self._require(whole, "unfinished", number, f"[DONE] came, its choices ended {ends} times")
 
     def _connect(self, request: ClientRequest, record: Connect) -> None:
-        counts = position(record.last_id)[1] if record.last_id else [0] * len(request.choices)
-        for choice, count in zip(request.choices, counts, strict=True):
-            choice.due = count
+        counts = position(record.last_id)[1] if record.last_id else []
+        for index, choice in enumerate(request.choices):
+            choice.due = counts[index] if index < len(counts) else 0
         request.last_connect = record.last_id
 
     def _deliver(self, request: ClientRequest, record: Delivery) -> None:

@@ -157,7 +157,7 @@ async def _stuck_engine(site: Site) -> None:
     _signal(signal.SIGSTOP, engine)
     try:
         async with asyncio.timeout(STUCK):
-            while _is_stopped(engine):
+            while _is_stopped(engine):  # noqa: ASYNC110 - the kernel sets no event
                 await asyncio.sleep(0.1)
     finally:
         _signal(signal.SIGCONT, engine)

@@ -67,7 +67,7 @@ def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Se
     """What became of the requests; all but the first five rows and the last three must be 0."""
     gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
-    rows = [
+    rows: list[Sequence[object]] = [
         ["requests", len(outcomes)],
         ["sequences", sum(o.job.choices for o in outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],

@@ -131,8 +131,8 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
     wrong = [o for o in outcomes if o.wrong]
     skipped = Counter(f"{i.fault} ({i.skipped})" for i in injections if i.skipped)
     print(
-        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.rate} requests/s, seed {options.seed}, "
-        f"model {options.model}, engines {options.engines}, durability {options.durability}.\n"
+        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.rate} requests/s, "
+        f"seed {options.seed}, model {options.model}, engines {options.engines}, durability {options.durability}.\n"
     )
     print(faults_table(injections, outcomes) + "\n")
     if skipped:

@@ -1,4 +1,4 @@
-"""The load of a chaos run: streams that resume, each compared with its undisturbed answer and written into the history."""
+"""The load of a chaos run: streams that resume, each recorded, and compared with its undisturbed answer."""
 
 from __future__ import annotations
 

@@ -88,5 +88,5 @@ def test_a_stream_that_breaks_is_gone_on_with(server: SseServer, tmp_path: Path)
 def breaking(asked: Asked) -> Reply:
     """Two frames at first, the rest to who comes back for it."""
     chunks = [orjson.loads(data[6:]) for data in whole(asked.body)[:-1]]
-    frames = [frame(chunk, f"r:{min(i, len(chunks) - 1)}") for i, chunk in enumerate(chunks, 1)] + [frame(b"[DONE]")]
+    frames = [frame(chunk, f"r:{i}") for i, chunk in enumerate(chunks, 1)] + [frame(b"[DONE]")]
     return Reply(frames[2:]) if asked.last_id == "r:2" else Reply(frames[:2], cut=True)

@@ -117,6 +117,19 @@ def test_a_stream_that_does_not_go_on_where_it_stopped(wrong: list[Event]) -> No
         follow(answer, wrong)
 
 
+def test_opening_events_count_the_choices_opened_so_far_and_usage_counts_too() -> None:
+    answer = follow(Answer(), [event(told_chunk(0, "", []), "r:0"), event(told_chunk(1, "", []), "r:0.0")])
+    follow(answer, events(TWO)[1:-1], [event(USAGE, "r:4.3"), Event("[DONE]")])
+    answer.check()
+    with pytest.raises(StreamError, match="was due"):
+        follow(Answer(), events(TWO)[:-1], [event(USAGE, "r:4.2")])
+
+
+def test_an_id_that_does_not_count_its_choice() -> None:
+    with pytest.raises(StreamError, match="does not count choice 1"):
+        Answer().feed(event(told_chunk(1, "x", [1]), "r:1"))
+
+
 def test_an_id_that_does_not_fit_the_tokens_beside_it() -> None:
     with pytest.raises(StreamError, match="was due"):
         Answer().feed(event(told_chunk(0, "x", [1, 2]), "r:1"))
