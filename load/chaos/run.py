@@ -59,7 +59,7 @@ async def run(options: ChaosOptions) -> bool:
             with history.Recorder(clients, time.time) as recorder:
                 streams = Streams(session, recorder, PATIENCE)
                 site = make_site(server, flags, streams, options.deadly_token)
-                kinds = jobs(options.length)
+                kinds = jobs(options.length, options.deadly_token)
                 await streams.learn(kinds)
                 faults = plan(options.faults, int(options.seconds / options.every), draw)
                 hurting = asyncio.create_task(hurt(site, faults, options.every))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from load.prompts import BEGINNINGS, QUESTIONS
@@ -22,8 +22,12 @@ class ChaosJob:
     choices: int = 1
 
 
-def jobs(length: int = 48) -> list[ChaosJob]:
-    """Short ones have about a quarter of `length` tokens, long ones twice as many."""
+def jobs(length: int, never: int) -> list[ChaosJob]:
+    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them."""
+    return [replace(job, body=job.body | {"logit_bias": {str(never): -100}}) for job in _jobs(length)]
+
+
+def _jobs(length: int) -> list[ChaosJob]:
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": length}
     seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": length}
     short, long = {"max_tokens": max(2, length // 4)}, {"max_tokens": 2 * length, "ignore_eos": True}
