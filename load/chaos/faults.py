@@ -19,7 +19,6 @@ from load.server import OrcaServer
 
 ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"
 CONTROLLER, PROXY = "ray::ServeController", "ray::HAProxyManager"
-PAST_LEASE, OUTAGE = 8.0, 20.0  # seconds that a scheduler, the pool's server, stands still
 STUCK = 60.0  # seconds within which somebody must have noticed a stopped engine
 
 
@@ -29,12 +28,18 @@ class NoTarget(Exception):
 
 @dataclass(slots=True)
 class Site:
-    """The server that is being hurt. `start_again` replaces `server` by a new one on the same folder and port;
-    `poison` sends a request that kills engines and returns when it was refused."""
+    """The server that is being hurt.
+
+    `start_again` replaces `server` by a new one on the same folder and port; `poison` sends a request that kills
+    engines and returns when it was refused. `past_lease` and `outage` are the seconds for which a scheduler, and the
+    pool's server, stand still.
+    """
 
     server: OrcaServer
     start_again: Callable[[], None]
     poison: Callable[[], Awaitable[None]]
+    past_lease: float = 8.0
+    outage: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,7 @@ async def _engine_and_scheduler(site: Site) -> None:
 
 
 async def _stopped_scheduler(site: Site) -> None:
-    await _stop_for(_owner(site.server), PAST_LEASE)
+    await _stop_for(_owner(site.server), site.past_lease)
 
 
 async def _stuck_engine(site: Site) -> None:
@@ -169,7 +174,7 @@ async def _pool_killed(site: Site) -> None:
 
 async def _pool_stopped(site: Site) -> None:
     (pool,) = _some(site.server.pool_server(), "pool's server")
-    await _stop_for(pool, OUTAGE)
+    await _stop_for(pool, site.outage)
 
 
 async def _poison(site: Site) -> None:
