@@ -107,11 +107,11 @@ async def _stop_for(pid: int, seconds: float) -> None:
         _signal(signal.SIGCONT, pid)
 
 
-def _is_stopped(pid: int) -> bool:
+def _lives(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return False  # it ended
+        return False
 
 
 def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
@@ -162,7 +162,7 @@ async def _stuck_engine(site: Site) -> None:
     _signal(signal.SIGSTOP, engine)
     try:
         async with asyncio.timeout(STUCK):
-            while _is_stopped(engine):  # noqa: ASYNC110 - the kernel sets no event
+            while _lives(engine):  # noqa: ASYNC110 - not our child, no event
                 await asyncio.sleep(0.1)
     finally:
         _signal(signal.SIGCONT, engine)
