@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -61,15 +62,16 @@ def run(options: Options) -> str:
     rows = [_row(victim, done) for victim, done in kills.items()]
     head = ["killed", "first token", "(max)", "all streams", "(max)", "detection", "seat", "attach", "of it weights"]
     return (
-        f"Seconds after SIGKILL under {STREAMS} streams, {ROUNDS} times each, medians and the worst. A spare takes over, "
-        "so no process is started and nothing imported. The first iteration computes all requests anew, prompt and "
-        f"tokens.\n\n{table([*head, 'recomputation', 'tokens recomputed'], rows)}"
+        f"Seconds after SIGKILL under {STREAMS} streams, {ROUNDS} times each, medians and the worst. A spare takes "
+        "over, so no process is started and nothing imported. The first iteration computes all requests anew, prompt "
+        f"and tokens.\n\n{table([*head, 'recomputation', 'tokens recomputed'], rows)}"
     )
 
 
 def _row(victim: str, kills: list[Kill]) -> list[object]:
     first, last = [k.recovery.first for k in kills], [k.recovery.last for k in kills]
-    detection, seat, attach, recomputation = (statistics.median(phase) for phase in zip(*(k.phases for k in kills)))
+    phases = zip(*(k.phases for k in kills), strict=True)
+    detection, seat, attach, recomputation = (statistics.median(phase) for phase in phases)
     loading, tokens = statistics.median(k.loading for k in kills), statistics.median(k.recomputed for k in kills)
     seconds = [statistics.median(first), max(first), statistics.median(last), max(last)]
     seconds += [detection, seat, attach, loading, recomputation]
@@ -92,8 +94,8 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(JOB)) for _ in range(STREAMS)]
     outcomes = streams.outcomes
-    while len(outcomes) < STREAMS or min(len(o.arrivals) for o in outcomes) < UNDER_WAY:
-        await asyncio.sleep(0.01)  # noqa: ASYNC110 - looks, and takes nothing from the streams' way
+    while len(outcomes) < STREAMS or min(len(o.arrivals) for o in outcomes) < UNDER_WAY:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     recomputed = sum(PROMPT + len(o.answer.choices[0].token_ids) for o in outcomes)
     pid = await asyncio.to_thread(VICTIMS[victim], server)
     at, unix = time.monotonic(), time.time()
@@ -103,7 +105,7 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
         raise RuntimeError(f"{len(bad)} of {STREAMS} streams are not as undisturbed: {bad[0]}")
     metrics = await asyncio.to_thread(server.metrics)
     moments = [unix, *(metrics[f"orca:recovery_{name}_time_seconds"] for name in MOMENTS)]
-    phases = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    phases = [after - before for before, after in pairwise(moments)]
     found = recovery(at, outcomes)
     assert found is not None, "all streams were open"
     return Kill(found, phases, metrics["orca:recovery_loading_seconds"], recomputed)
