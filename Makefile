@@ -1,5 +1,6 @@
 # make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
 # make test    set up, lint, types, import contracts, all tests
+# make chaos   random faults under load for five minutes, and what became of it
 # make verify  the paper trace over HTTP, each output against generate() alone
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
@@ -8,7 +9,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
-.PHONY: serve test lint verify bench clean
+.PHONY: serve test lint chaos verify bench clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -22,6 +23,9 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: .venv/serve
+	$(BIN)/python -m load.chaos
 
 verify: .venv/serve
 	$(BIN)/python -m load.verify
