@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import Verdict, check
@@ -118,7 +120,7 @@ async def idle(site: Site) -> None:
     while time.monotonic() < end:
         try:
             metrics = await asyncio.to_thread(site.server.metrics)
-        except OSError:
+        except httpx.HTTPError:
             metrics = {}
         if metrics.get("vllm:num_requests_running") == metrics.get("vllm:num_requests_waiting") == 0:
             return
