@@ -77,9 +77,11 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _type: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything is in the file then."""
         self._file.close()
 
     def submit(self, request: int, choices: int) -> None:

@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 from tiny_models import make_tiny_model
 
-from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import check
 from load.chaos.faults import ENGINE, FAULTS, GATEWAY, SCHEDULER, NoTarget, Site, loaded_engine, owning_schedulers
+from load.chaos.history import Recorder, read
 from load.chaos.pool_server import keep_history
 from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import ChaosJob, jobs, poison
@@ -40,8 +40,9 @@ FLAGS = ("--dtype", "float32", "--durability", "strict", "--gateways", "2", "--l
 class Chaos:
     """A server under load."""
 
-    def __init__(self, site: Site, streams: Streams, folder: Path, kinds: list[ChaosJob]) -> None:
+    def __init__(self, site: Site, streams: Streams, recorder: Recorder, folder: Path, kinds: list[ChaosJob]) -> None:
         self.site, self.streams, self.folder = site, streams, folder
+        self._recorder = recorder
         self._over = asyncio.Event()
         self._load = asyncio.create_task(streams.keep(kinds, STREAMS, self._over))
 
@@ -74,6 +75,7 @@ class Chaos:
     async def stop(self) -> None:
         self._over.set()
         await self._load
+        self._recorder.close()
 
     @staticmethod
     def check(outcomes: list[Outcome]) -> None:
@@ -101,12 +103,12 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
         stack.push(server.__exit__)
         await asyncio.to_thread(server.__enter__)
         keep_history(data)
-        recorder = stack.enter_context(history.Recorder(folder / "clients.jsonl", time.time))
+        recorder = stack.enter_context(Recorder(folder / "clients.jsonl", time.time))
         async with open_session(server.url) as session:
             streams = Streams(session, recorder, PATIENCE)
             await streams.learn(kinds)
             site = Site(server, lambda: None, send_poison, past_lease=5.0, outage=6.0)
-            chaos = Chaos(site, streams, folder, kinds)
+            chaos = Chaos(site, streams, recorder, folder, kinds)
             yield chaos
             await chaos.stop()
 
@@ -165,6 +167,6 @@ async def test_a_request_that_kills_engines_fails_alone(chaos: Chaos) -> None:
 async def test_the_history_of_all_of_it_is_right(chaos: Chaos) -> None:
     await chaos.stop()
     assert chaos.site.server.stop() == 0
-    verdict = check(history.read(chaos.folder / "clients.jsonl"), read_transactions(chaos.folder / "data"))
+    verdict = check(read(chaos.folder / "clients.jsonl"), read_transactions(chaos.folder / "data"))
     assert verdict.violations == []
     assert len(verdict.clients.requests) == len(chaos.streams.outcomes)
