@@ -1,6 +1,6 @@
 # make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
 # make test    set up, lint, types, import contracts, all tests
-# make chaos   the tests of faults that take long to get over
+# make chaos   the tests of faults that take long to get over, then random faults under load for five minutes
 # make verify  the paper trace over HTTP, each output against generate() alone
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
@@ -20,6 +20,7 @@ test: .venv/test lint
 
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
+	$(BIN)/python -m load.chaos
 
 lint: .venv/test
 	$(BIN)/ruff check .

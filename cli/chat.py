@@ -1,15 +1,18 @@
-"""`orca chat`: talk to a running server; the answer streams as it is made."""
+"""`orca chat`: talk to a running server; the answer streams as it is made, and goes on when a connection breaks."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 
 from cli.server import base_url, served_model
+from load.resuming import SILENCE, Comeback
+from load.sse import Answer, Events, StreamError
 from services.errors import OrcaError
 
 
@@ -21,7 +24,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("message", nargs="*", help="say this, print the answer and end")
     options = parser.parse_args(arguments)
-    with httpx.Client(base_url=options.url, timeout=httpx.Timeout(None, connect=5)) as client:
+    with httpx.Client(base_url=options.url, timeout=httpx.Timeout(SILENCE, connect=5)) as client:
         chat = Chat(client, options.system, options.max_tokens, options.temperature)
         if options.message:
             chat.say(" ".join(options.message))
@@ -41,36 +44,44 @@ class Chat:
     def say(self, text: str) -> None:
         """Send `text`, print the answer piece by piece."""
         self._messages.append({"role": "user", "content": text})
-        answer = ""
-        for piece in self._stream():
-            print(piece, end="", flush=True)
-            answer += piece
+        said = ""
+        for so_far in self._stream():
+            print(so_far[len(said) :], end="", flush=True)
+            said = max(said, so_far, key=len)  # a request that the server forgot is said again from its first token
         print()
-        self._messages.append({"role": "assistant", "content": answer})
+        self._messages.append({"role": "assistant", "content": said})
 
     def _stream(self) -> Iterator[str]:
+        """The answer's text so far, each time it grew."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
+        answer = Answer()
+        comeback = Comeback(answer)
         try:
-            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.is_error:
-                    response.read()
-                    raise OrcaError(response.json()["error"]["message"])
-                yield from _pieces(response.iter_lines())
-        except httpx.HTTPError as error:
-            raise OrcaError(f"the connection broke: {error}") from error
+            while not answer.done:
+                for brought_text in _connection(self._client, body, answer, comeback):
+                    if brought_text:
+                        yield answer.choices[0].text
+        except StreamError as error:
+            raise OrcaError(str(error)) from error
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The pieces of text in a stream of server-sent events."""
-    for line in lines:
-        data = line.removeprefix("data: ")
-        if data == line or data == "[DONE]":
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise OrcaError(event["error"]["message"])
-        for choice in event["choices"]:
-            yield choice["delta"].get("content") or ""
+def _connection(client: httpx.Client, body: dict[str, Any], answer: Answer, comeback: Comeback) -> Iterator[bool]:
+    """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:
+            if not response.is_success:
+                after = response.headers.get("Retry-After")
+                time.sleep(comeback.refused(response.status_code, after, response.read()))
+                return
+            events = Events()
+            for line in response.iter_lines():
+                if (event := events.feed(line.encode())) is not None:
+                    yield answer.feed(event)
+        broken = "the stream ended without [DONE]"
+    except httpx.HTTPError as error:
+        broken = f"the connection broke: {error}"
+    if not answer.done:
+        time.sleep(comeback.broken(broken))
 
 
 def _lines() -> Iterator[str]:

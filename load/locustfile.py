@@ -3,9 +3,11 @@
     locust -f load/locustfile.py --host http://127.0.0.1:8000 --headless --users 8 --run-time 60s [ChatUser]
 
 Each request fires events of type `SSE`: `ttft` with the first text, and when it is over `e2e` (its length in the
-statistics is output tokens) and `tpot`, the mean (e2e - ttft) / (output tokens - 1) in ms. A request that is no
-whole answer (another status than 200, an error frame, no `[DONE]`) is a failure of `e2e`. Output tokens come from
-the usage chunk, as a chunk may carry several. A user waits for its answer: the load is closed-loop.
+statistics is output tokens) and `tpot`, the mean (e2e - ttft) / (output tokens - 1) in ms. A stream whose connection
+breaks, or that is put off for a while, is followed again where the server gives its events an `id`; the time that takes
+is in its figures. A request that is no whole answer (a refusal, an error frame, no `[DONE]`) is a failure of `e2e`.
+Output tokens come from the usage chunk, as a chunk may carry several. A user waits for its answer: the load is
+closed-loop.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
 from load.prompts import BEGINNINGS, QUESTIONS, text_of
+from load.resuming import PATIENCE, SILENCE, Comeback
 from load.sse import Answer, Events, StreamError
 from load.workloads import paper
 
@@ -40,6 +43,9 @@ def _arguments(parser: ArgumentParser) -> None:
         help="questions: short prompts, in turn; paper: the lengths of the paper's trace, EOS ignored",
     )
     group.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds without a sign of life before a stream is given up"
+    )
+    group.add_argument(
         "--requests", type=int, default=0, help="stop after as many requests, counted in each Locust process (0: never)"
     )
 
@@ -49,7 +55,7 @@ class StreamingUser(FastHttpUser):
 
     abstract = True
     wait_time = constant(0)
-    network_timeout = 600.0  # between two reads: a request may wait long for its first token
+    network_timeout = SILENCE  # between two reads
     path: str
     texts: tuple[str, ...]
     _started = itertools.count()  # numbers requests over all users of this process
@@ -99,12 +105,14 @@ class StreamingUser(FastHttpUser):
 
     def _stream(self, body: dict[str, Any]) -> None:
         answer, first, error = Answer(), None, None
+        comeback = Comeback(answer, self._options.patience)
         begin = time.perf_counter()
         try:
-            for data in self._events(body):
-                if answer.feed(data) and first is None:
-                    first = time.perf_counter() - begin
-                    self._fire("ttft", first)
+            while not answer.done:
+                for brought in self._connection(body, comeback, answer):
+                    if brought and first is None:
+                        first = time.perf_counter() - begin
+                        self._fire("ttft", first)
             answer.check()
         except BAD_ANSWER as e:
             error = e
@@ -114,17 +122,27 @@ class StreamingUser(FastHttpUser):
             self._fire("tpot", (end - first) / (tokens - 1), tokens)
         self._fire("e2e", end, tokens, error)
 
-    def _events(self, body: dict[str, Any]) -> Iterator[str]:
+    def _connection(self, body: dict[str, Any], comeback: Comeback, answer: Answer) -> Iterator[bool]:
+        """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
         # never entered as a context, the response fires no event of its own
-        response = self.client.post(self.path, json=body, stream=True, catch_response=True)
+        response = self.client.post(self.path, json=body, headers=comeback.headers(), stream=True, catch_response=True)
         if response.status_code not in (0, 200):
-            raise StreamError(f"status {response.status_code}: {(response.text or '')[:200]}")
-        response.raise_for_status()
-        parser = Events()
-        # readline, as read(n) and so iter_content wait for n bytes
-        while line := response.stream.readline(b"\n"):
-            if (data := parser.feed(line)) is not None:
-                yield data
+            headers: Any = response.headers or {}
+            text = (response.text or "").encode()
+            gevent.sleep(comeback.refused(response.status_code, headers.get("Retry-After"), text))
+            return
+        try:
+            response.raise_for_status()
+            parser = Events()
+            # readline, as read(n) and so iter_content wait for n bytes
+            while line := response.stream.readline(b"\n"):
+                if (event := parser.feed(line)) is not None:
+                    yield answer.feed(event)
+            broken = "the stream ended without [DONE]"
+        except FAILURE_EXCEPTIONS as error:
+            broken = repr(error)
+        if not answer.done:
+            gevent.sleep(comeback.broken(broken))
 
     def _fire(self, name: str, seconds: float, tokens: int = 0, error: Exception | None = None) -> None:
         self.environment.events.request.fire(

@@ -2,97 +2,173 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import orjson
 
 
 class StreamError(Exception):
     """The stream is not a whole answer; the message says what is wrong with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event; `id` is empty where the server gave none."""
+
+    data: str
+    id: str = ""
+
+
 class Events:
-    """Lines of a `text/event-stream` in, the data of whole events out."""
+    """Lines of a `text/event-stream` in, whole events out."""
 
     def __init__(self) -> None:
         self._data: list[str] = []
+        self._id = ""
 
-    def feed(self, line: bytes) -> str | None:
-        """The data of the event that this line ends, if it ends one. Comments and other fields are skipped."""
+    def feed(self, line: bytes) -> Event | None:
+        """The event that this line ends, if it ends one. Comments and other fields are skipped."""
         text = line.decode("utf-8").rstrip("\r\n")
         if text:
             name, _, value = text.partition(":")
             if name == "data":
                 self._data.append(value.removeprefix(" "))
+            elif name == "id":
+                self._id = value.removeprefix(" ")
             return None
-        data, self._data = self._data, []
-        return "\n".join(data) if data else None
+        data, id = self._data, self._id
+        self._data, self._id = [], ""
+        return Event("\n".join(data), id) if data else None
+
+
+def position(event_id: str) -> tuple[str, list[int]]:
+    """`<request>:<i0>.<i1>...` as the request's id, and for each choice opened so far how many events (tokens and the
+    end, and after the last choice's the usage) were said up to and with this one. Raises StreamError for any other."""
+    request, colon, counts = event_id.rpartition(":")
+    try:
+        if colon:
+            return request, [int(count) for count in counts.split(".")]
+    except ValueError:
+        pass
+    raise StreamError(f"an event's id is not <request>:<i0>.<i1>...: {event_id[:200]!r}")
+
+
+@dataclass(slots=True)
+class Choice:
+    """What a stream has held of one choice; tokens and log probabilities where they were asked for."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the tokens said, not of the likeliest
+    finish_reason: str | None = None
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a stream has held so far."""
+    """What a stream has held so far, over all the connections that brought it.
 
-    text: dict[int, str] = field(default_factory=dict)  # of each choice
-    finish_reasons: dict[int, str] = field(default_factory=dict)
+    Where events have ids, `feed` checks that each goes on where the one before it stopped.
+    """
+
+    choices: dict[int, Choice] = field(default_factory=dict)
     prompt_tokens: int | None = None  # from the usage chunk, as is the next
     completion_tokens: int | None = None
     done: bool = False
+    request: str = ""  # the server's id of the request, from the events' ids
+    last_id: str = ""  # the last event's
+    chunks: int = 0
+    _said: list[int] = field(default_factory=list)
+    _before: dict[int, Choice] = field(default_factory=dict)
 
-    def feed(self, data: str) -> bool:
+    def restart(self) -> None:
+        """The server forgot the request and says it again from its first token: what came before must come again."""
+        self._before = {
+            i: max((choice, self._before.get(i, Choice())), key=lambda c: len(c.text))
+            for i, choice in self.choices.items()
+        }
+        self.choices, self._said, self.request, self.last_id = {}, [], "", ""
+
+    def feed(self, event: Event) -> bool:
         """Take in one event; true if it brought text.
 
-        Raises StreamError for an error frame, for what is no chunk, and for anything after `[DONE]`.
+        Raises StreamError for an error frame, for what is no chunk or does not go on where the last one stopped, and
+        for anything after `[DONE]`.
         """
         if self.done:
-            raise StreamError(f"data after [DONE]: {data[:200]}")
-        if data == "[DONE]":
+            raise StreamError(f"data after [DONE]: {event.data[:200]}")
+        if event.data == "[DONE]":
+            self._check_repetition()
             self.done = True
             return False
-        return self._feed_chunk(_parse(data))
-
-    def _feed_chunk(self, chunk: dict[str, Any]) -> bool:
-        if chunk.get("error"):
-            raise StreamError(f"error frame: {_message(chunk['error'])}")
+        chunk = parse(event.data)
+        if event.id:
+            self._go_on(event.id, chunk)
+        self.chunks += 1
         if usage := chunk.get("usage"):
             self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        brought = False
-        for index, text, reason in _choices(chunk):
-            self.text[index] = self.text.get(index, "") + text
-            brought |= bool(text)
-            if reason:
-                self.finish_reasons[index] = reason
-        return brought
+        return sum(self._take(said) for said in chunk.get("choices", ())) > 0
 
-    def check(self) -> None:
-        """Raise StreamError unless the answer is whole: each choice finished, usage told, `[DONE]` seen."""
+    def _go_on(self, id: str, chunk: dict[str, Any]) -> None:
+        request, counts = position(id)
+        said = self._said + [0] * (len(counts) - len(self._said))  # opening events count the choices opened so far
+        expected = list(said)
+        for choice in chunk.get("choices", ()):
+            index, tokens = choice["index"], choice.get("token_ids")
+            if index >= len(counts):
+                raise StreamError(f"{id!r} does not count choice {index}")
+            came = counts[index] - said[index] if tokens is None else len(tokens) + bool(choice.get("finish_reason"))
+            expected[index] += max(came, 0)
+        if chunk.get("usage") and not chunk["choices"]:
+            expected[-1] += 1
+        if (request, counts) != (self.request or request, expected):
+            raise StreamError(f"after {self.last_id!r} came {id!r} where {self.request}:{expected} was due")
+        self.request, self._said, self.last_id = request, counts, id
+
+    def _take(self, said: dict[str, Any]) -> bool:
+        choice = self.choices.setdefault(said["index"], Choice())
+        text = (said["delta"].get("content") if "delta" in said else said["text"]) or ""
+        choice.text += text
+        choice.token_ids += said.get("token_ids", ())
+        choice.logprobs += _token_logprobs(said.get("logprobs") or {})
+        if reason := said.get("finish_reason"):
+            if choice.finish_reason:
+                raise StreamError(f"choice {said['index']} ended twice")
+            choice.finish_reason = reason
+        return bool(text)
+
+    def _check_repetition(self) -> None:
+        for index, before in self._before.items():
+            now = self.choices.get(index, Choice())
+            if not now.text.startswith(before.text) or now.token_ids[: len(before.token_ids)] != before.token_ids:
+                raise StreamError(f"choice {index} began otherwise than before: {now.text!r}, {before.text!r}")
+
+    def check(self, usage: bool = True) -> None:
+        """Raise StreamError unless the answer is whole: each choice finished, `usage` told, `[DONE]` seen."""
         if not self.done:
             raise StreamError("the stream ended without [DONE]")
-        if not self.text:
+        if not self.choices:
             raise StreamError("the stream held no choice")
-        if unfinished := sorted(self.text.keys() - self.finish_reasons.keys()):
+        if unfinished := sorted(i for i, choice in self.choices.items() if choice.finish_reason is None):
             raise StreamError(f"no finish_reason for choices {unfinished}")
-        if self.completion_tokens is None:
+        if usage and self.completion_tokens is None:
             raise StreamError("no usage chunk though stream_options asked for one")
 
 
-def _parse(data: str) -> dict[str, Any]:
+def parse(data: str) -> dict[str, Any]:
+    """The chunk in an event's data. Raises StreamError for an error frame and for what is no chunk."""
     try:
-        chunk = json.loads(data)
+        chunk = orjson.loads(data)
     except ValueError:
         raise StreamError(f"not JSON: {data[:200]}") from None
     if not isinstance(chunk, dict):
         raise StreamError(f"not a chunk: {data[:200]}")
+    if error := chunk.get("error"):
+        raise StreamError(f"error frame: {error.get('message', error) if isinstance(error, dict) else error}")
     return chunk
 
 
-def _choices(chunk: dict[str, Any]) -> Iterator[tuple[int, str, str | None]]:
-    """Index, new text and finish reason of each choice, of chat (`delta`) or completions (`text`)."""
-    for choice in chunk.get("choices", ()):
-        text = choice["delta"].get("content") if "delta" in choice else choice["text"]
-        yield choice["index"], text or "", choice.get("finish_reason")
-
-
-def _message(error: Any) -> str:
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+def _token_logprobs(logprobs: dict[str, Any]) -> Iterator[float]:
+    """Of completions (`token_logprobs`) or chat (`content`)."""
+    yield from logprobs.get("token_logprobs") or (entry["logprob"] for entry in logprobs.get("content") or ())

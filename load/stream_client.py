@@ -1,32 +1,86 @@
-"""Streams of completions from a running server, timed as its user sees them."""
+"""Streams from a running server, timed as its user sees them; they come back by themselves when a connection breaks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
-import orjson
 
+from load.resuming import PATIENCE, SILENCE, Comeback
+from load.sse import Answer, Event, Events
 from load.workloads import Job
 
-_DATA = b"data: "
-_DONE = b"data: [DONE]"
+
+def open_session(url: str) -> aiohttp.ClientSession:
+    """For any number of streams of any length."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE)
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+
+
+async def follow(
+    session: aiohttp.ClientSession,
+    path: str,
+    body: dict[str, Any],
+    answer: Answer,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_connect: Callable[[str], None] = lambda last_id: None,
+    patience: float = PATIENCE,
+) -> Comeback:
+    """POST `body` and fill `answer` to its `[DONE]`, over as many connections as it takes.
+
+    `on_connect` is told the id of the event to go on after, `on_event` each event once `answer` took or refused it.
+    Raises StreamError for an error of the server's, for a stream that does not go on where it stopped, and after
+    `patience` seconds without a sign of life.
+    """
+    comeback = Comeback(answer, patience)
+    while not answer.done:
+        on_connect(answer.last_id)
+        try:
+            async with session.post(path, json=body, headers=comeback.headers()) as response:
+                if response.status == 200:
+                    await _read(response, answer, on_event)
+                    pause = 0.0 if answer.done else comeback.broken("the stream ended without [DONE]")
+                else:
+                    after = response.headers.get("Retry-After")
+                    pause = comeback.refused(response.status, after, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            pause = comeback.broken(f"the connection broke: {error!r}")
+        await asyncio.sleep(pause)
+    return comeback
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, on_event: Callable[[Event], None]) -> None:
+    events = Events()
+    async for line in response.content:
+        event = events.feed(line)
+        if event is not None:
+            try:
+                answer.feed(event)
+            finally:
+                on_event(event)
+            if answer.done:
+                return
 
 
 @dataclass(slots=True)
 class Stream:
     """What came of one job; times in seconds from the moment it was sent."""
 
-    token_ids: list[int] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
     first_token: float = 0.0
     end: float = 0.0
-    chunks: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.answer.choices[0].token_ids
 
 
 async def stream(session: aiohttp.ClientSession, job: Job) -> Stream:
-    """Run `job` greedily with EOS ignored. Raises RuntimeError for anything but a whole stream."""
+    """Run `job` greedily with EOS ignored. Raises StreamError for anything but a whole stream."""
     body = {
         "prompt": job.prompt,
         "max_tokens": job.max_new_tokens,
@@ -36,35 +90,20 @@ async def stream(session: aiohttp.ClientSession, job: Job) -> Stream:
         "return_token_ids": True,
     }
     got, began = Stream(), time.perf_counter()
-    async with session.post("/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise RuntimeError(f"{response.status}: {await response.text()}")
-        async for line in response.content:
-            if line.startswith(_DONE):
-                got.end = time.perf_counter() - began
-                return got
-            if line.startswith(_DATA):
-                _take(got, orjson.loads(line[len(_DATA) :]), began)
-    raise RuntimeError(f"a stream ended after {len(got.token_ids)} tokens without [DONE]")
 
+    def arrived(event: Event) -> None:
+        if not got.first_token and got.token_ids:
+            got.first_token = time.perf_counter() - began
 
-def _take(got: Stream, event: dict[str, object], began: float) -> None:
-    if "error" in event:
-        raise RuntimeError(str(event["error"]))
-    choices = event["choices"]
-    assert isinstance(choices, list)
-    tokens = [token for choice in choices for token in choice["token_ids"]]
-    if tokens and not got.token_ids:
-        got.first_token = time.perf_counter() - began
-    got.token_ids += tokens
-    got.chunks += 1
+    await follow(session, "/v1/completions", body, got.answer, arrived)
+    got.end = time.perf_counter() - began
+    got.answer.check(usage=False)
+    return got
 
 
 async def run_trace(url: str, jobs: list[Job]) -> tuple[float, list[Stream]]:
     """All jobs at once: seconds until the last has ended, and their streams."""
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
+    async with open_session(url) as session:
         began = time.perf_counter()
         streams = await asyncio.gather(*(stream(session, job) for job in jobs))
         return time.perf_counter() - began, list(streams)

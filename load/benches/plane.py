@@ -68,7 +68,7 @@ def many(server: OrcaServer) -> str:
         cpu, own, before = server.cpu_seconds(), _own_cpu(), server.metrics()
         seconds, streams = asyncio.run(stream_client.run_trace(server.url, [Job([5] * 32, TOKENS)] * count))
         tokens = sum(len(stream.token_ids) for stream in streams)
-        chunks = sum(stream.chunks for stream in streams)
+        chunks = sum(stream.answer.chunks for stream in streams)
         first = statistics.median(stream.first_token for stream in streams)
         means = _means(before, server.metrics())
         cells = [f"{tokens / seconds:,.0f}", f"{chunks / seconds:,.0f}", _ms(first)]

@@ -1,0 +1,47 @@
+"""`python -m load.chaos`: a random fault every few seconds under a Poisson load, then the checker's verdict.
+
+Ends with status 1 if anything was lost, said twice, or other than undisturbed; names the folder of the histories then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from load.bench import machine
+from load.chaos.faults import FAULTS
+from load.chaos.run import ChaosOptions, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m load.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long requests arrive")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults")
+    parser.add_argument("--rate", type=float, default=0.3, help="requests a second")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and faults")
+    parser.add_argument("--length", type=int, default=32, help="output tokens of a usual request")
+    parser.add_argument("--model", default="default", help="as `orca serve --model`")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--deadly-token", type=int, default=49_000, help="a token id that no answer holds, for poison")
+    parser.add_argument("--durability", default="strict", choices=["strict", "everysec"])
+    parser.add_argument("--faults", default=",".join(FAULTS), help="of: %(default)s")
+    given = vars(parser.parse_args())
+    given["faults"] = [name.strip() for name in given["faults"].split(",")]
+    if unknown := set(given["faults"]) - FAULTS.keys():
+        parser.error(f"--faults: no fault {', '.join(sorted(unknown))}; there are: {', '.join(FAULTS)}")
+    print(f"Measured on {machine()}.\n", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="orca-chaos-"))
+    held = asyncio.run(run(ChaosOptions(folder=folder, **given)))
+    if held:
+        shutil.rmtree(folder)
+    else:
+        print(f"\nThe histories are in {folder}")
+    sys.exit(not held)
+
+
+if __name__ == "__main__":
+    main()

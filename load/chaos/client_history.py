@@ -1,0 +1,111 @@
+"""What clients saw, checked: every index once and in order, each choice one end, nothing open at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from load.chaos.history import Connect, Delivery, Done, End, Record, Submit
+from load.chaos.violations import Violation
+from load.sse import position
+
+
+@dataclass(slots=True)
+class ClientChoice:
+    """`tokens` are those delivered for the first time; `due` is the index that must come next."""
+
+    tokens: list[int] = field(default_factory=list)
+    due: int = 0
+    ends: int = 0
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """`pool_id` is the last one the server called it by; a server that forgot it gives it another."""
+
+    choices: list[ClientChoice]
+    pool_id: str = ""
+    last_connect: str = ""
+    done: bool = False
+    error: str = ""
+    times: list[float] = field(default_factory=list)  # of deliveries and ends
+
+
+class ClientHistory:
+    """`apply` each record in order, then `check_finished`."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, ClientRequest] = {}
+        self.violations: list[Violation] = []
+
+    def apply(self, record: Record) -> None:
+        if isinstance(record, Submit):
+            self.requests[record.request] = ClientRequest([ClientChoice() for _ in range(record.choices)])
+            return
+        request = self.requests[record.request]
+        self._require(not request.done, "after the end", record.request, f"{record}")
+        match record:
+            case Connect():
+                self._connect(request, record)
+            case Delivery():
+                self._deliver(request, record)
+            case End():
+                self._end(request, record)
+            case Done():
+                request.done, request.error = True, record.error
+
+    def check_finished(self) -> None:
+        for number, request in self.requests.items():
+            self._require(request.done, "unfinished", number, "it never ended")
+            ends = [choice.ends for choice in request.choices]
+            whole = bool(request.error) or ends == [1] * len(ends)
+            self._require(whole, "unfinished", number, f"[DONE] came, its choices ended {ends} times")
+
+    def _connect(self, request: ClientRequest, record: Connect) -> None:
+        counts = position(record.last_id)[1] if record.last_id else []
+        for index, choice in enumerate(request.choices):
+            choice.due = counts[index] if index < len(counts) else 0
+        request.last_connect = record.last_id
+
+    def _deliver(self, request: ClientRequest, record: Delivery) -> None:
+        number, choice = record.request, self._at(request, record)
+        if record.index < len(choice.tokens):  # again, as it was asked for
+            before = choice.tokens[record.index]
+            what = f"choice {record.choice} token {record.index} was {before}, came again as {record.token}"
+            self._require(before == record.token, "wrong", number, what)
+        else:
+            choice.tokens.append(record.token)
+            what = f"choice {record.choice} token {record.index} came after its end"
+            self._require(choice.ends == 0, "after the end", number, what)
+            request.times.append(record.time)
+
+    def _end(self, request: ClientRequest, record: End) -> None:
+        choice = self._at(request, record)
+        choice.ends += 1
+        again = not request.last_connect  # all of it was asked for, the end too
+        self._require(choice.ends == 1 or again, "duplicated", record.request, f"choice {record.choice} ended again")
+        choice.ends = 1
+        request.times.append(record.time)
+
+    def _at(self, request: ClientRequest, record: Delivery | End) -> ClientChoice:
+        """The choice; its `due` moved past the record, which must be there."""
+        same = not request.pool_id or request.pool_id == record.pool_id or not request.last_connect
+        self._require(same, "wrong", record.request, f"{request.pool_id} was gone on with as {record.pool_id}")
+        request.pool_id = record.pool_id
+        choice = request.choices[record.choice]
+        rule = "duplicated" if record.index < choice.due else "lost"
+        what = f"choice {record.choice}: index {record.index} came where {choice.due} was due"
+        self._require(record.index == choice.due, rule, record.request, what)
+        choice.due = record.index + 1
+        return choice
+
+    def _require(self, holds: bool, rule: str, request: int, what: str) -> None:
+        if not holds:
+            self.violations.append(Violation(rule, f"client's request {request}: {what}"))
+
+
+def replay(records: Iterable[Record]) -> ClientHistory:
+    history = ClientHistory()
+    for record in records:
+        history.apply(record)
+    return history

@@ -1,0 +1,122 @@
+"""What clients saw, as it came over the wire, in a file of one JSON array a line: kind, then the record's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import orjson
+
+from load.sse import Event, StreamError, parse, position
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """The client's request number `request` was made; it has so many choices."""
+
+    request: int
+    time: float
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """It was sent, for the first time or again; `last_id` is the id of the event to go on after, or empty."""
+
+    request: int
+    time: float
+    last_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Token `index` of a choice came, from what the server calls `pool_id`."""
+
+    request: int
+    time: float
+    pool_id: str
+    choice: int
+    index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A choice ended after `index` tokens."""
+
+    request: int
+    time: float
+    pool_id: str
+    choice: int
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The client is through with it: `[DONE]` came, or `error` says what came instead."""
+
+    request: int
+    time: float
+    error: str = ""
+
+
+Record = Submit | Connect | Delivery | End | Done
+_KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Submit, Connect, Delivery, End, Done)}
+
+
+class Recorder:
+    """Writes what clients see to a file, in the order it happens; a `with` closes it."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._file = path.open("wb")
+        self._clock = clock
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything is in the file then."""
+        self._file.close()
+
+    def submit(self, request: int, choices: int) -> None:
+        self._write(Submit(request, self._clock(), choices))
+
+    def connect(self, request: int, last_id: str) -> None:
+        self._write(Connect(request, self._clock(), last_id))
+
+    def event(self, request: int, event: Event) -> None:
+        """The tokens and ends of an event, at the indices that its own id gives them."""
+        if not event.id:
+            return
+        now = self._clock()
+        try:
+            (pool_id, counts), chunk = position(event.id), parse(event.data)
+        except StreamError:
+            return  # its client ends with it, which is what is recorded
+        for said in chunk.get("choices", ()):
+            choice, tokens, reason = said["index"], said.get("token_ids", ()), said.get("finish_reason")
+            first = counts[choice] - len(tokens) - bool(reason)
+            for index, token in enumerate(tokens, first):
+                self._write(Delivery(request, now, pool_id, choice, index, token))
+            if reason:
+                self._write(End(request, now, pool_id, choice, counts[choice] - 1, reason))
+
+    def done(self, request: int, error: str = "") -> None:
+        self._write(Done(request, self._clock(), error))
+
+    def _write(self, record: Record) -> None:
+        self._file.write(orjson.dumps([type(record).__name__, *astuple(record)]) + b"\n")
+
+
+def read(path: Path) -> Iterator[Record]:
+    """What a Recorder wrote."""
+    with path.open("rb") as file:
+        for line in file:
+            kind, *fields = orjson.loads(line)
+            yield _KINDS[kind](*fields)

@@ -1,0 +1,269 @@
+"""What a pool did, replayed from its server's file, and every rule it broke.
+
+Knows the keys as `services/pool/lua/fragments/keys.lua` documents them and shares no code with the pool: both would err
+alike.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgpack
+
+from load.chaos.aof import Transaction
+from load.chaos.violations import Violation
+
+_KEY = re.compile(r"orca:\{[^}]*\}:(\w+):?(.*)", re.DOTALL)
+_LEGAL = {("", "waiting"), ("waiting", "running"), ("running", "waiting"), ("waiting", "ended"), ("running", "ended")}
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A sequence as the file tells; kept when the pool forgets it."""
+
+    id: str
+    group: str = ""
+    state: str = ""
+    seat: str = ""
+    epoch: str = ""  # the seat's when it claimed the sequence
+    most_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    forgotten: bool = False
+
+
+@dataclass(slots=True)
+class Seat:
+    epoch: str = ""
+    call: int = 0
+    running: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Now:
+    """The transaction that is being replayed."""
+
+    number: int
+    actor: str  # the seat whose exchange it is
+    created: set[str] = field(default_factory=set)
+    touched: set[str] = field(default_factory=set)
+    published: list[bytes] = field(default_factory=list)
+
+
+class PoolHistory:
+    """One pool. `apply` each transaction; `violations` are told in the order they were found."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[str, Sequence] = {}
+        self.seats: dict[str, Seat] = {}
+        self.violations: list[Violation] = []
+        self._waiting: set[str] = set()
+        self._open: dict[str, int] = {}  # of each group, how many have not ended, as the pool counts
+        self._unended: dict[str, int] = {}  # the same, as counted here
+        self._epochs: set[str] = set()
+        self._now = _Now(0, "")
+        self._handlers: dict[str, Callable[[str, str, list[bytes]], None]] = {
+            "seq": self._on_sequence,
+            "tok": self._on_tokens,
+            "seat": self._on_seat,
+            "running": self._on_running,
+            "waiting": self._on_waiting,
+            "group": self._on_group,
+            "events": self._on_events,
+        }
+
+    def apply(self, transaction: Transaction) -> None:
+        commands = [parsed for command in transaction.commands for parsed in _by_key(command)]
+        self._now = _Now(transaction.number, _actor(commands))
+        for kind, name, command in commands:
+            if handler := self._handlers.get(kind):
+                handler(command[0].decode().upper(), name, command[2:])
+        self._check_end()
+
+    def check_finished(self) -> None:
+        """To be called when all should have ended."""
+        for sequence in self.sequences.values():
+            self._require(sequence.state == "ended", "unfinished", f"{sequence.id} is {sequence.state} at the end")
+
+    def _require(self, holds: bool, rule: str, what: str) -> None:
+        if not holds:
+            self.violations.append(Violation(rule, f"transaction {self._now.number}: {what}"))
+
+    # --- sequences ---
+
+    def _on_sequence(self, command: str, id: str, args: list[bytes]) -> None:
+        sequence = self.sequences.setdefault(id, Sequence(id))
+        self._now.touched.add(id)
+        if command == "DEL":
+            self._require(sequence.state == "ended", "forgotten early", f"{id} was forgotten while {sequence.state}")
+            sequence.forgotten = True
+        elif command == "HDEL" and b"seat" in args:
+            sequence.seat = ""
+        elif command in ("HSET", "HMSET"):
+            fields = _fields(args)
+            if "tokens_max" in fields:
+                sequence.most_tokens = int(fields["tokens_max"]) - int(fields["prompt_len"])
+                sequence.group = fields["group"].decode()
+            if "state" in fields:
+                self._change(sequence, fields["state"].decode(), fields.get("seat", b"").decode())
+
+    def _change(self, sequence: Sequence, state: str, seat: str) -> None:
+        before, sequence.state = sequence.state, state
+        legal = (before, state) in _LEGAL and not sequence.forgotten
+        rule = "ended twice" if before == state == "ended" else "state"
+        self._require(legal, rule, f"{sequence.id} was {before or 'unknown'} and became {state}")
+        if not before:
+            self._now.created.add(sequence.id)
+            self._unended[sequence.group] = self._unended.get(sequence.group, 0) + 1
+        if state == "running":
+            sequence.seat, sequence.epoch = seat, self._seat(seat).epoch
+            allowed = self._now.actor == seat and sequence.epoch != ""
+            self._require(allowed, "claim", f"{sequence.id} was given to {seat} outside an exchange of its owner")
+        if state == "ended":
+            self._unended[sequence.group] -= 1
+
+    def _on_tokens(self, command: str, id: str, args: list[bytes]) -> None:
+        sequence = self.sequences.setdefault(id, Sequence(id))
+        if command == "APPEND":
+            self._append(sequence, args[0])
+        elif command == "SET" and id in self._now.created and not sequence.tokens:
+            sequence.tokens = _tokens(args[0])
+        elif command != "DEL":
+            self._require(False, "changed", f"{command} of the tokens of {id}: committed tokens never change")
+
+    def _append(self, sequence: Sequence, packed: bytes) -> None:
+        tokens, seat, actor = _tokens(packed), self._seat(sequence.seat), self._now.actor
+        said = f"{len(tokens)} tokens of {sequence.id} ({sequence.state} on {sequence.seat or 'no seat'})"
+        self._require(sequence.state == "running", "fence", f"{said} were committed though it does not run")
+        self._require(actor == sequence.seat != "", "fence", f"{said} were committed by {actor or 'no seat'}")
+        same = seat.epoch == sequence.epoch != ""
+        self._require(same, "fence", f"{said}: epoch {seat.epoch!r} commits what {sequence.epoch!r} claimed")
+        sequence.tokens += tokens
+        self._require(len(packed) % 4 == 0, "tokens", f"{said}: {len(packed)} bytes")
+        fits = len(sequence.tokens) <= sequence.most_tokens
+        self._require(fits, "tokens", f"{said}: now {len(sequence.tokens)} of {sequence.most_tokens}")
+
+    def _on_group(self, command: str, request: str, args: list[bytes]) -> None:
+        if command == "HINCRBY" and args[0] == b"open":
+            self._open[request] = self._open.get(request, 0) + int(args[1])
+        elif command in ("HSET", "HMSET") and "open" in (fields := _fields(args)):
+            self._open[request] = int(fields["open"])
+
+    def _on_waiting(self, command: str, _: str, args: list[bytes]) -> None:
+        ids = {id.decode() for id in (args[1::2] if command == "ZADD" else args)}
+        self._now.touched |= ids
+        if command == "ZADD":
+            self._waiting |= ids
+        elif command == "ZREM":
+            self._waiting -= ids
+
+    # --- seats ---
+
+    def _seat(self, name: str) -> Seat:
+        return self.seats.setdefault(name, Seat())
+
+    def _on_seat(self, command: str, name: str, args: list[bytes]) -> None:
+        seat = self._seat(name)
+        if command == "DEL" or (command == "HDEL" and b"epoch" in args):
+            seat.epoch, seat.call = "", 0
+            self._now.touched |= seat.running
+        elif command in ("HSET", "HMSET"):
+            fields = _fields(args)
+            if "epoch" in fields:
+                self._give(name, seat, fields["epoch"].decode())
+            elif "call" in fields:
+                call = int(fields["call"])
+                self._require(seat.epoch != "", "fence", f"{name} exchanged without an owner")
+                self._require(call > seat.call, "fence", f"{name} made exchange {call} after {seat.call} in one epoch")
+                seat.call = call
+
+    def _give(self, name: str, seat: Seat, epoch: str) -> None:
+        self._require(seat.epoch == "", "fence", f"{name} was given to {epoch!r} while {seat.epoch!r} held it")
+        self._require(epoch not in self._epochs, "fence", f"{name} was given under {epoch!r}, which was used before")
+        self._epochs.add(epoch)
+        seat.epoch, seat.call = epoch, 0
+
+    def _on_running(self, command: str, name: str, args: list[bytes]) -> None:
+        seat = self._seat(name)
+        ids = seat.running if command == "DEL" else {id.decode() for id in args}
+        self._now.touched |= ids
+        seat.running = seat.running | ids if command == "SADD" else seat.running - ids
+
+    # --- what listeners are told ---
+
+    def _on_events(self, command: str, _: str, args: list[bytes]) -> None:
+        if command == "XADD" and len(args) >= 3 and args[-2] == b"e":
+            self._now.published.append(args[-1])
+
+    def _check_published(self, entry: bytes) -> None:
+        ids, indices, counts, packed, _ = msgpack.unpackb(entry, raw=True)
+        tokens, first = _tokens(packed), 0
+        for raw_id, index, count in zip(ids, indices, counts, strict=True):
+            id = raw_id.decode()
+            told, first = tokens[first : first + count], first + count
+            committed = self.sequences.get(id, Sequence(id)).tokens[index : index + count]
+            self._require(told == committed, "published", f"{id} {index}: told {told}, committed {committed}")
+
+    # --- at the end of each transaction ---
+
+    def _check_end(self) -> None:
+        for entry in self._now.published:
+            self._check_published(entry)
+        for id in self._now.touched:
+            self._check_place(self.sequences.setdefault(id, Sequence(id)))
+
+    def _check_place(self, sequence: Sequence) -> None:
+        id, state = sequence.id, sequence.state
+        holders = sorted(name for name, seat in self.seats.items() if id in seat.running)
+        due = [sequence.seat] if state == "running" else []
+        self._require(holders == due, "place", f"{id} is {state or 'unknown'} and runs on {holders}, not {due}")
+        waits = id in self._waiting
+        self._require(waits == (state == "waiting"), "place", f"{id} is {state or 'unknown'}, in the queue: {waits}")
+        if state == "running":
+            epoch = self._seat(sequence.seat).epoch
+            self._require(
+                epoch == sequence.epoch, "place", f"{id} runs under {sequence.epoch!r}, its seat is {epoch!r}"
+            )
+        counted, open_ = self._unended.get(sequence.group, 0), self._open.get(sequence.group, 0)
+        self._require(
+            counted == open_, "place", f"{open_} of group {sequence.group} are open, {counted} have not ended"
+        )
+
+
+def replay(transactions: Iterable[Transaction]) -> PoolHistory:
+    history = PoolHistory()
+    for transaction in transactions:
+        history.apply(transaction)
+    return history
+
+
+def _by_key(command: list[bytes]) -> list[tuple[str, str, list[bytes]]]:
+    """Kind and name of the key with the command; a DEL of several keys as one of each."""
+    keys = command[1:] if command[0].upper() in (b"DEL", b"UNLINK") else command[1:2]
+    found = []
+    for key in keys:
+        if match := _KEY.fullmatch(key.decode(errors="replace")):
+            name = b"DEL" if command[0].upper() == b"UNLINK" else command[0]
+            found.append((match[1], match[2], [name, key, *command[2:]]))
+    return found
+
+
+def _actor(commands: list[tuple[str, str, list[bytes]]]) -> str:
+    """The seat whose exchange this is: only an exchange writes a call number without an epoch."""
+    for kind, name, command in commands:
+        if kind == "seat" and command[0].upper() in (b"HSET", b"HMSET"):
+            fields = _fields(command[2:])
+            if "call" in fields and "epoch" not in fields:
+                return name
+    return ""
+
+
+def _fields(args: list[bytes]) -> dict[str, bytes]:
+    return {name.decode(): value for name, value in zip(args[::2], args[1::2], strict=True)}
+
+
+def _tokens(packed: bytes) -> list[int]:
+    values = array("I", packed[: len(packed) // 4 * 4])
+    return values.tolist()

@@ -1,0 +1,84 @@
+"""The tables of a chaos run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from load.chaos.checker import Verdict
+from load.chaos.streams import Outcome
+from load.markdown import table
+
+UNDER_WAY = 0.5  # seconds after a fault in which tokens may still come that were sent before
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One fault, as it happened: `time` on the clock of `time.monotonic`; `skipped` says why it was not possible."""
+
+    fault: str
+    time: float
+    skipped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds from a fault until the first, and until the last, of the streams that were open then had gone on."""
+
+    first: float
+    last: float
+
+
+def recovery(at: float, outcomes: Sequence[Outcome]) -> Recovery | None:
+    """Of a fault at `at`: where the longest silence that began within `UNDER_WAY` ended. None if no stream was open."""
+    streams = [[o.began, *o.arrivals] for o in outcomes if o.began < at and (o.end == 0 or o.end > at) and o.arrivals]
+    each = [end for end in (_back(at, times) for times in streams) if end is not None]
+    together = _back(at, sorted(time for times in streams for time in times))
+    return Recovery(together - at, max(each) - at) if each and together is not None else None
+
+
+def _back(at: float, times: Sequence[float]) -> float | None:
+    """When the longest silence ended that was there at `at` or began soon after."""
+    silences = [(end - begin, end) for begin, end in pairwise(times) if end > at and begin < at + UNDER_WAY]
+    return max(silences)[1] if silences else None
+
+
+def faults_table(injections: Iterable[Injection], outcomes: Sequence[Outcome]) -> str:
+    """A row for each kind of fault."""
+    kinds: dict[str, list[Injection]] = {}
+    for injection in injections:
+        kinds.setdefault(injection.fault, []).append(injection)
+    rows = []
+    for kind, all in kinds.items():
+        done = [i for i in all if not i.skipped]
+        found = [r for r in (recovery(i.time, outcomes) for i in done) if r]
+        rows.append([kind, len(done), *_spread([r.first for r in found]), *_spread([r.last for r in found])])
+    head = ["fault", "times", "first token, s (median)", "(max)", "all streams, s (median)", "(max)"]
+    return table(head, rows)
+
+
+def _spread(values: list[float]) -> tuple[str, str]:
+    return (f"{statistics.median(values):.1f}", f"{max(values):.1f}") if values else ("", "")
+
+
+def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome]) -> str:
+    """What became of the requests; all but the first five rows and the last three must be 0."""
+    gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
+    wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
+    rows: list[Sequence[object]] = [
+        ["requests", len(outcomes)],
+        ["sequences", sum(o.job.choices for o in outcomes)],
+        ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
+        ["came back after a broken connection or a refusal", sum(o.came_back > 0 for o in outcomes)],
+        ["poisoned, failed alone as they must", sum(o.job.name == "poison" for o in outcomes)],
+        ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
+        ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],
+        ["wrong", wrong],
+        ["other violations", verdict.count("state", "claim", "fence", "place")],
+        ["longest gap in a stream, s", f"{max(gaps, default=0.0):.1f}"],
+        ["sequences in the pool's file", len(verdict.pool.sequences)],
+        ["tokens in the pool's file", sum(len(s.tokens) for s in verdict.pool.sequences.values())],
+    ]
+    return table(["", "count"], rows)

@@ -1,0 +1,109 @@
+"""The load of a chaos run: streams that resume, each recorded, and compared with its undisturbed answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from load.chaos.history import Recorder
+from load.chaos.workload import ChaosJob, difference
+from load.sse import Answer, Event, StreamError
+from load.stream_client import follow
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request; `arrivals` are the times at which tokens came, on the clock of `time.monotonic`."""
+
+    job: ChaosJob
+    number: int
+    began: float
+    answer: Answer = field(default_factory=Answer)
+    arrivals: list[float] = field(default_factory=list)
+    end: float = 0.0  # 0 while it is open
+    came_back: int = 0
+    error: str = ""
+    wrong: str = ""  # how it differs from the undisturbed answer
+
+
+class Streams:
+    """Runs jobs. Those whose undisturbed answer is in `expected` are compared with it."""
+
+    def __init__(self, session: aiohttp.ClientSession, recorder: Recorder | None, patience: float) -> None:
+        self.outcomes: list[Outcome] = []
+        self.expected: dict[str, Answer] = {}
+        self._session, self._recorder, self._patience = session, recorder, patience
+
+    async def learn(self, jobs: list[ChaosJob]) -> None:
+        """Run each once; these are the undisturbed answers. Raises StreamError."""
+        undisturbed = Streams(self._session, None, self._patience)
+        outcomes = await asyncio.gather(*(undisturbed.run(job) for job in jobs))
+        for outcome in outcomes:
+            if outcome.error:
+                raise StreamError(f"{outcome.job.name}, undisturbed: {outcome.error}")
+            outcome.answer.check()
+            self.expected[outcome.job.name] = outcome.answer
+
+    async def run(self, job: ChaosJob) -> Outcome:
+        """One request to its end; errors of all kinds are in the outcome."""
+        outcome = Outcome(job, len(self.outcomes), time.monotonic())
+        self.outcomes.append(outcome)
+        if self._recorder:
+            self._recorder.submit(outcome.number, job.choices)
+        try:
+            comeback = await follow(
+                self._session, job.path, job.body, outcome.answer,
+                self._on_event(outcome), self._on_connect(outcome), self._patience,
+            )  # fmt: skip
+            outcome.came_back = comeback.times
+            outcome.answer.check()
+        except StreamError as error:
+            outcome.error = str(error)
+        outcome.end = time.monotonic()
+        if self._recorder:
+            self._recorder.done(outcome.number, outcome.error)
+        if not outcome.error and (expected := self.expected.get(job.name)):
+            outcome.wrong = difference(expected, outcome.answer)
+        return outcome
+
+    def _on_event(self, outcome: Outcome) -> Callable[[Event], None]:
+        def on_event(event: Event) -> None:
+            if '"token_ids":[' in event.data and '"token_ids":[]' not in event.data:
+                outcome.arrivals.append(time.monotonic())
+            if self._recorder:
+                self._recorder.event(outcome.number, event)
+
+        return on_event
+
+    def _on_connect(self, outcome: Outcome) -> Callable[[str], None]:
+        def on_connect(last_id: str) -> None:
+            if self._recorder:
+                self._recorder.connect(outcome.number, last_id)
+
+        return on_connect
+
+    async def arrive(self, jobs: list[ChaosJob], rate: float, seconds: float, draw: random.Random) -> None:
+        """Poisson arrivals, `rate` a second for so many seconds, then wait for the last to end."""
+        end = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            while (now := time.monotonic()) < end:
+                tasks.create_task(self.run(draw.choice(jobs)))
+                await asyncio.sleep(min(draw.expovariate(rate), end - now))
+
+    async def keep(self, jobs: list[ChaosJob], count: int, over: asyncio.Event) -> None:
+        """So many streams at any time, through all the jobs again and again, until `over`; then wait for the last."""
+
+        async def user(first: int) -> None:
+            place = first
+            while not over.is_set():
+                await self.run(jobs[place % len(jobs)])
+                place += count
+
+        async with asyncio.TaskGroup() as tasks:
+            for first in range(count):
+                tasks.create_task(user(first))

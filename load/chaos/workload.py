@@ -1,0 +1,84 @@
+"""The requests of a chaos run: a fixed set of all kinds, and whether an answer is the undisturbed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from load.prompts import BEGINNINGS, QUESTIONS
+from load.sse import Answer, Choice
+
+LOGPROB_TOLERANCE = 1e-3  # float32 over batches of other sizes
+COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosJob:
+    """One kind of request; its answer is the same each time, as it is greedy or has a seed."""
+
+    name: str
+    path: str
+    body: dict[str, Any] = field(repr=False)
+    choices: int = 1
+
+
+def jobs(length: int, never: int) -> list[ChaosJob]:
+    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them."""
+    return [replace(job, body=job.body | {"logit_bias": {str(never): -100}}) for job in _jobs(length)]
+
+
+def _jobs(length: int) -> list[ChaosJob]:
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": length}
+    seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": length}
+    short, long = {"max_tokens": max(2, length // 4)}, {"max_tokens": 2 * length, "ignore_eos": True}
+    return [
+        _completion("greedy", 0, greedy | {"ignore_eos": True}),
+        _completion("greedy, short", 1, greedy | short),
+        _completion("greedy, long", 2, greedy | long),
+        _completion("seeded", 3, seeded | {"ignore_eos": True}),
+        _completion("seeded, long, top_p", 4, seeded | long | {"top_p": 0.9}),
+        _completion("three choices", 5, seeded | {"n": 3, "top_k": 40}, 3),
+        _completion("two prompts", 0, greedy | {"prompt": list(BEGINNINGS[:2])}, 2),
+        _completion("stop strings", 1, greedy | long | {"stop": [" the", "e", "\n"], "min_tokens": length // 4}),
+        _completion("penalties", 2, greedy | {"presence_penalty": 0.5, "frequency_penalty": 0.5, "ignore_eos": True}),
+        _completion("repetition penalty", 3, seeded | {"repetition_penalty": 1.3, "ignore_eos": True}),
+        _completion("log probabilities", 4, greedy | {"logprobs": 3, "ignore_eos": True}),
+        _chat("chat", 0, greedy),
+        _chat("chat, seeded, two choices", 1, seeded | {"n": 2}, 2),
+        _chat("chat, log probabilities", 2, seeded | short | {"logprobs": True, "top_logprobs": 2}),
+        _chat("chat, stop strings", 3, greedy | {"stop": [".", "a"]}),
+    ]
+
+
+def poison(token: int) -> ChaosJob:
+    """A request that kills each engine that computes it, where the setting `deadly_token` is `token`."""
+    return ChaosJob("poison", "/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4})
+
+
+def _completion(name: str, text: int, fields: dict[str, Any], choices: int = 1) -> ChaosJob:
+    return ChaosJob(name, "/v1/completions", COMMON | {"prompt": BEGINNINGS[text]} | fields, choices)
+
+
+def _chat(name: str, text: int, fields: dict[str, Any], choices: int = 1) -> ChaosJob:
+    messages = [{"role": "user", "content": QUESTIONS[text]}]
+    return ChaosJob(name, "/v1/chat/completions", COMMON | {"messages": messages} | fields, choices)
+
+
+def difference(expected: Answer, got: Answer) -> str:
+    """What in `got` is not as undisturbed; empty if nothing."""
+    if expected.choices.keys() != got.choices.keys():
+        return f"choices {sorted(got.choices)}, expected {sorted(expected.choices)}"
+    if expected.completion_tokens != got.completion_tokens:
+        return f"{got.completion_tokens} tokens counted, expected {expected.completion_tokens}"
+    told = ((index, _difference(choice, got.choices[index])) for index, choice in expected.choices.items())
+    return next((f"choice {index}: {what}" for index, what in told if what), "")
+
+
+def _difference(expected: Choice, got: Choice) -> str:
+    for name in ("token_ids", "text", "finish_reason"):
+        if getattr(expected, name) != getattr(got, name):
+            return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
+    if len(expected.logprobs) != len(got.logprobs):
+        return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
+    worst = max((abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=True)), default=0.0)
+    return f"a log probability differs by {worst}" if worst > LOGPROB_TOLERANCE else ""

@@ -1,0 +1,172 @@
+"""One fault after the other on one server, under a load of resuming streams that never stops.
+
+After each, every stream that was open and many new ones must end whole, with the tokens of an undisturbed run; at the
+end the history of it all must be right. Faults that take the whole cluster down are in `test_serve_life.py` and in
+`python -m load.chaos`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tiny_models import make_tiny_model
+
+from load.chaos.aof import read_transactions
+from load.chaos.checker import check
+from load.chaos.faults import ENGINE, FAULTS, GATEWAY, SCHEDULER, NoTarget, Site, loaded_engine, owning_schedulers
+from load.chaos.history import Recorder, read
+from load.chaos.pool_server import keep_history
+from load.chaos.streams import Outcome, Streams
+from load.chaos.workload import ChaosJob, jobs, poison
+from load.server import OrcaServer
+from load.stream_client import open_session
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+
+LENGTH = 60  # tokens of a usual answer
+DEADLY = 300
+STREAMS = 6  # at any time
+MORE = 8  # requests that must begin and end after a fault
+PATIENCE = 60.0  # seconds
+FLAGS = ("--dtype", "float32", "--durability", "strict", "--gateways", "2", "--lease", "3", "--drain-timeout", "1")
+
+
+class Chaos:
+    """A server under load."""
+
+    def __init__(self, site: Site, streams: Streams, recorder: Recorder, folder: Path, kinds: list[ChaosJob]) -> None:
+        self.site, self.streams, self.folder = site, streams, folder
+        self._recorder = recorder
+        self._over = asyncio.Event()
+        self._load = asyncio.create_task(streams.keep(kinds, STREAMS, self._over))
+
+    async def inject(self, name: str) -> None:
+        """Inject a fault as soon as there is what it hits, and wait until its consequences are over."""
+        await self._until(lambda: any(o.arrivals and not o.end for o in self.streams.outcomes))
+        end = time.monotonic() + PATIENCE
+        while True:
+            open_ = [o for o in self.streams.outcomes if not o.end]
+            try:
+                await FAULTS[name].inject(self.site)
+                break
+            except NoTarget:
+                assert time.monotonic() < end, f"no target for {name}"
+                await asyncio.sleep(0.1)
+        count = len(self.streams.outcomes)
+        await self._until(lambda: all(o.end for o in open_) and self._ended_after(count) >= MORE)
+        self.check([*open_, *self.streams.outcomes[count:]])
+
+    def _ended_after(self, count: int) -> int:
+        return sum(o.end > 0 for o in self.streams.outcomes[count:])
+
+    async def _until(self, condition) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert not self._load.done(), f"the load ended: {self._load}"
+            assert time.monotonic() < end, "streams do not end"
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        self._over.set()
+        await self._load
+        self._recorder.close()
+
+    @staticmethod
+    def check(outcomes: list[Outcome]) -> None:
+        told = [o for o in outcomes if o.end and o.job.name != "poison"]
+        assert [(o.job.name, o.error, o.wrong) for o in told if o.error or o.wrong] == []
+
+    def pids(self, title: str) -> set[int]:
+        return set(self.site.server.pids(title))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
+    folder = tmp_path_factory.mktemp("chaos")
+    data, model = folder / "data", folder / "model"
+    data.mkdir()
+    make_tiny_model(model)
+    kinds = jobs(LENGTH, DEADLY)
+
+    async def send_poison() -> None:
+        outcome = await streams.run(poison(DEADLY))
+        assert "the engine died 3 times while it ran this request" in outcome.error
+
+    with contextlib.ExitStack() as stack:
+        server = OrcaServer(data, "--model", str(model), "--deadly-token", str(DEADLY), *FLAGS)
+        stack.push(server.__exit__)
+        await asyncio.to_thread(server.__enter__)
+        keep_history(data)
+        recorder = stack.enter_context(Recorder(folder / "clients.jsonl", time.time))
+        async with open_session(server.url) as session:
+            streams = Streams(session, recorder, PATIENCE)
+            await streams.learn(kinds)
+            site = Site(server, lambda: None, send_poison, past_lease=5.0, outage=6.0)
+            chaos = Chaos(site, streams, recorder, folder, kinds)
+            yield chaos
+            await chaos.stop()
+
+
+async def test_a_scheduler_dies_and_the_engine_keeps_its_weights(chaos: Chaos) -> None:
+    engine, owners = loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)
+    await chaos.inject("scheduler")
+    assert loaded_engine(chaos.site.server) == engine
+    assert owning_schedulers(chaos.site.server) != owners
+
+
+async def test_an_engine_dies_and_the_scheduler_goes_on_with_the_spare(chaos: Chaos) -> None:
+    engine, owners = loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)
+    await chaos.inject("engine")
+    assert loaded_engine(chaos.site.server) != engine
+    assert owning_schedulers(chaos.site.server) == owners
+
+
+@pytest.mark.parametrize("name", ["spare engine", "spare scheduler"])
+async def test_a_spare_dies_and_nothing_else_changes(chaos: Chaos, name: str) -> None:
+    engine, owners = loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)
+    await chaos.inject(name)
+    assert (loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)) == (engine, owners)
+
+
+@pytest.mark.parametrize("name", ["engine and scheduler", "gateway", "controller", "haproxy", "proxy manager", "pool"])
+async def test_it_dies_and_comes_back(chaos: Chaos, name: str) -> None:
+    await chaos.inject(name)
+
+
+async def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(chaos: Chaos) -> None:
+    owners = owning_schedulers(chaos.site.server)
+    await chaos.inject("scheduler stopped")
+    assert owning_schedulers(chaos.site.server) != owners
+
+
+async def test_a_stuck_engine_is_given_up(chaos: Chaos) -> None:
+    engine = loaded_engine(chaos.site.server)
+    await chaos.inject("engine stuck")
+    assert loaded_engine(chaos.site.server) != engine
+
+
+async def test_while_the_pool_is_away_everybody_waits(chaos: Chaos) -> None:
+    before = [chaos.pids(title) for title in (ENGINE, SCHEDULER, GATEWAY)]
+    owners = owning_schedulers(chaos.site.server)
+    await chaos.inject("pool stopped")
+    after = [chaos.pids(title) for title in (ENGINE, SCHEDULER, GATEWAY)]
+    assert all(lived <= live for lived, live in zip(before, after, strict=True))
+    assert owning_schedulers(chaos.site.server) == owners
+
+
+async def test_a_request_that_kills_engines_fails_alone(chaos: Chaos) -> None:
+    await chaos.inject("poison")
+
+
+async def test_the_history_of_all_of_it_is_right(chaos: Chaos) -> None:
+    await chaos.stop()
+    assert chaos.site.server.stop() == 0
+    verdict = check(read(chaos.folder / "clients.jsonl"), read_transactions(chaos.folder / "data"))
+    assert verdict.violations == []
+    assert len(verdict.clients.requests) == len(chaos.streams.outcomes)

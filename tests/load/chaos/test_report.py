@@ -1,0 +1,86 @@
+"""Recovery times from arrivals, the plan of faults, and what counts as another answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from load.chaos.faults import FAULTS, plan
+from load.chaos.report import Injection, Recovery, faults_table, recovery
+from load.chaos.streams import Outcome
+from load.chaos.workload import ChaosJob, difference, jobs, poison
+from load.sse import Answer, Choice
+
+JOB = ChaosJob("job", "/", {})
+
+
+def outcome(*arrivals: float, began: float = 0.0, end: float = 99.0) -> Outcome:
+    return Outcome(JOB, 0, began, arrivals=list(arrivals), end=end)
+
+
+def test_recovery_is_where_the_silence_after_the_fault_ended() -> None:
+    two = [outcome(9.9, 10.1, 12.0, 12.5, 20.0), outcome(9.8, 10.0, 15.0, 15.1)]
+    assert recovery(10.0, two) == Recovery(first=2.0, last=5.0)
+
+
+def test_only_streams_that_were_open_count() -> None:
+    others = [outcome(8.0, end=9.0), outcome(11.0, began=10.5), outcome(began=9.0)]
+    assert recovery(10.0, others) is None
+    assert recovery(10.0, [*others, outcome(9.0, 10.25, 10.5)]) == Recovery(0.25, 0.25)
+
+
+def test_a_row_for_each_kind_and_none_for_what_was_not_possible() -> None:
+    told = [Injection("engine", 10.0), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
+    rows = faults_table(told, [outcome(9.0, 11.0)]).splitlines()[2:]
+    assert rows == ["| engine | 1 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 |  |  |  |  |"]
+
+
+def test_faults_that_take_all_come_once_and_others_in_turn() -> None:
+    small = [name for name, fault in FAULTS.items() if not fault.takes_all]
+    chosen = [fault.name for fault in plan(list(FAULTS), 30, random.Random(1))]
+    assert len(chosen) == 30
+    counts = {name: chosen.count(name) for name in FAULTS}
+    assert {counts[name] for name in FAULTS if name not in small} == {1}
+    assert {counts[name] for name in small} == {1, 2}
+    assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
+
+
+def answer() -> Answer:
+    return Answer({0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"text": "c"}, "choice 1: text 'c', expected 'b'"),
+        ({"token_ids": [3]}, "choice 1: token_ids"),
+        ({"finish_reason": "stop"}, "choice 1: finish_reason"),
+        ({"logprobs": []}, "0 log probabilities, expected 1"),
+        ({"logprobs": [-1.1]}, "a log probability differs"),
+    ],
+)
+def test_what_is_not_as_undisturbed(change: dict, told: str) -> None:
+    got = answer()
+    got.choices[1] = replace(got.choices[1], **change)
+    assert told in difference(answer(), got)
+
+
+def test_what_is_as_undisturbed() -> None:
+    got = answer()
+    got.choices[0].logprobs = [-0.50001]
+    assert difference(answer(), got) == ""
+    got.completion_tokens = 3
+    assert "3 tokens counted" in difference(answer(), got)
+    assert "choices [0]" in difference(answer(), Answer({0: Choice()}, completion_tokens=2))
+
+
+def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
+    made = jobs(32, never=9)
+    assert len({job.name for job in made}) == len(made)
+    assert all(job.body["logit_bias"] == {"9": -100} for job in made)
+    keys = {key for job in made for key in job.body}
+    assert {"n", "stop", "seed", "logprobs", "top_logprobs", "presence_penalty", "repetition_penalty"} <= keys
+    assert {job.path for job in made} == {"/v1/completions", "/v1/chat/completions"}
+    assert 9 in poison(9).body["prompt"]
