@@ -53,7 +53,8 @@ def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
     cancelled = "vllm:request_success_total"
     before = server.metrics().get(cancelled, 0)
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"max_tokens": 500}, timeout=30) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: httpx closes the response with its iterator
+        next(lines)
         assert server.metrics()["vllm:num_requests_running"] == 1
     wait_until(lambda: server.metrics()["vllm:num_requests_running"] == 0, 10)
     assert server.metrics()[cancelled] == before + 1
