@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import pkgutil
-import platform
 from pathlib import Path
 from types import ModuleType
 
 from load import benches
+from load.machine import machine
 from load.options import Options
 
 
@@ -21,12 +20,6 @@ def parts() -> dict[str, ModuleType]:
     """The parts there are, by name."""
     names = sorted(module.name for module in pkgutil.iter_modules(benches.__path__))
     return {name: importlib.import_module(f"{benches.__name__}.{name}") for name in names}
-
-
-def machine() -> str:
-    """The machine in a line, for the head of a report."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cpus} cores, Python {platform.python_version()}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from load.bench import machine
 from load.chaos.faults import FAULTS
 from load.chaos.run import ChaosOptions, run
+from load.machine import machine
 
 
 def main() -> None:

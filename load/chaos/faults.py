@@ -218,11 +218,10 @@ FAULTS = {
 
 
 def plan(names: list[str], count: int, draw: random.Random) -> list[Fault]:
-    """`count` faults: those that take all once each at most, the others in turn, both in random order."""
-    faults = [FAULTS[name] for name in names]
-    large, small = [f for f in faults if f.takes_all], [f for f in faults if not f.takes_all]
-    chosen = draw.sample(large, min(len(large), count))
+    """`count` faults in random order: each kind once, then again and again those that do not take all."""
+    kinds = [FAULTS[name] for name in names]
+    chosen = draw.sample(kinds, len(kinds))
+    small = [fault for fault in kinds if not fault.takes_all]
     while small and len(chosen) < count:
-        chosen += draw.sample(small, min(len(small), count - len(chosen)))
-    draw.shuffle(chosen)
-    return chosen
+        chosen += draw.sample(small, len(small))
+    return chosen[:count]

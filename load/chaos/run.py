@@ -64,7 +64,7 @@ async def run(options: ChaosOptions) -> bool:
                 kinds = jobs(options.length, options.deadly_token)
                 await streams.learn(kinds)
                 faults = plan(options.faults, int(options.seconds / options.every), draw)
-                hurting = asyncio.create_task(hurt(site, faults, options.every))
+                hurting = asyncio.create_task(hurt(site, faults, options.every, options.seconds))
                 await streams.arrive(kinds, options.rate, options.seconds, draw)
                 injections = await hurting
             await idle(site)
@@ -93,12 +93,14 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
     return site
 
 
-async def hurt(site: Site, faults: list[Fault], every: float) -> list[Injection]:
-    """One fault after the other, `every` seconds apart or when the one before is over."""
-    injections = []
+async def hurt(site: Site, faults: list[Fault], every: float, seconds: float) -> list[Injection]:
+    """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds."""
+    injections, end = [], time.monotonic() + seconds
     for fault in faults:
         began = time.monotonic()
         await asyncio.sleep(every / 2)
+        if time.monotonic() > end:
+            break
         injections.append(await inject(site, fault))
         await asyncio.sleep(max(0.0, began + every - time.monotonic()))
     return injections
