@@ -1,4 +1,7 @@
-"""Clients that go, schedulers that die, servers that are stopped: nothing is stuck, nothing is left."""
+"""Clients that go, engines that die idle, servers that are stopped: nothing is stuck, nothing is left.
+
+Deaths under load are in `test_faults.py`.
+"""
 
 from __future__ import annotations
 
@@ -66,40 +69,6 @@ def with_spares(server: OrcaServer) -> None:
     wait_until(lambda: len(server.pids(SCHEDULER)) == 2, 60)
 
 
-def test_a_stream_outlives_its_scheduler_and_the_engine_keeps_its_weights(server: OrcaServer) -> None:
-    undisturbed = stream(server, SEEDED)
-    assert len(undisturbed) == 60
-    with_spares(server)
-    engine, scheduler = server.engine(), server.scheduler()
-    assert stream(server, SEEDED, lambda: os.kill(scheduler, signal.SIGKILL)) == undisturbed
-    assert server.engine() == engine
-    assert server.scheduler() != scheduler
-
-
-def test_a_stream_outlives_its_engine_and_the_spare_takes_over(server: OrcaServer) -> None:
-    undisturbed = stream(server, SEEDED)
-    with_spares(server)
-    losses, engine, scheduler = server.metrics()["orca:engine_losses_total"], server.engine(), server.scheduler()
-    (spare,) = set(server.pids(ENGINE)) - {engine}
-    assert stream(server, SEEDED, lambda: os.kill(engine, signal.SIGKILL)) == undisturbed
-    assert (server.engine(), server.scheduler()) == (spare, scheduler)
-    assert server.metrics()["orca:engine_losses_total"] == losses + 1
-    with_spares(server)
-
-
-def test_a_stream_outlives_both(server: OrcaServer) -> None:
-    undisturbed = stream(server, SEEDED)
-    with_spares(server)
-    both = server.engine(), server.scheduler()
-
-    def kill_both() -> None:
-        for pid in both:
-            os.kill(pid, signal.SIGKILL)
-
-    assert stream(server, SEEDED, kill_both) == undisturbed
-    assert not {server.engine(), server.scheduler()} & set(both)
-
-
 def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
     with_spares(server)
     engine = server.engine()
@@ -108,6 +77,7 @@ def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) 
     assert len(stream(server, SEEDED)) == 60
 
 
+@pytest.mark.chaos
 def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: OrcaServer) -> None:
     body = SEEDED | {"max_tokens": 120}
     undisturbed = stream(server, body)
