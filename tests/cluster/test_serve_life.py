@@ -25,7 +25,7 @@ from services.requests import SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FLAGS = ("--null-engine", "--durability", "strict", "--drain-timeout", "1", "--grace", "600")
+FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600")
 LENGTH = 2000  # tokens; some seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
@@ -37,11 +37,11 @@ class Life:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.server = self.start()
+        self.server = self.start(drain_timeout=1)
 
-    def start(self, port: int = 0) -> OrcaServer:
+    def start(self, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
         """A new server, the running one from now on, when it is ready."""
-        self.server = OrcaServer(self.folder, *FLAGS, port=port)
+        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), port=port)
         self.server.until("ready at")
         return self.server
 
@@ -62,30 +62,36 @@ class Request:
     """A completion under an Idempotency-Key: asked for again, it is told from its first token."""
 
     def __init__(self, key: str) -> None:
+        self.tokens: list[int] = []
+        self.id = ""
         self._headers = {"Idempotency-Key": key}
         self._body = {"prompt": PROMPT, "max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
 
     def broken_by(self, server: OrcaServer, fault: Callable[[], object]) -> list[int]:
         """The tokens that a stream brought before it broke; `fault` is called when the first have come."""
-        tokens: list[int] = []
-        happened = False
-        try:
-            for some in self._stream(server):
-                tokens += some
-                if tokens and not happened:
-                    happened = True
-                    fault()
-        except httpx.TransportError:
-            return tokens
-        raise AssertionError(f"the stream did not break; it ended after {len(tokens)} tokens")
+        with pytest.raises(httpx.TransportError):
+            self.stream(server, fault)
+        return self.tokens
 
-    def _stream(self, server: OrcaServer) -> Iterator[list[int]]:
+    def stream(self, server: OrcaServer, at_first: Callable[[], object]) -> list[int]:
+        """All tokens of a stream; `at_first` is called when the first have come."""
+        happened = False
+        for some in self._events(server):
+            self.tokens += some
+            if self.tokens and not happened:
+                happened = True
+                at_first()
+        assert self.tokens == undisturbed(self.id)
+        return self.tokens
+
+    def _events(self, server: OrcaServer) -> Iterator[list[int]]:
         body = self._body | {"stream": True}
         with httpx.stream("POST", server.url + PATH, json=body, headers=self._headers, timeout=PATIENCE) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
-                    (choice,) = orjson.loads(line[6:])["choices"]
-                    yield choice["token_ids"]
+                    event = orjson.loads(line[6:])
+                    self.id = event["id"]
+                    yield event["choices"][0]["token_ids"]
 
     def again(self, server: OrcaServer) -> list[int]:
         """All tokens of the request, from a server that may have to come up first; they are the undisturbed ones."""
@@ -168,3 +174,13 @@ def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:
     second = OrcaServer(server.data_dir, *FLAGS, port=server.port)
     assert second.process.wait(60) == 1
     assert f"port={server.port}" in "".join(second.lines)
+
+
+def test_an_interrupt_lets_streams_end(server: OrcaServer) -> None:
+    cluster, folder = server.cluster(), server.cluster_folder()
+    Request("interrupt").stream(server, lambda: server.process.send_signal(signal.SIGINT))
+    assert server.process.wait(60) == 0
+    assert folder is not None
+    assert not folder.exists()
+    assert not [pid for pid in cluster if Path(f"/proc/{pid}").exists()]
+    assert not server.pool_server()

@@ -18,7 +18,7 @@ def test_requests_outlive_the_node_of_their_engine(
 ) -> None:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
     with composed(compose, model, "worker", "worker-2") as cluster:
-        cluster.deploy()
+        cluster.deploy(gateways=1)  # nodes of one machine would give their gateways the same port
         cluster.until_deployed()
         cluster.until_answering("/ready")
         undisturbed = tokens_of(cluster)
