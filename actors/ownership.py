@@ -17,6 +17,7 @@ from actors.seat import Seat, hold, renew
 from services.clock import RealClock
 from services.config import Settings
 from services.errors import EngineLost, PoolUnavailable, StaleEpoch
+from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo
@@ -47,6 +48,7 @@ class Parts:
     model: ModelInfo
     text: TextTables
     counters: Counters
+    cost: IterationCost  # what is known of its engines' speed, from one ownership to the next
     here: str  # the node of this process
 
 
@@ -134,8 +136,17 @@ class Ownership:
             eos_token_ids=self._parts.model.eos_token_ids,
             text=self._parts.text,
         )
-        clock, counters = RealClock(), self._parts.counters
-        self._loop = EngineLoop(self._pool, scheduler, link, clock, self._seat, settings.lease, figures, counters)
+        self._loop = EngineLoop(
+            self._pool,
+            scheduler,
+            link,
+            RealClock(),
+            self._seat,
+            settings.lease,
+            figures,
+            self._parts.counters,
+            self._parts.cost,
+        )
         link.dead.add_done_callback(partial(self._notice, self._loop))
         keeping = (
             asyncio.create_task(link.keep(SIGN_OF_LIFE)),

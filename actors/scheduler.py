@@ -22,6 +22,7 @@ from actors.pool import open_pool
 from actors.pool_link import PoolLink
 from actors.seat import take_seat
 from services.config import load
+from services.iteration_cost import IterationCost
 from services.models import ModelInfo, resolve
 from services.telemetry import Counters
 from services.text import TextTables
@@ -68,7 +69,7 @@ class SchedulerReplica:
         cluster, owner = cluster_id(), f"{Lifeline(here).address}/{os.getpid()}"
         pool = open_pool(settings, model)
         self._pool = PoolLink(pool)
-        parts = Parts(settings, self._pool, model, text, Counters(), here)
+        parts = Parts(settings, self._pool, model, text, Counters(), IterationCost(), here)
         loss: Loss | None = None
         try:
             while not self._draining:

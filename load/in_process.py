@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from load.workloads import Job
 from services.clock import RealClock
+from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
 from services.loop import EngineLoop
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
@@ -87,7 +88,9 @@ async def _loop(
         max_batch_size=max_batch_size,
     )
     local = LocalEngine(engine)
-    return EngineLoop(pool, scheduler, local, clock, _Seat(SEAT, epoch), LEASE, figures, Counters()), local
+    return EngineLoop(
+        pool, scheduler, local, clock, _Seat(SEAT, epoch), LEASE, figures, Counters(), IterationCost()
+    ), local
 
 
 async def _submit(pool: ReferencePool, number: int, job: Job) -> str:

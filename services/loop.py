@@ -48,8 +48,10 @@ class EngineLoop:
         lease: float,
         figures: EngineFigures,
         counters: Counters,
+        cost: IterationCost,
     ) -> None:
-        """Made where an event loop runs. Scheduler and engine know the seat's epoch. `lease` is in seconds."""
+        """Made where an event loop runs. Scheduler and engine know the seat's epoch. `lease` is in seconds. `cost` is
+        what is known of such an engine's speed from before."""
         self._scheduler = scheduler
         self._engine = engine
         self._clock = clock
@@ -58,7 +60,7 @@ class EngineLoop:
         self._figures = figures
         self._line = PoolLine(pool, clock, seat, self._renewal)
         self._stats = IterationStats(counters)
-        self._cost = IterationCost()
+        self._cost = cost
         self._stopping = False
         self._ready = True
         self._flight: _Flight | None = None

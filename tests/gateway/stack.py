@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.model import ServedModel
 from services.clock import RealClock
 from services.config import Settings
+from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
 from services.loop import EngineLoop
 from services.messages import EngineFigures
@@ -155,5 +156,13 @@ class Stack(Background):
             text=self.tokenizer.tables,
         )
         return EngineLoop(
-            self.pool, scheduler, self._engine, RealClock(), OwnedSeat(SEAT, epoch), LEASE, self.figures, Counters()
+            self.pool,
+            scheduler,
+            self._engine,
+            RealClock(),
+            OwnedSeat(SEAT, epoch),
+            LEASE,
+            self.figures,
+            Counters(),
+            IterationCost(),
         )

@@ -10,6 +10,7 @@ from functools import wraps
 
 from services.clock import RealClock, run_in_virtual_time
 from services.errors import EngineLost, PoolUnavailable
+from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import (
     EngineFigures,
@@ -156,6 +157,7 @@ class World:
         self.line = Line(self.pool, exchange)
         self.engine = WaitingEngine(iteration)
         self.counters = Counters()
+        self.cost = IterationCost()
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop:
         """Acquire the seat, which is free; the loop of its new owner."""
@@ -180,7 +182,15 @@ class World:
         )
         seat = Seat(SEAT, epoch)
         self.loop = EngineLoop(
-            self.line, self.scheduler, self.engine, RealClock(), seat, self.lease, self.figures, self.counters
+            self.line,
+            self.scheduler,
+            self.engine,
+            RealClock(),
+            seat,
+            self.lease,
+            self.figures,
+            self.counters,
+            self.cost,
         )
         return self.loop
 

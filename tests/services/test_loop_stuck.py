@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import EngineStuck
 from services.messages import Iteration, IterationResult
-from tests.services.loop_world import WORD, WaitingEngine, World, now, stop, virtual
+from tests.services.loop_world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
 
 
 def cost(iteration: Iteration) -> float:
@@ -93,6 +93,20 @@ async def test_an_engine_that_never_did_anything_is_given_up_as_well() -> None:
     with pytest.raises(EngineStuck):
         await (await world.take_seat()).run()
     assert now() == pytest.approx(240, abs=1)
+
+
+@virtual
+async def test_the_next_owner_knows_what_the_engine_can_do() -> None:
+    world = World(iteration=cost)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(await world.submit("a", new=3))
+    await stop(world, loop)
+    await world.pool.release(SEAT, world.epoch)
+    world.engine.hangs, began = 1, now()
+    await world.submit("b")
+    with pytest.raises(EngineStuck):
+        await (await world.take_seat("another")).run()
+    assert now() - began == pytest.approx(10, abs=1)
 
 
 @virtual
