@@ -25,7 +25,7 @@ from load.stream_client import open_session
 
 HELP = "SIGKILL of scheduler and engine under 16 streams: when they go on"
 ROUNDS = 5
-STREAMS, PROMPT, OUTPUT = 16, 16, 64  # tokens
+STREAMS, PROMPT, OUTPUT = 16, 16, 40  # tokens
 UNDER_WAY = 8  # events that each stream has had when the kill comes
 PATIENCE = 120.0  # seconds
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
