@@ -90,9 +90,7 @@ class PoolServer:
     async def stop(self) -> bool:
         """Leave the server; the last user ends it, its file synced. Returns whether it was ended."""
         if self._supervisor:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            await ended(self._supervisor)
             self._supervisor = None
         async with self._users.changing(2 * STOP_TIMEOUT):
             self._users.join()  # a server that nobody used is ended too
@@ -213,6 +211,14 @@ class PoolServer:
                 return not take(lock)
         except FileNotFoundError:
             return False
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel until it ends: redis-py writes under `asyncio.wait_for`, which before Python 3.12 forgets a cancellation
+    that comes just when the write is done."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=POLL)
 
 
 def _socket_path(data_dir: Path) -> Path:

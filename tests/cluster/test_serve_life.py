@@ -10,10 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
+from openai import OpenAI
 
 from load.server import OrcaServer
 from services.config import Settings
@@ -110,6 +112,46 @@ class Request:
         return choice["token_ids"]
 
 
+class BackgroundResponse:
+    """A response in the background, as the `openai` package sees it; its stream is left after the first text."""
+
+    def __init__(self, server: OrcaServer) -> None:
+        self._text = ""
+        with api(server) as client:
+            model = client.models.list().data[0].id
+            events = client.responses.create(
+                model=model,
+                input="Once",
+                background=True,
+                stream=True,
+                max_output_tokens=LENGTH,
+                extra_body={"ignore_eos": True},
+            )
+            while not self._text:
+                self._take(next(events))
+
+    def _take(self, event: Any) -> None:
+        self._said = event.sequence_number
+        if event.type == "response.created":
+            self.id = event.response.id
+        elif event.type == "response.output_text.delta":
+            self._text += event.delta
+
+    def goes_on(self, server: OrcaServer) -> None:
+        """The rest of its stream, from where it was left, makes it whole."""
+        with api(server) as client:
+            for event in client.responses.retrieve(self.id, stream=True, starting_after=self._said):
+                self._take(event)
+            whole = client.responses.retrieve(self.id)
+        assert whole.status == "incomplete"  # as long as it was allowed to get
+        assert whole.usage.output_tokens == LENGTH
+        assert self._text == whole.output_text
+
+
+def api(server: OrcaServer) -> OpenAI:
+    return OpenAI(base_url=server.url + "/v1", api_key="none", timeout=PATIENCE)
+
+
 def undisturbed(answer_id: str) -> list[int]:
     """What a null engine makes of a completion in one go: its tokens are a function of id and position."""
     engine, sequence = NullEngine.load(default_model_folder(), EngineSettings()), answer_id + "/0"
@@ -163,9 +205,10 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
-    request = Request("everything")
+    request, response = Request("everything"), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
     life.start(server.port)
+    response.goes_on(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
 

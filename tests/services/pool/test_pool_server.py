@@ -11,7 +11,7 @@ from services.errors import PoolUnavailable
 from services.pool import binaries
 from services.pool.binaries import ServerBinary, choose_server, find_servers
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server import PoolServer, ended
 
 SERVERS = find_servers()
 
@@ -194,3 +194,16 @@ async def _answered(call):
             return await call()
         except PoolUnavailable:
             await asyncio.sleep(0.01)
+
+
+async def test_a_task_that_forgets_a_cancellation_ends_all_the_same():
+    async def forgets() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(forgets())
+    await asyncio.sleep(0)
+    await ended(task)
+    assert task.cancelled()
