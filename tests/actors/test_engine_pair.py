@@ -18,7 +18,7 @@ from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 
 SETTINGS = load(null_engine=True)
 WAIT = 60.0

@@ -171,6 +171,7 @@ def kill(pids: list[int]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.chaos
 def test_a_second_server_on_the_folder_takes_up_what_the_first_had(life: Life) -> None:
     """Two clusters on one pool: the second gets ready while the first serves, then the first drains."""
     first, request = life.server, Request("two clusters")
@@ -193,6 +194,7 @@ def test_the_death_of_rays_head(server: OrcaServer, name: str) -> None:
     assert server.pool_server() == pool
 
 
+@pytest.mark.chaos
 def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life: Life, server: OrcaServer) -> None:
     request, cluster = Request("orca serve"), server.cluster()
     server.process.kill()
