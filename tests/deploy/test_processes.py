@@ -45,6 +45,7 @@ def test_compose_gets_healthy_and_serves_locust(cluster: ComposeCluster) -> None
     assert re.search(r"^orca:engines\{.*\} 1\.0$", page, re.MULTILINE), page
 
 
+@pytest.mark.chaos
 def test_a_request_outlives_a_redeploy_and_the_engine_keeps_its_weights(cluster: ComposeCluster) -> None:
     undisturbed = tokens_of(cluster)
     engine = cluster.pids("ray::EngineActor")
