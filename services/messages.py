@@ -14,12 +14,14 @@ from services.requests import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request the engine has not seen under this epoch. `token_ids` is prompt + tokens committed so far."""
+    """A request the engine does not have. `token_ids` is prompt + tokens so far, of which the first
+    `num_computed_tokens`, whole blocks of them, have their keys and values in its first blocks already."""
 
     id: str
     token_ids: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    num_computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class End:
     stop: str | int | None = None  # the stop string or stop token id that matched
     cut: int = 0  # bytes
     error: str | None = None
+    cached: int = 0  # prompt tokens whose keys and values the engine had from other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens)."""
+    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens).
+
+    A request takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
+    (class, requests, blocks): what requests of this class hold and would give to one of an earlier class.
+    """
 
     requests: int
     blocks: int
     block_size: int
+    whole: bool = True
+    yields: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +127,15 @@ class Claim:
     """A request that an exchange gave to a scheduler; `output` is what earlier owners committed."""
 
     id: str
-    arrival: float  # seconds, the pool server's clock
+    rank: float  # who is served first: the least; seconds, see `Limits`
     prompt: list[int]
     output: list[int]
     sampling: SamplingParams
     strikes: int = 0  # engines that died under it since its last committed token; from two on it runs alone
+    priority: int = 0  # its class, the least first
+    ttft: float = 0.0  # seconds from arrival to the first token that it should not exceed; 0: nothing was said
+    waited: float = 0.0  # seconds since its arrival
+    tenant: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +225,8 @@ class Submission:
     body: bytes = b""
     resumable: bool = False
     background: bool = False
+    priority: int = 0  # class: the least first
+    ttft: float = 0.0  # seconds to the first token that it should not exceed; 0: nothing is said
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Request:
     """
 
     id: str
-    arrival: float  # seconds, the pool server's clock
+    rank: float  # who is served first: the least; seconds
     sampling: SamplingParams
     prompt: list[int]
     output: list[int] = field(default_factory=list)

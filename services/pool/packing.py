@@ -146,7 +146,7 @@ def _claim(fields: list[Any]) -> Claim:
     id, rank, prompt, output, sampling, strikes = fields
     return Claim(
         id=id.decode(),
-        arrival=float(rank) / 1e6,
+        rank=float(rank) / 1e6,
         prompt=unpack_tokens(prompt),
         output=unpack_tokens(output),
         sampling=wire.unpack(SamplingParams, sampling),

@@ -15,7 +15,7 @@ class Entry:
     __slots__ = ("_claimed", "_logprobs", "_strikes", "end", "gone", "judge", "request", "sent")
 
     def __init__(self, claim: Claim, rules: Rules) -> None:
-        self.request = Request(claim.id, claim.arrival, claim.sampling, claim.prompt, list(claim.output))
+        self.request = Request(claim.id, claim.rank, claim.sampling, claim.prompt, list(claim.output))
         self.judge = Judge(rules, claim.sampling, len(claim.prompt))
         self.end = self._judge_earlier(claim.output)
         self.gone = False  # the scheduler has taken it from its lists: it ended, or is another's
@@ -25,8 +25,8 @@ class Entry:
         self._strikes = claim.strikes
 
     @property
-    def arrival(self) -> float:
-        return self.request.arrival
+    def rank(self) -> float:
+        return self.request.rank
 
     @property
     def suspect(self) -> bool:
@@ -48,7 +48,7 @@ class Entry:
     def as_claim(self, count: int) -> Claim:
         """This request as if it had been claimed with `count` output tokens."""
         r = self.request
-        return Claim(r.id, r.arrival, r.prompt, r.output[:count], r.sampling, self._strikes)
+        return Claim(r.id, r.rank, r.prompt, r.output[:count], r.sampling, self._strikes)
 
     def append(self, token: int, result: IterationResult) -> End | None:
         """Take the token an iteration sampled; the end it brought, if any."""

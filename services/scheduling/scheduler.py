@@ -23,7 +23,7 @@ from services.scheduling.entry import Entry
 from services.scheduling.judge import Rules
 from services.text import TextTables
 
-_arrival = attrgetter("arrival")
+_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -76,7 +76,7 @@ class Scheduler:
             elif entry.end:
                 self._end(entry, entry.end)
             else:
-                insort(self._waiting, entry, key=_arrival)
+                insort(self._waiting, entry, key=_rank)
 
     def _refuse(self, entry: Entry) -> str | None:
         prompt, needed = len(entry.request.prompt), self._reservation(entry)
@@ -208,12 +208,12 @@ class Scheduler:
         """
         admitted: dict[str, list[int]] = {}
         for entry in self._waiting:
-            if entry.suspect or bisect_right(self._running, entry.arrival, key=_arrival) >= self.max_batch_size:
+            if entry.suspect or bisect_right(self._running, entry.rank, key=_rank) >= self.max_batch_size:
                 break  # line 22
             blocks = self.blocks.reserve(entry.request.id, self._reservation(entry))
             if blocks is None:  # line 25
                 break
-            insort(self._running, entry, key=_arrival)
+            insort(self._running, entry, key=_rank)
             admitted[entry.request.id] = blocks
         del self._waiting[: len(admitted)]
         return admitted
@@ -229,7 +229,7 @@ class Scheduler:
         if entry is None or blocks is None:
             return {}
         self._waiting.remove(entry)
-        insort(self._running, entry, key=_arrival)
+        insort(self._running, entry, key=_rank)
         return {entry.request.id: blocks}
 
     def _reservation(self, entry: Entry) -> int:

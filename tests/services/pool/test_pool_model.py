@@ -293,7 +293,7 @@ class PoolMachine(RuleBasedStateMachine):
             for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
         ]
         timeless = [
-            dataclasses.replace(r, claims=[dataclasses.replace(c, arrival=0.0) for c in r.claims]) for r in replies
+            dataclasses.replace(r, claims=[dataclasses.replace(c, rank=0.0) for c in r.claims]) for r in replies
         ]
         assert timeless[0] == timeless[1]
         return replies[0]

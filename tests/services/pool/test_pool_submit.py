@@ -17,7 +17,7 @@ async def test_what_was_submitted_is_claimed_unchanged(pool):
     assert [(c.id, c.prompt, c.output, c.sampling) for c in reply.claims] == [
         (s.id, s.prompt, [], s.sampling) for s in submission.sequences
     ]
-    assert reply.claims[0].arrival < reply.claims[1].arrival
+    assert reply.claims[0].rank < reply.claims[1].rank
 
 
 async def test_a_repeat_by_request_id_changes_nothing(pool):

@@ -200,7 +200,7 @@ class ForgetfulPool:
 
     def claim(self, id: str) -> Claim:
         c = self.claims[id]
-        return Claim(id, c.arrival, c.prompt, list(self.tokens[id]), c.sampling, self.random.choice([0, 0, 2]))
+        return Claim(id, c.rank, c.prompt, list(self.tokens[id]), c.sampling, self.random.choice([0, 0, 2]))
 
     def append(self, commit: Commit) -> int | None:
         have = len(self.tokens[commit.id])
