@@ -21,7 +21,7 @@ from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo
-from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from services.telemetry import Counters
 from services.text import TextTables
 
@@ -50,6 +50,18 @@ class Parts:
     counters: Counters
     cost: IterationCost  # what is known of its engines' speed, from one ownership to the next
     here: str  # the node of this process
+
+
+def knobs(settings: Settings) -> Knobs:
+    return Knobs(
+        max_batch_size=settings.max_batch_size,
+        token_budget=settings.token_budget or None,
+        tbt_target=settings.tbt_target or None,
+        admission=settings.admission,
+        lookahead=settings.lookahead,
+        prefix_caching=settings.prefix_caching,
+        share_prefixes=settings.share_prefixes,
+    )
 
 
 class Ownership:
@@ -129,10 +141,8 @@ class Ownership:
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
         scheduler = kind(
             epoch=self._seat.epoch,
-            num_blocks=figures.num_blocks,
-            block_size=figures.block_size,
-            max_model_len=figures.max_model_len,
-            max_batch_size=settings.max_batch_size,
+            figures=figures,
+            knobs=knobs(settings),
             eos_token_ids=self._parts.model.eos_token_ids,
             text=self._parts.text,
         )

@@ -14,7 +14,7 @@ from services.loop import EngineLoop
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
-from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from services.telemetry import Counters
 
 SEAT = "bench/0"
@@ -82,10 +82,8 @@ async def _loop(
     figures = engine.figures
     scheduler = POLICIES[policy](
         epoch=epoch,
-        num_blocks=figures.num_blocks,
-        block_size=figures.block_size,
-        max_model_len=figures.max_model_len,
-        max_batch_size=max_batch_size,
+        figures=figures,
+        knobs=Knobs(max_batch_size=max_batch_size),
     )
     local = LocalEngine(engine)
     return EngineLoop(

@@ -54,6 +54,25 @@ class Settings(BaseSettings):
         Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
     ] = "iteration"
     max_batch_size: Annotated[int, Field(ge=1, description="requests in one iteration at most")] = 32
+    token_budget: Annotated[
+        int,
+        Field(ge=0, description="tokens of one iteration at most: decodes, then chunks of prompts; 0: whole prompts"),
+    ] = 0
+    tbt_target: Annotated[
+        float, Field(ge=0, description="seconds between tokens that chunks of prompts should leave room for; 0: none")
+    ] = 0.0
+    admission: Annotated[
+        Literal["reserve", "on_demand"],
+        Field(description="KV blocks: all from the start, or as they fill, with preemption when they run out"),
+    ] = "reserve"
+    lookahead: Annotated[
+        int,
+        Field(ge=0, le=1, description="1: the engine has its next iteration before the last one's tokens are known"),
+    ] = 0
+    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests that begin alike")] = True
+    share_prefixes: Annotated[
+        bool, Field(description="across tenants too; a tenant can then time what others sent")
+    ] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -94,6 +113,11 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if self.redis_url and self.durability == "strict":
             raise ValueError("durability=strict is for the server we start; with redis_url set it in that server")
+        if 0 < self.token_budget < self.max_batch_size:
+            raise ValueError(
+                f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
+                "each request of a full batch needs a token"
+            )
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self

@@ -12,25 +12,23 @@ class IterationStats:
     def __init__(self, counters: Counters) -> None:
         self.summary = ""
         self._counters = counters
-        self._iteration: Iteration | None = None
         self._batch_size = self._peak = 0
 
     def started(self, iteration: Iteration) -> None:
-        self._iteration = iteration
         self._batch_size = len(iteration.scheduled)
         self._peak = max(self._peak, self._batch_size)
 
-    def finished(self, result: IterationResult, seconds: float) -> None:
+    def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
         """`seconds` from the start of the iteration to its result, as the scheduler saw it."""
-        iteration, counters = self._iteration, self._counters
-        assert iteration is not None
-        batch, initiations = len(iteration.scheduled), len(iteration.new)
-        tokens = sum(iteration.scheduled.values())
+        counters = self._counters
+        new = {request.id for request in iteration.new}
+        prompts = [count for id, count in iteration.scheduled.items() if count > 1 or id in new]
+        batch, initiations, tokens = len(iteration.scheduled), len(prompts), sum(iteration.scheduled.values())
         counters.inc("orca:iterations")
         if 0 < initiations < batch:
             counters.inc("orca:mixed_iterations")
         if initiations:
-            counters.inc("vllm:prompt_tokens", sum(iteration.scheduled[new.id] for new in iteration.new))
+            counters.inc("vllm:prompt_tokens", sum(prompts))
         counters.inc("vllm:generation_tokens", len(result.tokens))
         counters.observe("vllm:iteration_tokens_total", tokens)
         counters.observe("orca:iteration_requests", batch)
@@ -55,13 +53,15 @@ class IterationStats:
     def stuck(self) -> None:
         self._counters.inc("orca:engine_stuck")
 
-    def take_counters(self) -> dict[str, float]:
+    def take_counters(self, scheduler: dict[str, float]) -> dict[str, float]:
+        """What was counted since the last call, by the loop and by its scheduler."""
+        for name, by in scheduler.items():
+            self._counters.inc(name, by)
         return self._counters.take()
 
-    def gauges(self, kv_usage: float, ready: bool) -> dict[str, float]:
+    def gauges(self, ready: bool) -> dict[str, float]:
         return {
             "ready": float(ready),
-            "kv_usage": kv_usage,
             "batch_size": self._batch_size,
             "peak_batch_size": self._peak,
         }

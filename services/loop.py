@@ -7,6 +7,7 @@ engine and clock.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -22,18 +23,19 @@ from services.telemetry import Counters
 
 @dataclass(slots=True)
 class _Flight:
-    """An iteration that the engine is at."""
+    """An iteration that was sent to the engine."""
 
     iteration: Iteration
     result: asyncio.Future[IterationResult]
-    began: float
+    began: float  # when it was sent, or the one before it came back
     limit: float = LEAST  # seconds it may take; looked at more closely when they are over
 
 
 class EngineLoop:
     """One seat's heart: keeps its engine busy, commits what it makes, claims what it has room for.
 
-    The engine never waits for the pool: while iteration k+1 runs, one exchange commits k and claims for k+2. An
+    The engine never waits for the pool: while iteration k+1 runs, one exchange commits k and claims for k+2. Where the
+    scheduler has more iterations for it than one (pipeline stages, lookahead), it does not wait for them either. An
     exchange that fails is repeated unchanged, and what comes about meanwhile joins the next. While an iteration
     outlasts a third of the lease, and while there is nothing to do, an exchange renews the lease that often.
     """
@@ -63,17 +65,17 @@ class EngineLoop:
         self._cost = cost
         self._stopping = False
         self._ready = True
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
         self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
 
     @property
     def in_flight(self) -> list[str]:
-        """The requests of the iteration the engine is at; once it is lost, those it was lost with."""
-        return list(self._flight.iteration.scheduled) if self._flight else []
+        """The requests of the iterations the engine has; once it is lost, those it was lost with."""
+        return list(dict.fromkeys(id for flight in self._flights for id in flight.iteration.scheduled))
 
     def stop(self) -> None:
-        """Let `run` return once the iteration in flight is committed. What then still runs goes back to the pool
+        """Let `run` return once what is in flight is committed. What then still runs goes back to the pool
         when the caller releases the seat."""
         self._stopping = True
         self._line.wake()
@@ -94,7 +96,7 @@ class EngineLoop:
         try:
             while True:
                 self._check_engine()
-                self._start_iteration()
+                self._start_iterations()
                 if self._finished():
                     return
                 if self._nothing_waits:
@@ -104,7 +106,7 @@ class EngineLoop:
                 self._begin_exchange()
                 await self._wait()
                 self._end_exchange()
-                self._end_iteration()
+                self._end_iterations()
         except EngineLost:
             await self._commit_rest()
             raise
@@ -114,41 +116,38 @@ class EngineLoop:
     async def _wait(self) -> None:
         """Until something is done, or due."""
         began, until, futures = self._clock.now(), self._next_call(), [self._death, *self._line.under_way]
-        if self._flight:
-            futures.append(self._flight.result)
-            until = min(until, self._flight.began + self._flight.limit)
+        head = self._flights[0] if self._flights else None
+        if head:
+            futures.append(head.result)
+            until = min(until, head.began + head.limit)
         await self._clock.wait_any(futures, until - began)
-        if self._flight:  # woken late, this process stood still itself: no sign that the engine does
-            self._flight.began += max(0.0, self._clock.now() - max(until, began))
+        if head:  # woken late, this process stood still itself: no sign that the engine does
+            head.began += max(0.0, self._clock.now() - max(until, began))
 
     # --- the engine ------------------------------------------------------------------------------------------
 
-    def _start_iteration(self) -> None:
-        if self._flight or self._stopping:
-            return
-        iteration = self._scheduler.select()
-        if iteration is None:
-            return
-        self._flight = _Flight(iteration, asyncio.ensure_future(self._engine.start(iteration)), self._clock.now())
-        self._stats.started(iteration)
-        self._nothing_waits = False
+    def _start_iterations(self) -> None:
+        while not self._stopping and (iteration := self._scheduler.select()):
+            result = asyncio.ensure_future(self._engine.start(iteration))
+            self._flights.append(_Flight(iteration, result, self._clock.now()))
+            self._stats.started(iteration)
+            self._nothing_waits = False
 
-    def _end_iteration(self) -> None:
-        flight = self._flight
-        if flight is None or not flight.result.done():
-            return
-        result = flight.result.result()
-        self._flight = None
-        seconds = self._clock.now() - flight.began
-        self._scheduler.update(result)
-        self._stats.finished(result, seconds)
-        self._cost.finished(flight.iteration, seconds)
+    def _end_iterations(self) -> None:
+        while self._flights and self._flights[0].result.done():
+            result = self._flights[0].result.result()
+            flight, now = self._flights.popleft(), self._clock.now()
+            if self._flights:
+                self._flights[0].began = now
+            self._scheduler.update(result)
+            self._stats.finished(flight.iteration, result, now - flight.began)
+            self._cost.finished(flight.iteration, now - flight.began)
 
     def _check_engine(self) -> None:
         """Raise if it is known to be dead, or is at its iteration for longer than that can take."""
         if self._death.done():
             self._death.result()
-        flight = self._flight
+        flight = self._flights[0] if self._flights else None
         if flight is None or self._clock.now() < flight.began + flight.limit:
             return
         flight.limit = self._cost.limit(flight.iteration)
@@ -171,7 +170,7 @@ class EngineLoop:
         """When the next exchange is due; the distant future while one is under way."""
         if self._line.busy:
             return self._line.due()
-        if self._flight is None or self._line.in_doubt or self._scheduler.has_commits():
+        if not self._flights or self._line.in_doubt or self._scheduler.has_commits():
             return -inf
         return self._line.began + self._renewal
 
@@ -187,10 +186,10 @@ class EngineLoop:
             self._seat.call,
             commits,
             Room(0, 0, room.block_size) if self._stopping else room,
-            idle=self._flight is None and not self._stopping,
+            idle=not self._flights and not self._stopping,
             figures=self._figures if in_doubt else None,
-            counters=self._stats.take_counters(),
-            gauges=self._stats.gauges(self._scheduler.kv_usage(), self._ready),
+            counters=self._stats.take_counters(self._scheduler.take_counters()),
+            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges(),
             summary=self._stats.summary,
             holds=self._scheduler.held() if in_doubt else None,
         )
@@ -212,7 +211,7 @@ class EngineLoop:
     # --- the end ---------------------------------------------------------------------------------------------
 
     def _finished(self) -> bool:
-        return self._stopping and not (self._flight or self._line.busy or self._scheduler.has_commits())
+        return self._stopping and not (self._flights or self._line.busy or self._scheduler.has_commits())
 
     async def _commit_rest(self) -> None:
         """The engine is lost: commit what it made before, which tells the innocent from who killed it. Not for longer
@@ -226,7 +225,7 @@ class EngineLoop:
 
     async def _leave(self) -> None:
         await self._line.close()
-        if self._flight:
-            self._flight.result.add_done_callback(forget)
+        for flight in self._flights:
+            flight.result.add_done_callback(forget)
         self._death.cancel()
         self._death.add_done_callback(forget)

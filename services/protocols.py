@@ -22,10 +22,11 @@ class Pool(Protocol):
 
 
 class Engine(Protocol):
-    """Something that runs iterations, one at a time."""
+    """Something that runs iterations, in order."""
 
     def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
-        """Begin the iteration now; awaiting gives its result or raises `EngineLost` or `StaleEpoch`."""
+        """Begin the iteration now, or as soon as those before allow; awaiting gives its result or raises `EngineLost`
+        or `StaleEpoch`."""
         ...
 
 
@@ -57,10 +58,12 @@ class Scheduler(Protocol):
     def cancel(self, ids: list[str]) -> None: ...
 
     def select(self) -> Iteration | None:
-        """The next iteration, or None when nothing can run."""
+        """The next iteration, or None when nothing can run, or as many as may be are in flight."""
         ...
 
-    def update(self, result: IterationResult) -> None: ...
+    def update(self, result: IterationResult) -> None:
+        """Take the result of the oldest iteration in flight."""
+        ...
 
     def take_commits(self) -> list[Commit]:
         """What must be committed since the last call, in the order it came about."""
@@ -75,11 +78,15 @@ class Scheduler(Protocol):
         ...
 
     def room(self) -> Room:
-        """What can be claimed now, counting requests that will end by length in the iteration in flight."""
+        """What can be claimed now, counting requests that will end by length in iterations in flight."""
         ...
 
-    def kv_usage(self) -> float:
-        """The share of KV blocks that is reserved, 0 to 1."""
+    def gauges(self) -> dict[str, float]:
+        """How full it is, for the outside."""
+        ...
+
+    def take_counters(self) -> dict[str, float]:
+        """What it counted since the last call, likewise."""
         ...
 
 

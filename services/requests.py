@@ -1,4 +1,4 @@
-"""A request as scheduler and engine know it: one sequence of tokens, how to sample it, why it ended.
+"""A request as all know it: one sequence of tokens, how it is sampled, why it ended.
 
 "Request" here means one *sequence*: an HTTP request with `n` choices or several prompts is a group of them,
 named `<request>/<choice>`, independent of each other once submitted.
@@ -43,36 +43,3 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Request:
-    """The scheduler's state of one running request: two counters, one chasing the other.
-
-    The paper's phases (section 3.1) are properties of the counters: *initiation* is "nothing computed yet",
-    *increment* is "one token to go". Whole prompts and recomputation after a crash need no other state.
-    """
-
-    id: str
-    rank: float  # who is served first: the least; seconds
-    sampling: SamplingParams
-    prompt: list[int]
-    output: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.output)
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """The paper's `max_tokens`: prompt plus new tokens, what `reserve` admission holds slots for."""
-        return len(self.prompt) + self.sampling.max_new_tokens
-
-    @property
-    def is_initiation(self) -> bool:
-        return self.num_computed_tokens == 0

@@ -10,9 +10,9 @@ from typing import Any
 
 from load.markdown import table
 from load.options import Options
-from services.messages import Claim, Iteration, IterationResult
+from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
-from services.scheduling import Scheduler
+from services.scheduling import Knobs, Scheduler
 
 HELP = "select() and update() with 1 to 1,024 running requests"
 ITERATIONS = 500
@@ -35,10 +35,8 @@ def measure(running: int, iterations: int = ITERATIONS) -> dict[str, list[float]
     """Seconds of each call over so many iterations of `running` increment requests."""
     scheduler = Scheduler(
         epoch="e",
-        num_blocks=running * 64,
-        block_size=16,
-        max_model_len=1024,
-        max_batch_size=running,
+        figures=EngineFigures("m", 1024, running * 64, 16, 100, "n"),
+        knobs=Knobs(max_batch_size=running),
         eos_token_ids=[0],
     )
     sampling = SamplingParams(900)

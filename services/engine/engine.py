@@ -40,7 +40,7 @@ class Engine:
         self.figures = figures
         self._model = model
         self._cache = cache
-        self._rows = Rows(figures.vocab_size, figures.max_model_len)
+        self._rows = Rows(figures.block_size)
         self._sampler = Sampler(eos_token_ids, figures.vocab_size)
         self._deadly = deadly
         self._epoch: str | None = None
@@ -80,14 +80,15 @@ class Engine:
     def run(self, iteration: Iteration) -> IterationResult:
         """Run one iteration. Raises StaleEpoch, changing nothing, for one of another epoch than the last `reset`.
 
-        A request that fails is in `failed` and forgotten; the others go on.
+        A request that fails is in `failed`, and left out until it is released; the others go on.
         """
         started = time.perf_counter()
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
-        failed = self._rows.apply(iteration)
-        scheduled = [(self._rows[id], count) for id, count in iteration.scheduled.items() if id not in failed]
-        result = Sampled(failed=failed)
+        if soiled := self._rows.apply(iteration):  # 0 * NaN is NaN, also behind a mask
+            self._cache.erase(soiled)
+        scheduled = self._rows.scheduled(iteration)
+        result = Sampled()
         if scheduled:
             batch = pack(scheduled, self._cache.block_size, self._model.device)
             self._deadly.check(batch.input_ids)
@@ -96,7 +97,6 @@ class Engine:
             for row, count in scheduled:
                 row.num_computed_tokens += count
             self._keep(result)
-            result.failed.update(failed)
         return IterationResult(
             iteration.epoch,
             iteration.step,
@@ -119,10 +119,8 @@ class Engine:
         return logits
 
     def _keep(self, result: Sampled) -> None:
-        """Append the drawn tokens; forget what failed and clear what it may have left in its blocks."""
+        """Append the drawn tokens. What failed is not computed again."""
         for id, token in result.tokens.items():
             self._rows[id].token_ids.append(token)
         for id in result.failed:
-            row = self._rows.forget(id)
-            assert row is not None
-            self._cache.erase(row.blocks)
+            self._rows[id].dead = True

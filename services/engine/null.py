@@ -63,7 +63,7 @@ class NullEngine:
             self._rows.pop(id, None)
         for new in iteration.new:
             self._deadly.check(new.token_ids)
-            self._rows[new.id] = _Counters(zlib.crc32(new.id.encode()), len(new.token_ids))
+            self._rows[new.id] = _Counters(zlib.crc32(new.id.encode()), len(new.token_ids), new.num_computed_tokens)
         tokens: dict[str, int] = {}
         for id, count in iteration.scheduled.items():
             row = self._rows[id]

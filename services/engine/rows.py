@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from services.messages import Iteration, NewRequest
+from services.messages import Iteration
 from services.requests import SamplingParams
 
 
@@ -18,6 +19,7 @@ class Row:
     sampling: SamplingParams
     num_computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    dead: bool = False  # it failed; iterations that were sent before that was known may still name it
 
     @property
     def output_ids(self) -> list[int]:
@@ -29,13 +31,14 @@ class Row:
 
 
 class Rows:
-    """The rows of all requests the scheduler has sent and not released, by id; no two share a block."""
+    """The rows of all requests the scheduler has sent and not released, by id. They share no block, but those that
+    were computed before a request came."""
 
-    def __init__(self, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, block_size: int) -> None:
         self._rows: dict[str, Row] = {}
-        self._blocks: set[int] = set()  # of all rows
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._holders: Counter[int] = Counter()  # rows that have a block
+        self._soiled: set[int] = set()  # failed requests had them
+        self._block_size = block_size
 
     def __getitem__(self, id: str) -> Row:
         return self._rows[id]
@@ -44,40 +47,46 @@ class Rows:
         return len(self._rows)
 
     def clear(self) -> None:
-        self._rows.clear()
-        self._blocks.clear()
+        """Forget all; what failed ones left in their blocks stays there."""
+        for id in list(self._rows):
+            self._release(id)
 
-    def forget(self, id: str) -> Row | None:
-        row = self._rows.pop(id, None)
-        if row:
-            self._blocks.difference_update(row.blocks)
-        assert self._rows or not self._blocks, f"blocks {self._blocks} are nobody's"
-        return row
+    def _release(self, id: str) -> None:
+        """Forget a request, if it is known."""
+        if row := self._rows.pop(id, None):
+            self._holders.subtract(row.blocks)
+            for block in row.blocks:
+                if not self._holders[block]:
+                    del self._holders[block]
+            if row.dead:
+                self._soiled.update(row.blocks)
+        assert self._rows or not self._holders, f"blocks {set(self._holders)} are nobody's"
 
-    def apply(self, iteration: Iteration) -> dict[str, str]:
-        """Forget the released, add the new, append the new blocks. Returns why new requests cannot run, by id."""
+    def apply(self, iteration: Iteration) -> list[int]:
+        """Forget the released, add the new, append the new blocks. Returns the blocks to erase: those of failed
+        requests that are written anew. One who shares them with what they hold fails by itself, if they are why the
+        other did; else they are as they should be."""
         for id in iteration.released:
-            self.forget(id)
-        failed: dict[str, str] = {}
+            self._release(id)
+        erase: set[int] = set()
         for new in iteration.new:
             assert new.id not in self._rows, f"{new.id} is new but was not released"
-            if reason := self._objection(new):
-                failed[new.id] = reason
-            else:
-                self._rows[new.id] = Row(new.id, list(new.token_ids), new.num_prompt_tokens, new.sampling)
+            assert 0 < new.num_prompt_tokens <= len(new.token_ids), f"{new.id}: {new.num_prompt_tokens} prompt tokens"
+            self._rows[new.id] = Row(
+                new.id, list(new.token_ids), new.num_prompt_tokens, new.sampling, new.num_computed_tokens
+            )
         for id, blocks in iteration.new_blocks.items():
-            if id not in failed:
-                assert self._blocks.isdisjoint(blocks), f"{id} was given another's block"
-                self._blocks.update(blocks)
-                self._rows[id].blocks.extend(blocks)
-        return failed
+            row = self._rows[id]
+            shared = 0 if row.blocks else row.num_computed_tokens // self._block_size
+            own = blocks[shared:]
+            assert not any(self._holders[block] for block in own), f"{id} was given another's block"
+            erase.update(self._soiled.intersection(own))
+            self._holders.update(blocks)
+            row.blocks.extend(blocks)
+        self._soiled -= erase
+        return sorted(erase)
 
-    def _objection(self, new: NewRequest) -> str | None:
-        """An id outside the vocabulary would be an index error for the whole batch (on CUDA: of the process)."""
-        assert 0 < new.num_prompt_tokens <= len(new.token_ids), f"{new.id}: {new.num_prompt_tokens} prompt tokens"
-        if len(new.token_ids) > self._max_model_len:
-            return f"{len(new.token_ids)} tokens, the model's length is {self._max_model_len}"
-        for id in (min(new.token_ids), max(new.token_ids), *new.sampling.logit_bias):
-            if not 0 <= id < self._vocab_size:
-                return f"token id {id} is outside the vocabulary of {self._vocab_size}"
-        return None
+    def scheduled(self, iteration: Iteration) -> list[tuple[Row, int]]:
+        """Who is computed, with how many tokens."""
+        rows = ((self._rows[id], count) for id, count in iteration.scheduled.items())
+        return [(row, count) for row, count in rows if not row.dead]

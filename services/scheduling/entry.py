@@ -1,37 +1,96 @@
-"""Entry: one request a scheduler holds, with what of it was sent to the pool and what was not."""
+"""Entry: one request a scheduler holds: how far it is computed, what of it was sent to the pool and to the engine."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.messages import Claim, Commit, End, IterationResult, Logprobs, NewRequest
-from services.requests import Request
 from services.scheduling.judge import Judge, Rules
+from services.scheduling.prefix import PrefixKeys
 
 SUSPECT = 2  # strikes from which on a request must first show, alone, that it does not kill engines
 
 
 class Entry:
-    """A claimed request: its tokens, its judge, its end once there is one."""
+    """A claimed request: its tokens, its judge, its end once there is one.
 
-    __slots__ = ("_claimed", "_logprobs", "_strikes", "end", "gone", "judge", "request", "sent")
+    Two counters tell what is to be computed, one chasing the other: `num_computed_tokens` counts what iterations in
+    flight compute, and `num_tokens` the tokens they sample, which nobody here knows yet.
+    """
 
-    def __init__(self, claim: Claim, rules: Rules) -> None:
-        self.request = Request(claim.id, claim.rank, claim.sampling, claim.prompt, list(claim.output))
+    __slots__ = (
+        "_claim",
+        "_logprobs",
+        "active",
+        "cached",
+        "capacity",
+        "due",
+        "end",
+        "flights",
+        "gone",
+        "id",
+        "judge",
+        "keys",
+        "last",
+        "next_full",
+        "num_computed_tokens",
+        "num_tokens",
+        "output",
+        "prompt",
+        "published",
+        "rank",
+        "sent",
+        "told",
+    )
+
+    def __init__(self, claim: Claim, rules: Rules, keys: PrefixKeys, now: float) -> None:
+        self._claim = claim
+        self.id, self.rank = claim.id, claim.rank
+        self.prompt, self.output = claim.prompt, list(claim.output)
         self.judge = Judge(rules, claim.sampling, len(claim.prompt))
+        self.last = len(claim.prompt) + self.judge.last  # tokens at which it ends by length
         self.end = self._judge_earlier(claim.output)
+        self.due = now - claim.waited + claim.ttft if claim.ttft else None  # when its first token should be there
+        self.keys = keys
+        self.cached: int | None = None  # prompt tokens it found computed at first; None: it did not start yet
         self.gone = False  # the scheduler has taken it from its lists: it ended, or is another's
-        self.sent = len(claim.output)  # output tokens that went to the pool, or came from it
-        self._claimed = len(claim.output)
         self._logprobs: list[Logprobs] | None = None if claim.sampling.logprobs is None else []  # since the claim
-        self._strikes = claim.strikes
+        self.sent = len(claim.output)  # output tokens that went to the pool, or came from it
+        self.flights = 0  # iterations in flight that compute it
+        self.num_tokens = len(claim.prompt) + len(claim.output)
+        self.begin(0, 0)
+
+    def begin(self, capacity: int, computed: int) -> None:
+        """It holds blocks for `capacity` tokens, `computed` of them found there; or none, and starts anew."""
+        self.capacity = capacity
+        self.num_computed_tokens = computed
+        self.active = False  # in line for iterations: it holds blocks and nobody has taken its place
+        self.told = -1  # blocks the engine knows of; -1: it does not know the request
+        self.published = 0  # full blocks that others may share
+        self.next_full: float = 0  # computed tokens from which on one more can be published
 
     @property
-    def rank(self) -> float:
-        return self.request.rank
+    def priority(self) -> int:
+        return self._claim.priority
+
+    @property
+    def logit_bias(self) -> dict[int, float]:
+        return self._claim.sampling.logit_bias
 
     @property
     def suspect(self) -> bool:
         """Whether it may be the one that killed engines: it was there each time, and brought no token in between."""
-        return self._strikes >= SUSPECT
+        return self._claim.strikes >= SUSPECT and len(self.output) == len(self._claim.output)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are here: those that iterations in flight sample are not."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def closing(self) -> bool:
+        """Whether a token that is being sampled, or is here, is the last one allowed."""
+        return self.num_tokens >= self.last
 
     def _judge_earlier(self, output: list[int]) -> End | None:
         """Tell the judge what earlier owners committed. An end travels with its token, so the last token brings one
@@ -41,39 +100,35 @@ class Entry:
             end = self.judge(token, count)
         return end
 
-    def as_new(self) -> NewRequest:
-        request = self.request
-        return NewRequest(request.id, request.prompt + request.output, len(request.prompt), request.sampling)
+    def as_new(self, computed: int) -> NewRequest:
+        """For an engine that has the first `computed` tokens in the blocks it is told."""
+        return NewRequest(self.id, self.prompt + self.output, len(self.prompt), self._claim.sampling, computed)
 
     def as_claim(self, count: int) -> Claim:
         """This request as if it had been claimed with `count` output tokens."""
-        r = self.request
-        return Claim(r.id, r.rank, r.prompt, r.output[:count], r.sampling, self._strikes)
+        return replace(self._claim, output=self.output[:count])
 
     def append(self, token: int, result: IterationResult) -> End | None:
         """Take the token an iteration sampled; the end it brought, if any."""
-        output = self.request.output
+        output = self.output
         output.append(token)
         if self._logprobs is not None:
-            self._logprobs.append(result.logprobs[self.request.id])
+            self._logprobs.append(result.logprobs[self.id])
         self.end = self.judge(token, len(output))
         return self.end
 
-    def ends_by_length_next(self) -> bool:
-        """Whether the token now being sampled is the last one allowed."""
-        return len(self.request.output) + 1 >= self.judge.last
-
     def take_commit(self) -> Commit:
         """The tokens since the last call, and the end."""
-        index, self.sent = self.sent, len(self.request.output)
-        logprobs = None if self._logprobs is None else self._logprobs[index - self._claimed :]
-        return Commit(self.request.id, index, self.request.output[index:], logprobs, self.end)
+        index, self.sent = self.sent, len(self.output)
+        logprobs = None if self._logprobs is None else self._logprobs[index - len(self._claim.output) :]
+        end = replace(self.end, cached=self.cached) if self.end and self.cached else self.end
+        return Commit(self.id, index, self.output[index:], logprobs, end)
 
     def rewind(self, count: int) -> bool:
         """Let the next commit begin at token `count`, which was sent before. False, and nothing done, where the
         log probabilities from there on are an earlier owner's: those are not here."""
-        assert count <= self.sent, f"{self.request.id}: rewind to {count}, only {self.sent} tokens were sent"
-        if self._logprobs is not None and count < self._claimed:
+        assert count <= self.sent, f"{self.id}: rewind to {count}, only {self.sent} tokens were sent"
+        if self._logprobs is not None and count < len(self._claim.output):
             return False
         self.sent = count
         return True

@@ -13,14 +13,11 @@ class RequestLevelScheduler(Scheduler):
     prompts are not padded to the longest of the batch. What is left is the cost of the fixed batch alone.
     """
 
-    def _admit(self) -> dict[str, list[int]]:
-        return {} if self._running else super()._admit()
-
-    def _admit_suspect(self) -> dict[str, list[int]]:
-        return {} if self._running else super()._admit_suspect()
+    def _closed(self) -> bool:
+        return bool(self._lineup.running)
 
     def room(self) -> Room:
-        """Room for a whole batch once none runs, or the iteration in flight ends the last of it by length."""
-        if all(entry.ends_by_length_next() for entry in self._running):
+        """Room for a whole batch once none runs, or the iterations in flight end the last of it by length."""
+        if all(entry.closing for entry in self._lineup.running):
             return super().room()
         return Room(0, 0, self.blocks.block_size)

@@ -2,62 +2,69 @@
 
 | paper | here |
 |---|---|
-| `request_pool` | the requests claimed from the pool: `_waiting` (INITIATION, never selected) and `_running` |
-| `max_bs` | `max_batch_size` |
+| `request_pool` | the requests claimed from the pool: `Lineup.waiting` (INITIATION, never selected) and `.running` |
+| `max_bs` | `Knobs.max_batch_size` |
 | `n_slots` | `num_blocks * block_size` |
 | `n_rsrv` | `BlockPool.held` (blocks) |
-| `req.max_tokens` | `Request.max_tokens`: prompt + `max_new_tokens` |
-| state RUNNING (line 7) | in `_in_flight`: between `select` and `update` |
+| `n_workers` | `Knobs.batches_in_flight` |
+| `n_scheduled` | `len(_flights)` |
+| `req.max_tokens` | `Entry.last`: prompt + `max_new_tokens` |
+| state RUNNING (line 7) | `Entry.flights` > 0: between `select` and `update` |
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable
-from operator import attrgetter
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+from time import monotonic
 
-from services.messages import Claim, Commit, End, Iteration, IterationResult, Room
+from services.messages import Claim, Commit, End, EngineFigures, Iteration, IterationResult, Room
 from services.requests import FinishReason
 from services.scheduling.block_pool import BlockPool
+from services.scheduling.budget import Budget
+from services.scheduling.cost_model import CostModel
 from services.scheduling.entry import Entry
+from services.scheduling.flight import Flight
 from services.scheduling.judge import Rules
+from services.scheduling.knobs import Knobs
+from services.scheduling.lineup import Lineup
+from services.scheduling.order import Fcfs, Priority
+from services.scheduling.outbox import Outbox
+from services.scheduling.prefix import PrefixKeys
 from services.text import TextTables
-
-_rank = attrgetter("rank")
 
 
 class Scheduler:
-    """Iteration-level first-come-first-served over whole prompts, with `reserve` admission and no preemption.
-
-    One iteration is in flight at a time (the paper's `n_workers` is 1). A request holds blocks for its whole length
-    from its first selection to its end, so one that has started can always run to its end.
+    """Iteration-level scheduling. With the knobs' defaults it is first-come-first-served over whole prompts: a request
+    holds blocks for its whole length from its first selection to its end, so one that has started runs to its end.
     """
 
     def __init__(
         self,
         *,
         epoch: str,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        max_batch_size: int,
+        figures: EngineFigures,
+        knobs: Knobs,
         eos_token_ids: Iterable[int] = (),
         text: TextTables | None = None,
+        now: Callable[[], float] = monotonic,
     ) -> None:
-        """`text` may be None where no request has stop strings or stop token ids that give text."""
-        assert max_batch_size > 0, f"{max_batch_size = }"
+        """`text` may be None where no request has stop strings or stop token ids that give text. `now` is the clock of
+        TTFT targets, in seconds."""
         self.epoch = epoch
-        self.max_batch_size = max_batch_size
-        self.blocks = BlockPool(num_blocks, block_size)
-        self._rules = Rules(max_model_len, frozenset(eos_token_ids), text)
-        self._entries: dict[str, Entry] = {}
-        self._waiting: list[Entry] = []  # by arrival, holding no blocks
-        self._running: list[Entry] = []  # by arrival, holding blocks
-        self._in_flight: Iteration | None = None
-        self._batch: list[Entry] = []  # those in flight, in batch order
-        self._released: list[str] = []  # the engine is still to be told to forget these
-        self._uncommitted: dict[str, Entry] = {}
-        self._sent: dict[str, Entry] = {}  # those of the last commits, which the pool may ask for again
+        self.knobs = knobs
+        self.blocks = BlockPool(figures.num_blocks, figures.block_size)
+        self._vocab_size = figures.vocab_size
+        self._rules = Rules(figures.max_model_len, frozenset(eos_token_ids), text)
+        self._now = now
+        self._cost = CostModel()
+        self._budget = Budget(knobs, self._cost)
+        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
+        self._lineup = Lineup(self.blocks, knobs, order)
+        self._entries: dict[str, Entry] = {}  # those in the lineup
+        self._flights: deque[Flight] = deque()
+        self._outbox = Outbox()
         self._step = 0
 
     # --- what comes in ---------------------------------------------------------------------------------------
@@ -68,18 +75,24 @@ class Scheduler:
         A claim of a request that is here already replaces it: a pool that lost its tail gives out again what it no
         longer knows to be given.
         """
-        self.drop([claim.id for claim in claims if self._known(claim.id)])
+        self.drop([claim.id for claim in claims if claim.id in self._entries or self._outbox.find(claim.id)])
         for claim in claims:
-            entry = self._entries[claim.id] = Entry(claim, self._rules)
+            salt = "" if self.knobs.share_prefixes else claim.tenant
+            entry = Entry(claim, self._rules, PrefixKeys(salt, self.blocks.block_size), self._now())
+            self._entries[claim.id] = entry
             if refusal := self._refuse(entry):
                 self._end(entry, End(FinishReason.ERROR, error=refusal))
             elif entry.end:
                 self._end(entry, entry.end)
             else:
-                insort(self._waiting, entry, key=_rank)
+                self._lineup.add(entry)
 
     def _refuse(self, entry: Entry) -> str | None:
-        prompt, needed = len(entry.request.prompt), self._reservation(entry)
+        """Why it can never run here; an id outside the vocabulary would take a CUDA process down."""
+        prompt, needed = len(entry.prompt), self.blocks.blocks_for(entry.last)
+        for id in (min(entry.prompt), max(entry.prompt), *entry.logit_bias):
+            if not 0 <= id < self._vocab_size:
+                return f"token id {id} is outside the vocabulary of {self._vocab_size}"
         if prompt >= self._rules.max_model_len:
             return f"the prompt has {prompt} tokens, the model's length is {self._rules.max_model_len}"
         if needed > self.blocks.num_blocks:
@@ -89,24 +102,23 @@ class Scheduler:
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are; unknown ids are those that have ended already.
 
-        A token that the iteration in flight samples for them is dropped. Blocks freed here can be placed again at
+        A token that an iteration in flight samples for them is dropped. Blocks freed here can be placed again at
         once, because the engine runs iterations in order.
         """
         for id in ids:
             if entry := self._entries.get(id):
                 self._end(entry, End(FinishReason.CANCELLED))
         if ids:
-            self._sweep()
+            self._lineup.sweep()
 
     def drop(self, ids: list[str]) -> None:
         """Forget requests that are not this scheduler's any more: nothing of them is committed."""
         for id in ids:
-            if entry := self._entries.get(id):
-                self._leave(entry)
-            self._uncommitted.pop(id, None)
-            self._sent.pop(id, None)
+            if entry := self._entries.pop(id, None):
+                self._lineup.leave(entry)
+            self._outbox.drop(id)
         if ids:
-            self._sweep()
+            self._lineup.sweep()
 
     def rewind(self, have: dict[str, int]) -> int:
         """Of these requests the pool has so many output tokens, fewer than the last commits took for granted: commit
@@ -117,149 +129,171 @@ class Scheduler:
         """
         resent = 0
         for id, count in have.items():
-            entry = self._known(id)
+            entry = self._entries.get(id) or self._outbox.find(id)
             if entry is None:
                 continue
             resent += entry.sent - count
             if entry.rewind(count):
-                self._uncommitted[id] = entry
+                self._outbox.put(entry)
             else:
                 self.drop([id])
                 self.add([entry.as_claim(count)])
         return resent
 
     def update(self, result: IterationResult) -> None:
-        """Take an iteration's tokens and judge each (lines 11 to 14: what has finished gives its slots back)."""
-        iteration, self._in_flight = self._in_flight, None
-        assert iteration is not None, f"no iteration is in flight, got a result of {result.step = }"
-        assert (result.epoch, result.step) == (iteration.epoch, iteration.step), f"{iteration.step = } {result.step = }"
+        """Take the oldest iteration's tokens and judge each (lines 10 to 15: what has finished gives its slots back).
+
+        The token of a request that was preempted meanwhile counts; that of one that ended does not.
+        """
+        assert self._flights, f"no iteration is in flight, got a result of {result.step = }"
+        flight = self._flights.popleft()
+        assert (result.epoch, result.step) == (self.epoch, flight.step), f"{flight.step = } {result.step = }"
+        self._cost.finished(flight.tokens, flight.pairs, result.elapsed)
         tokens, failed = result.tokens, result.failed
         ended = 0
-        for (id, computed), entry in zip(iteration.scheduled.items(), self._batch, strict=True):
-            if entry.gone:  # in flight: cancelled, dropped or set back
+        for entry in flight.entries:
+            if entry.gone:  # it ended, or was cancelled, dropped or set back, while in flight
                 continue
-            entry.request.num_computed_tokens += computed
-            if failed and id in failed:
-                end: End | None = End(FinishReason.ERROR, error=failed[id])
-            else:
-                end = entry.append(tokens[id], result)
-                self._uncommitted[id] = entry
-            if end:
-                self._end(entry, end)
+            entry.flights -= 1
+            if entry.id in failed:
+                self._end(entry, End(FinishReason.ERROR, error=failed[entry.id]), failed=True)
                 ended += 1
-        if failed:  # the engine has forgotten these itself
-            self._released = [id for id in self._released if id not in failed]
+            elif entry.id not in flight.partial:
+                end = entry.append(tokens[entry.id], result)
+                self._outbox.put(entry)
+                if end:
+                    self._end(entry, end)
+                    ended += 1
         if ended:
-            self._sweep()
+            self._lineup.sweep()
 
-    def _known(self, id: str) -> Entry | None:
-        """The request, also where it ended and the pool has not confirmed that."""
-        return self._entries.get(id) or self._uncommitted.get(id) or self._sent.get(id)
-
-    def _end(self, entry: Entry, end: End) -> None:
+    def _end(self, entry: Entry, end: End, failed: bool = False) -> None:
         entry.end = end
-        self._leave(entry)
-        self._uncommitted[entry.request.id] = entry
-
-    def _leave(self, entry: Entry) -> None:
-        """Take a request's blocks back; `_sweep` then takes it from its list."""
-        entry.gone = True
-        del self._entries[entry.request.id]
-        if self.blocks.release(entry.request.id):
-            self._released.append(entry.request.id)
-
-    def _sweep(self) -> None:
-        self._waiting = [entry for entry in self._waiting if not entry.gone]
-        self._running = [entry for entry in self._running if not entry.gone]
-        if not self._entries:
-            assert not self._waiting, "requests wait that nobody holds"
-            assert not self._running, "requests run that nobody holds"
-            self.blocks.check_idle()
+        del self._entries[entry.id]
+        self._lineup.leave(entry, failed)
+        self._outbox.put(entry)
 
     # --- what goes out ---------------------------------------------------------------------------------------
 
     def select(self) -> Iteration | None:
-        """The next iteration; None when nothing can run (lines 4, 5 and 17 to 28)."""
-        assert self._in_flight is None, f"iteration {self._step} is in flight"
-        admitted = self._admit_suspect()
-        if admitted:
-            self._batch = [self._entries[id] for id in admitted]
-        else:
-            admitted = self._admit()
-            self._batch = self._running[: self.max_batch_size]
-        scheduled = {}
-        for entry in self._batch:  # lines 20 to 22
-            request = entry.request
-            scheduled[request.id] = len(request.prompt) + len(request.output) - request.num_computed_tokens
-        if not scheduled:
-            assert not self._entries, f"none of {list(self._entries)} can run"
+        """The next iteration; None when nothing can run, or as many as may be are in flight (lines 4 to 9)."""
+        if len(self._flights) >= self.knobs.depth:
             return None
-        self._step += 1
-        released, self._released = self._released, []
-        new = [self._entries[id].as_new() for id in admitted]
-        self._in_flight = Iteration(self.epoch, self._step, scheduled, new, admitted, released)
-        return self._in_flight
+        flight = Flight(self._step + 1)
+        self._budget.begin()
+        suspect, closed = self._lineup.suspect(), self._closed()
+        if suspect and not closed and self._lineup.fits(suspect):
+            self._alone(suspect, flight)
+        else:
+            if not suspect and not closed:
+                self._lineup.make_way()
+            self._decodes_then_prompts(flight)
+            if not closed:
+                self._newcomers(flight, only_paused=suspect is not None)
+        if not flight.entries:
+            assert self._flights or not self._entries, f"none of {list(self._entries)} can run"
+            return None
+        self._step = flight.step
+        flight.tokens, flight.pairs = self._budget.tokens, self._budget.pairs
+        self._flights.append(flight)
+        return self._message(flight)
 
-    def _admit(self) -> dict[str, list[int]]:
-        """Start waiting requests in order of arrival, each with all its blocks (lines 21 to 26); their blocks.
+    def _closed(self) -> bool:
+        """Whether nobody may join or pass those that run."""
+        return False
 
-        The first that does not fit stops it (line 25). Requests behind it that run already go on: in the paper none
-        can be there, here one can, where an earlier request came late because another owner of it died.
-        """
-        admitted: dict[str, list[int]] = {}
-        for entry in self._waiting:
-            if entry.suspect or bisect_right(self._running, entry.rank, key=_rank) >= self.max_batch_size:
-                break  # line 22
-            blocks = self.blocks.reserve(entry.request.id, self._reservation(entry))
-            if blocks is None:  # line 25
+    def _alone(self, suspect: Entry, flight: Flight) -> None:
+        """An iteration of its own shows who kills the engine: if it dies now, the others are not blamed. A suspect that
+        brought a token is like any other from then on."""
+        if not self._flights:
+            if not suspect.active:
+                self._lineup.enter(suspect)
+            self._chunk(flight, suspect)
+
+    def _decodes_then_prompts(self, flight: Flight) -> None:
+        """Who runs already, each with one token or a chunk of what it lacks (lines 19 to 22)."""
+        lookahead, budget, lineup, most = self.knobs.lookahead, self._budget, self._lineup, self.knobs.max_batch_size
+        prompts = []
+        for entry in lineup.running.copy():
+            if (entry.flights and not lookahead) or entry.num_tokens >= entry.last:
+                continue
+            computed = entry.num_computed_tokens
+            if entry.num_tokens - computed > 1:
+                prompts.append(entry)
+                continue
+            if len(flight.entries) >= most or budget.full():
                 break
-            insort(self._running, entry, key=_rank)
-            admitted[entry.request.id] = blocks
-        del self._waiting[: len(admitted)]
-        return admitted
+            if entry.active and (computed < entry.capacity or lineup.grow(entry)):
+                budget.decode(computed)
+                flight.put(entry, 1)
+                if computed >= entry.next_full:
+                    lineup.publish(entry)
+        for entry in prompts:
+            if len(flight.entries) < most and entry.active:
+                self._chunk(flight, entry)
 
-    def _admit_suspect(self) -> dict[str, list[int]]:
-        """Start the earliest suspect and nothing else; its blocks. None where there is none, or its blocks are held.
+    def _newcomers(self, flight: Flight, only_paused: bool) -> None:
+        """Who waits, by rank, to the first that does not fit (lines 23 to 26). Those that paused have their blocks, and
+        go on also behind one that lacks them."""
+        for entry in self._lineup.waiting.copy():
+            if self._lineup.full or len(flight.entries) >= self.knobs.max_batch_size or not self._budget.left():
+                return
+            if only_paused and not entry.capacity:
+                continue
+            if entry.flights and not (self.knobs.lookahead and entry.capacity and entry.num_tokens < entry.last):
+                only_paused = True  # it is on its way back
+            elif self._lineup.fits(entry):
+                if self._lineup.enter(entry):
+                    self._chunk(flight, entry)
+            else:
+                only_paused = True
 
-        An iteration of its own shows who kills the engine: if it dies now, the others are not blamed. A suspect that
-        ran has brought a token (or failed), and is like any other from then on.
-        """
-        entry = next((entry for entry in self._waiting if entry.suspect), None)
-        blocks = self.blocks.reserve(entry.request.id, self._reservation(entry)) if entry else None
-        if entry is None or blocks is None:
-            return {}
-        self._waiting.remove(entry)
-        insort(self._running, entry, key=_rank)
-        return {entry.request.id: blocks}
+    def _chunk(self, flight: Flight, entry: Entry) -> None:
+        computed = entry.num_computed_tokens
+        count = self._budget.chunk(computed, entry.num_tokens - computed)
+        if count:
+            flight.put(entry, count)
+            if computed + count >= entry.next_full:
+                self._lineup.publish(entry)
 
-    def _reservation(self, entry: Entry) -> int:
-        """Blocks for `max_tokens` (line 24), or for the model's length where that ends the request earlier."""
-        return self.blocks.blocks_for(len(entry.request.prompt) + entry.judge.last)
+    def _message(self, flight: Flight) -> Iteration:
+        lineup = self._lineup
+        new, new_blocks = [], {}
+        for entry in flight.fresh:
+            new.append(entry.as_new(entry.num_computed_tokens - flight.scheduled[entry.id]))
+            new_blocks[entry.id] = lineup.tell(entry)
+        for entry in lineup.grown:
+            if entry.told >= 0:
+                new_blocks[entry.id] = lineup.tell(entry)
+        lineup.grown.clear()
+        released, lineup.released = lineup.released, []
+        return Iteration(self.epoch, flight.step, flight.scheduled, new, new_blocks, released)
 
     def take_commits(self) -> list[Commit]:
         """Tokens and ends since the last call, one commit a request, in the order it came about."""
-        commits = [entry.take_commit() for entry in self._uncommitted.values()]
-        self._sent, self._uncommitted = self._uncommitted, {}
-        return commits
+        return self._outbox.take()
 
     def has_commits(self) -> bool:
-        return bool(self._uncommitted)
+        return bool(self._outbox)
 
     def held(self) -> list[str]:
         """All it is in charge of, also what has ended but may have to be committed again."""
-        return list(self._entries | self._uncommitted | self._sent)
+        return list(dict.fromkeys([*self._entries, *self._outbox.ids()]))
 
     def room(self) -> Room:
-        """What can be claimed now: what is free, and what the iteration in flight will free by ending requests by
-        length, less what claimed requests that wait will take."""
-        requests = self.max_batch_size - len(self._entries)
-        blocks = self.blocks.free - sum(self._reservation(entry) for entry in self._waiting)
-        for entry in self._batch if self._in_flight else ():
-            if not entry.gone and entry.ends_by_length_next():
-                requests += 1
-                blocks += self._reservation(entry)
-        return Room(max(0, requests), max(0, blocks), self.blocks.block_size)
+        """What can be claimed now: what is free, and what iterations in flight will free by ending requests by length,
+        less what requests that wait here will take."""
+        closing = [entry for flight in self._flights for entry in flight.closing if not entry.gone]
+        return self._lineup.room(closing)
 
-    def kv_usage(self) -> float:
-        """The share of KV blocks that is reserved, 0 to 1."""
-        return self.blocks.held / self.blocks.num_blocks
+    def gauges(self) -> dict[str, float]:
+        """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
+        and do not run; `token_budget` of an iteration, where there is one."""
+        last = self._budget.last
+        paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
+        limited = {"token_budget": last} if last < inf else {}
+        return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited
+
+    def take_counters(self) -> dict[str, float]:
+        """Increments since the last call."""
+        return self._lineup.take_counters()

@@ -26,7 +26,7 @@ from services.pool.binaries import choose_server
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
-from services.scheduling import Scheduler
+from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters
 from services.text import Tokenizer
 
@@ -148,10 +148,8 @@ class Stack(Background):
         self._engine = LocalEngine(engine)
         scheduler = Scheduler(
             epoch=epoch,
-            num_blocks=self.figures.num_blocks,
-            block_size=self.figures.block_size,
-            max_model_len=self.figures.max_model_len,
-            max_batch_size=8,
+            figures=self.figures,
+            knobs=Knobs(max_batch_size=8),
             eos_token_ids=self.info.eos_token_ids,
             text=self.tokenizer.tables,
         )

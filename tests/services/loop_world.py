@@ -23,7 +23,7 @@ from services.messages import (
 )
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
-from services.scheduling import Scheduler
+from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters
 
 SEAT = "c/0"
@@ -174,10 +174,8 @@ class World:
         self.epoch = epoch = grant.epoch
         self.scheduler = self.kind(
             epoch=epoch,
-            num_blocks=self.figures.num_blocks,
-            block_size=BLOCK,
-            max_model_len=self.figures.max_model_len,
-            max_batch_size=self.batch,
+            figures=self.figures,
+            knobs=Knobs(max_batch_size=self.batch),
             eos_token_ids=[EOS],
         )
         seat = Seat(SEAT, epoch)

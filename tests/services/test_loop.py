@@ -175,7 +175,7 @@ async def test_figures_go_once_and_counters_add_up() -> None:
     assert sums["vllm:request_success|length"] == 3
     assert sums["vllm:iteration_tokens_total_sum"] == 30 + 2 + 6
     last = world.line.sent[-1][1]
-    assert last.gauges == {"ready": 1, "kv_usage": 0.0, "batch_size": 2, "peak_batch_size": 2}
+    assert last.gauges == {"ready": 1, "kv_usage": 0.0, "paused": 0, "batch_size": 2, "peak_batch_size": 2}
     assert last.summary == "iteration 3: 2 requests (1 initiation, 1 increment), 6 tokens, 100.0 ms"
 
 

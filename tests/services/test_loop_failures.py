@@ -221,7 +221,7 @@ async def test_books_that_do_not_balance_end_the_ownership_loudly() -> None:
     await world.submit("a", new=3)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.scheduler.blocks.reserve("nobody", 1)  # the damage
+    world.scheduler.blocks.take("nobody", [], 1)  # the damage
     with pytest.raises(AssertionError, match="1 blocks are held by"):
         await loop
     sent = len(world.line.sent)
@@ -236,7 +236,7 @@ async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str
     await world.submit("a", new=50)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.scheduler.blocks.reserve("nobody", 1)
+    world.scheduler.blocks.take("nobody", [], 1)
     if how == "cancelled":
         await world.pool.cancel("a")
     else:

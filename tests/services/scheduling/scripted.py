@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.messages import Claim, Commit, Iteration, IterationResult, Logprobs
+from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
-from services.scheduling import Scheduler
+from services.scheduling import Knobs, Scheduler
 from services.text import TextTables
 
 EOS = 2
@@ -69,16 +70,17 @@ def scripted(
     batch: int = 8,
     length: int = 200,
     text: TextTables | None = None,
+    knobs: Knobs | None = None,
+    now: Callable[[], float] = float,
 ) -> Script:
     """A scheduler of `kind` with blocks of 4 tokens."""
     return Script(
         kind(
             epoch="e1",
-            num_blocks=blocks,
-            block_size=4,
-            max_batch_size=batch,
-            max_model_len=length,
+            figures=EngineFigures("m", length, blocks, 4, 100, "n"),
+            knobs=knobs or Knobs(max_batch_size=batch),
             eos_token_ids=[EOS],
             text=text,
+            now=now,
         )
     )

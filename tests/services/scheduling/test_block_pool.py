@@ -1,6 +1,9 @@
-"""BlockPool: every block is free or held once."""
+"""BlockPool: every block is empty, idle or held as often as tables say; equal prefixes are found until their place is
+needed."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.scheduling import BlockPool
 
@@ -8,37 +11,122 @@ from services.scheduling import BlockPool
 def test_blocks_are_counted_placed_and_given_back() -> None:
     pool = BlockPool(num_blocks=5, block_size=16)
     assert [pool.blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
-    first, second = pool.reserve("a", 2), pool.reserve("b", 3)
-    assert first is not None
-    assert second is not None
-    assert sorted(first + second) == [0, 1, 2, 3, 4]
+    pool.take("a", [], 2)
+    pool.take("b", [], 2)
+    pool.extend("b", 1)
+    first = list(pool.table("a"))
+    assert sorted(first + pool.table("b")) == [0, 1, 2, 3, 4]
     assert (pool.free, pool.held) == (0, 5)
     assert pool.release("a") == 2
     assert pool.release("a") == 0
-    assert pool.reserve("c", 2) == first
+    pool.take("c", [], 2)
+    assert pool.table("c") == first  # the warmest
     pool.check()
 
 
-def test_what_does_not_fit_takes_nothing() -> None:
+def test_what_fits() -> None:
     pool = BlockPool(num_blocks=3, block_size=16)
-    assert pool.reserve("a", 4) is None
-    assert (pool.free, pool.held) == (3, 0)
-    assert pool.reserve("a", 3) is not None
-    assert pool.reserve("b", 1) is None
+    assert not pool.fits([], 4)
+    assert pool.fits([], 3)
+    assert not pool.fits([], 3, margin=1)
+    pool.take("a", [], 3)
+    assert not pool.fits([], 1)
+    with pytest.raises(AssertionError, match="1 blocks for a, 0 are free"):
+        pool.extend("a", 1)
 
 
-def test_a_request_reserves_once() -> None:
+def test_a_request_takes_once() -> None:
     pool = BlockPool(num_blocks=3, block_size=16)
-    pool.reserve("a", 1)
+    pool.take("a", [], 1)
     with pytest.raises(AssertionError, match="a holds blocks already"):
-        pool.reserve("a", 1)
+        pool.take("a", [], 1)
+
+
+def test_published_blocks_are_shared_and_outlive_their_holders() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool.take("a", [], 3)
+    x, y, _ = pool.table("a")
+    pool.publish("a", 0, b"x")
+    pool.publish("a", 1, b"y")
+    assert pool.find([b"x", b"y", b"z"]) == [x, y]
+    assert pool.find([b"z", b"x"]) == []  # nothing behind the first that is not there
+    assert pool.fits([x, y], 3)
+    pool.take("b", [x, y], 3)
+    assert pool.table("b")[:2] == [x, y]
+    assert pool.held == 4
+    pool.release("a")
+    assert pool.held == 3
+    pool.release("b")
+    assert pool.free == 4
+    assert pool.find([b"x", b"y"]) == [x, y]
+    pool.check()
+
+
+def test_idle_blocks_go_last_blocks_first_and_count_when_they_are_woken() -> None:
+    pool = BlockPool(num_blocks=3, block_size=16)
+    pool.take("a", [], 3)
+    for index, key in enumerate([b"x", b"y", b"z"]):
+        pool.publish("a", index, key)
+    x, y, _ = pool.table("a")
+    pool.release("a")
+    pool.take("b", [], 1)  # nothing is empty: the end of the chain goes
+    assert pool.find([b"x", b"y", b"z"]) == [x, y]
+    assert pool.fits([x], 2)
+    assert not pool.fits([x, y], 3)  # the two that are idle are all there is
+    pool.take("c", [x], 2)
+    assert pool.find([b"x", b"y"]) == [x]
+    pool.check()
+
+
+def test_the_first_with_a_content_stays_the_one_that_is_found() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    pool.take("a", [], 1)
+    pool.take("b", [], 1)
+    pool.publish("a", 0, b"x")
+    pool.publish("b", 0, b"x")
+    assert pool.find([b"x"]) == pool.table("a")
+    pool.release("b")
+    pool.check()
+
+
+def test_what_failed_is_found_by_nobody_but_what_others_hold_is() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool.take("a", [], 2)
+    pool.publish("a", 0, b"x")
+    pool.publish("a", 1, b"y")
+    pool.take("b", pool.find([b"x"]), 2)
+    pool.forget("a")
+    pool.release("a")
+    assert pool.find([b"x", b"y"]) == pool.table("b")[:1]
+    pool.check()
 
 
 def test_the_check_sees_a_shared_and_a_lost_block() -> None:
     for damage in ([0, 0], []):
         pool = BlockPool(num_blocks=3, block_size=16)
-        ids = pool.reserve("a", 1)
-        assert ids is not None
-        ids[:] = damage
+        pool.take("a", [], 1)
+        pool.table("a")[:] = damage
         with pytest.raises(AssertionError, match="lost or shared"):
             pool.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(0, 9)), max_size=40))
+def test_the_books_balance_after_anything(steps: list[tuple[str, int, int]]) -> None:
+    """Each step starts a request with one of few prefixes, or, where it runs, lets it grow or end."""
+    pool = BlockPool(num_blocks=6, block_size=16)
+    for request, blocks, choice in steps:
+        chain = [bytes([choice % 3, index]) for index in range(blocks)]
+        if not pool.table(request):
+            shared = pool.find(chain)
+            if pool.fits(shared, blocks + 1):
+                pool.take(request, shared, blocks + 1)
+                for index, key in enumerate(chain):
+                    pool.publish(request, index, key)
+        elif choice < 5 and pool.free:
+            pool.extend(request, 1)
+        else:
+            if choice == 9:
+                pool.forget(request)
+            pool.release(request)
+        pool.check()

@@ -66,7 +66,7 @@ def test_cancel_stays_listed_and_is_told_again() -> None:
     assert s.finish() == [Commit("a", 0, [], end=CANCELLED)]
 
 
-def test_a_failed_request_ends_alone_and_is_not_released_again() -> None:
+def test_a_failed_request_ends_alone_and_is_released() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 2), claim("b", 2, 3, 2)])
     assert s.step(failed={"a": "NaN in the logits"}) == [
@@ -76,7 +76,7 @@ def test_a_failed_request_ends_alone_and_is_not_released_again() -> None:
     assert s.scheduler.blocks.held == 2
     iteration = s.select()
     assert iteration is not None
-    assert (iteration.released, iteration.scheduled) == ([], {"b": 1})
+    assert (iteration.released, iteration.scheduled) == (["a"], {"b": 1})
     assert s.finish() == [Commit("b", 1, [WORD], end=LENGTH)]
 
 
@@ -98,4 +98,4 @@ def test_cancelled_and_failed_in_the_same_iteration() -> None:
     assert Commit("a", 0, [], end=CANCELLED) in commits
     iteration = s.select()
     assert iteration is not None
-    assert iteration.released == []
+    assert iteration.released == ["a"]

@@ -71,8 +71,6 @@ class Model:
         batch = list(iteration.scheduled)
         eos = [] if turn.eos is None else batch[turn.eos : turn.eos + 1]
         failed = [] if turn.fail is None else batch[turn.fail : turn.fail + 1]
-        for id in failed:
-            self.tables.pop(id)
         self.script.finish(dict.fromkeys(eos, EOS), dict.fromkeys(failed, "no"))
         self.take()
         self.check_order_of_service()

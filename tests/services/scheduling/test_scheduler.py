@@ -141,6 +141,8 @@ def test_an_earlier_request_that_comes_late_waits_without_stopping_those_that_ru
     ("impossible", "why"),
     [
         (claim("x", 1, 40, 1), "the prompt has 40 tokens, the model's length is 40"),
+        (claim("x", 1, 3, 1, logit_bias={5: 1.0, 100: 1.0}), "token id 100 is outside the vocabulary of 100"),
+        (Claim("x", 1, [5, -1], [], SamplingParams(1)), "token id -1 is outside the vocabulary of 100"),
         (claim("x", 1, 20, 9), "the request needs 8 KV blocks, this engine has 7"),
     ],
 )
@@ -168,4 +170,4 @@ def test_room_counts_those_that_the_iteration_in_flight_ends_by_length() -> None
     assert s.scheduler.room() == Room(0, 0, 4)
     s.step()
     assert list(s.batch) == ["b", "c", "d"]
-    assert s.scheduler.kv_usage() == 0.8
+    assert s.scheduler.gauges() == {"kv_usage": 0.8, "paused": 0}

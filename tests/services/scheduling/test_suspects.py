@@ -16,7 +16,7 @@ def batches(s: Script, count: int) -> list[list[str]]:
 def test_suspects_run_alone_one_after_the_other_the_earliest_first_and_then_with_all() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9), claim("c", 3, 3, 9, strikes=2), claim("b", 2, 3, 9, strikes=2)])
-    assert batches(s, 4) == [["b"], ["c"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert batches(s, 4) == [["b"], ["c"], ["b", "c", "a"], ["a", "b", "c"]]
 
 
 def test_one_strike_is_no_reason() -> None:

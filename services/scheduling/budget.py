@@ -1,0 +1,83 @@
+"""Budget: how many tokens an iteration may compute."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+from services.scheduling.cost_model import CostModel
+from services.scheduling.knobs import Knobs
+
+FIRST_GUESS = 256  # tokens of an iteration under a time target, before any has been timed
+LEAST_CHUNK = 16  # prompt tokens that go even where time is up
+
+
+class Budget:
+    """What is left of one iteration's budget: of tokens (fixed), and of time (a target, an estimate of the cost).
+
+    Decodes always go; what they leave goes to chunks of prompts, in order. A chunk may have any size: where time is
+    up, the first still gets `LEAST_CHUNK` tokens, so that prompts come to an end under any target.
+    """
+
+    def __init__(self, knobs: Knobs, cost: CostModel) -> None:
+        self._fixed = knobs.token_budget
+        self._target = knobs.tbt_target
+        self._cost = cost
+        self._limited = self._fixed is not None or self._target is not None
+        self.begin()
+
+    def begin(self) -> None:
+        """A new iteration."""
+        self.tokens = 0  # given so far
+        self.pairs = 0  # of query and key, likewise
+        self._chunks = 0
+
+    @property
+    def last(self) -> float:
+        """Tokens of one iteration at most, as far as that can be said before its requests are known."""
+        if self._target is not None and self._cost.known:
+            return min(self._fixed or inf, max(1.0, self._affordable(0)))
+        return self._fixed or inf
+
+    def decode(self, context: int) -> None:
+        """One token behind `context` others; there must be room."""
+        self.tokens += 1
+        self.pairs += context + 1
+
+    def full(self) -> bool:
+        """No decode fits."""
+        return self._fixed is not None and self.tokens >= self._fixed
+
+    def left(self) -> bool:
+        """Some token of a prompt fits."""
+        return not self._limited or self._room(0) > 0
+
+    def chunk(self, context: int, wanted: int) -> int:
+        """So many of `wanted` tokens behind `context` others fit; they are taken."""
+        count = wanted
+        if self._limited:
+            count = min(wanted, self._room(context))
+        if count > 0:
+            self.tokens += count
+            self.pairs += count * context + count * (count + 1) // 2
+            self._chunks += 1
+        return max(0, count)
+
+    def _room(self, context: int) -> int:
+        room = inf if self._fixed is None else self._fixed - self.tokens
+        if self._target is not None:
+            least = 0 if self._chunks else LEAST_CHUNK
+            guess = FIRST_GUESS - self.tokens
+            room = min(room, max(least, int(self._affordable(context)) if self._cost.known else guess))
+        return int(min(room, 1 << 30))
+
+    def _affordable(self, context: int) -> float:
+        """The most n with cost(tokens + n, pairs + n * context + n * n / 2) <= target: a quadratic in n."""
+        cost = self._cost
+        assert self._target is not None
+        left = self._target - cost.seconds(self.tokens, self.pairs)
+        if left <= 0:
+            return 0.0
+        slope, bend = cost.per_token + cost.per_pair * (context + 0.5), cost.per_pair / 2
+        if bend == 0.0:
+            return left / slope if slope else inf
+        return (sqrt(slope * slope + 4 * bend * left) - slope) / (2 * bend)

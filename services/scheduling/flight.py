@@ -1,0 +1,34 @@
+"""Flight: an iteration between `select` and `update`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.scheduling.entry import Entry
+
+
+@dataclass(slots=True)
+class Flight:
+    step: int
+    entries: list[Entry] = field(default_factory=list)  # in batch order
+    scheduled: dict[str, int] = field(default_factory=dict)  # tokens to compute, by id
+    partial: set[str] = field(default_factory=set)  # those that do not reach the end of their input
+    fresh: list[Entry] = field(default_factory=list)  # those the engine does not know
+    closing: list[Entry] = field(default_factory=list)  # those whose last allowed token is sampled
+    tokens: int = 0
+    pairs: int = 0  # of query and key
+
+    def put(self, entry: Entry, count: int) -> None:
+        """Compute the next `count` tokens of a request, and sample one where these are all it has."""
+        self.entries.append(entry)
+        self.scheduled[entry.id] = count
+        entry.flights += 1
+        if entry.told < 0:
+            self.fresh.append(entry)
+        entry.num_computed_tokens += count
+        if entry.num_computed_tokens < entry.num_tokens:
+            self.partial.add(entry.id)
+            return
+        entry.num_tokens += 1
+        if entry.num_tokens >= entry.last:
+            self.closing.append(entry)

@@ -1,0 +1,206 @@
+"""Lineup: who runs and who waits, with the KV blocks they hold."""
+
+from __future__ import annotations
+
+from bisect import insort
+from math import inf
+from operator import attrgetter
+
+from services.messages import Room
+from services.scheduling.admission import Admission, OnDemand, Reserve
+from services.scheduling.block_pool import BlockPool
+from services.scheduling.entry import Entry
+from services.scheduling.knobs import Knobs
+from services.scheduling.order import Order
+
+_rank = attrgetter("rank")
+
+
+class Lineup:
+    """`running` requests are in line for every iteration; `waiting` ones hold no blocks, or paused and keep theirs.
+    Both by rank."""
+
+    def __init__(self, blocks: BlockPool, knobs: Knobs, order: Order) -> None:
+        self.blocks = blocks
+        self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
+        self.waiting: list[Entry] = []
+        self.running: list[Entry] = []
+        self.released: list[str] = []  # the engine is still to be told to forget these
+        self.grown: list[Entry] = []  # and these have blocks it has not been told of
+        self.pressed = False  # blocks ran out, and nobody has given any back by ending since
+        self._preemptions = self._queries = self._hits = 0  # since they were last taken; the last two in tokens
+        self._suspects: list[Entry] = []
+        self._places = knobs.max_batch_size * knobs.batches_in_flight
+        self._order = order
+        self._caching = knobs.prefix_caching
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    @property
+    def full(self) -> bool:
+        """No more can run."""
+        return len(self.running) >= self._places
+
+    # --- in and out ------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry) -> None:
+        insort(self.waiting, entry, key=_rank)
+        if entry.suspect:
+            insort(self._suspects, entry, key=_rank)
+
+    def leave(self, entry: Entry, failed: bool = False) -> None:
+        """It ended, or is another's. `sweep` then takes it from its list."""
+        entry.gone = True
+        entry.active = False
+        if failed:
+            self.blocks.forget(entry.id)
+        if self._release(entry):
+            self.pressed = False
+
+    def sweep(self) -> None:
+        self.waiting = [entry for entry in self.waiting if not entry.gone]
+        self.running = [entry for entry in self.running if not entry.gone]
+        if not self.waiting and not self.running:
+            self.blocks.check_idle()
+
+    def _release(self, entry: Entry) -> int:
+        if entry.told >= 0:
+            self.released.append(entry.id)
+        return self.blocks.release(entry.id)
+
+    # --- places ----------------------------------------------------------------------------------------------
+
+    def suspect(self) -> Entry | None:
+        """Who must run alone next: who has begun that, or the first."""
+        if not self._suspects:
+            return None
+        self._suspects = [entry for entry in self._suspects if entry.suspect and not entry.gone]
+        return next((entry for entry in self._suspects if entry.capacity), next(iter(self._suspects), None))
+
+    def make_way(self) -> None:
+        """Let the first that waits have the place, and where blocks are not reserved the blocks, of those who yield to
+        it; if that is enough for it to start."""
+        head = next((entry for entry in self.waiting if not entry.flights), None)
+        if head is None or (not self.full and self.fits(head)):
+            return
+        yielding = self._order.yielding(head, self.running)
+        if not yielding:
+            return
+        if self.fits(head):
+            self._pause(yielding[0])
+        elif not self.admission.whole:
+            for count in range(1, len(yielding) + 1):
+                if self.fits(head, self.blocks.held_by(e.id for e in yielding[:count])):
+                    for entry in yielding[:count]:
+                        self._preempt(entry)
+                    return
+
+    def fits(self, entry: Entry, more: int = 0) -> bool:
+        """Whether its blocks are there, or would be with `more` free ones."""
+        if entry.capacity:  # where they are all held, and nobody runs, one that paused gives up its own
+            return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not self.running
+        if self.pressed and self.running:
+            return False
+        margin = self.admission.margin(len(self.running)) if self.running else 0
+        return self.blocks.fits(self._shared(entry), self.admission.blocks(entry), margin - more)
+
+    def enter(self, entry: Entry) -> bool:
+        """Let it run, from where it paused or from as far as its prefix is found. It must fit. False if it paused and
+        is the one that gave up its blocks."""
+        if not entry.capacity:
+            self._start(entry)
+        entry.active = True
+        self.waiting.remove(entry)
+        insort(self.running, entry, key=_rank)
+        return entry.num_tokens <= entry.capacity or self.grow(entry)
+
+    def grow(self, entry: Entry) -> bool:
+        """One block more for a request that runs; False if it had to give up all it holds, being the last."""
+        while not self.blocks.free:
+            last = max((e for line in (self.running, self.waiting) for e in line if e.capacity), key=_rank)
+            self._preempt(last)
+            self.pressed = True
+            if last is entry:
+                return False
+        self.blocks.extend(entry.id, 1)
+        entry.capacity += self.blocks.block_size
+        self.grown.append(entry)
+        return True
+
+    def tell(self, entry: Entry) -> list[int]:
+        """Its blocks that the engine does not know of; it is told now."""
+        table = self.blocks.table(entry.id)
+        new, entry.told = table[max(0, entry.told) :], len(table)
+        return new
+
+    def publish(self, entry: Entry) -> None:
+        """Let others find its full blocks, as far as their tokens are known."""
+        size = self.blocks.block_size
+        full = min(entry.num_computed_tokens, entry.num_known_tokens) // size
+        if full > entry.published:
+            keys = entry.keys.first(full, entry.prompt, entry.output)
+            for index in range(entry.published, full):
+                self.blocks.publish(entry.id, index, keys[index])
+            entry.published = full
+        entry.next_full = (entry.published + 1) * size
+
+    def room(self, closing: list[Entry]) -> Room:
+        """What can be claimed, with the places and blocks of `closing` as good as free."""
+        size, whole = self.blocks.block_size, self.admission.whole
+        if self.pressed:
+            return Room(0, 0, size, whole)
+        requests = self._places - len(self) + len(closing)
+        waiting = sum(self.admission.blocks(entry) for entry in self.waiting if not entry.capacity)
+        ending = self.blocks.held_by(entry.id for entry in closing)
+        blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
+        if not self._order.classes:
+            return Room(max(0, requests), max(0, blocks), size, whole)
+        yields: dict[int, list[int]] = {}
+        for entry in self.running:
+            held = yields.setdefault(entry.priority, [0, 0])
+            held[0] += 1
+            held[1] += 0 if whole else len(self.blocks.table(entry.id))
+        return Room(requests, blocks, size, whole, [(p, n, b) for p, (n, b) in sorted(yields.items())])
+
+    def take_counters(self) -> dict[str, float]:
+        counters = {
+            "vllm:num_preemptions": float(self._preemptions),
+            "vllm:prefix_cache_queries": float(self._queries),
+            "vllm:prefix_cache_hits": float(self._hits),
+        }
+        self._preemptions = self._queries = self._hits = 0
+        return {name: by for name, by in counters.items() if by}
+
+    # --- blocks ----------------------------------------------------------------------------------------------
+
+    def _shared(self, entry: Entry) -> list[int]:
+        """Blocks that hold its prefix. One token at least is left to compute: its logits are wanted."""
+        if not self._caching:
+            return []
+        full = (entry.num_tokens - 1) // self.blocks.block_size
+        return self.blocks.find(entry.keys.first(full, entry.prompt, entry.output))
+
+    def _start(self, entry: Entry) -> None:
+        shared, blocks, size = self._shared(entry), self.admission.blocks(entry), self.blocks.block_size
+        self.blocks.take(entry.id, shared, blocks)
+        entry.begin(blocks * size, len(shared) * size)
+        entry.published = len(shared)
+        entry.next_full = (len(shared) + 1) * size if self._caching else inf
+        if entry.cached is None:
+            entry.cached = min(len(shared) * size, len(entry.prompt))
+            self._queries += len(entry.prompt)
+            self._hits += entry.cached
+
+    def _pause(self, entry: Entry) -> None:
+        entry.active = False
+        self.running.remove(entry)
+        insort(self.waiting, entry, key=_rank)
+
+    def _preempt(self, entry: Entry) -> None:
+        """Take its blocks; it is computed anew when it starts again. A token that is being sampled is taken."""
+        self._preemptions += 1
+        if entry.active:
+            self._pause(entry)
+        self._release(entry)
+        entry.begin(0, 0)

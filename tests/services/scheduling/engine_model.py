@@ -1,0 +1,94 @@
+"""What an engine does with keys and values, without any: each slot says which tokens it was computed from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from services.messages import Iteration, IterationResult
+
+EOS = 2
+VOCABULARY = 50
+
+
+def after(tokens: tuple[int, ...]) -> int:
+    """The token that follows: one in 25 ends."""
+    return hash(tokens) % VOCABULARY
+
+
+def expected(prompt: list[int], most: int) -> list[int]:
+    """What an undisturbed run of a request gives, EOS included."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + most:
+        tokens.append(after(tuple(tokens)))
+        if tokens[-1] == EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class Row:
+    tokens: list[int]
+    computed: int
+    blocks: list[int] = field(default_factory=list)
+    dead: bool = False
+
+
+class EngineModel:
+    """Runs iterations, and fails where one would read what is not there, or write where another reads."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.size, self.num_blocks = block_size, num_blocks
+        self.rows: dict[str, Row] = {}
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def run(self, iteration: Iteration, failed: list[str]) -> IterationResult:
+        """Those in `failed` that would get a token fail instead."""
+        for id in iteration.released:
+            del self.rows[id]  # raises where it was never sent
+        for new in iteration.new:
+            assert new.id not in self.rows
+            assert new.num_computed_tokens % self.size == 0
+            self.rows[new.id] = Row(list(new.token_ids), new.num_computed_tokens)
+        for id, blocks in iteration.new_blocks.items():
+            assert set(blocks) <= set(range(self.num_blocks))
+            shared = 0 if self.rows[id].blocks else self.rows[id].computed // self.size
+            self._erase(blocks[shared:])
+            self.rows[id].blocks += blocks
+        rows = {id: self.rows[id] for id in iteration.scheduled if not self.rows[id].dead}
+        self._write({id: (row, iteration.scheduled[id]) for id, row in rows.items()})
+        tokens: dict[str, int] = {}
+        for id, row in rows.items():
+            row.computed += iteration.scheduled[id]
+            assert row.computed <= len(row.tokens)
+            for place in range(row.computed):
+                assert self.slots.get(self._slot(row, place)) == tuple(row.tokens[: place + 1]), f"{id} reads {place}"
+            if row.computed == len(row.tokens):
+                if id in failed:
+                    row.dead = True
+                else:
+                    tokens[id] = after(tuple(row.tokens))
+                    row.tokens.append(tokens[id])
+        reasons = {id: "no" for id, row in rows.items() if row.dead}
+        return IterationResult(iteration.epoch, iteration.step, tokens, {}, reasons, elapsed=self.seconds(iteration))
+
+    @staticmethod
+    def seconds(iteration: Iteration) -> float:
+        return 0.01 + 0.001 * sum(iteration.scheduled.values())
+
+    def _write(self, rows: dict[str, tuple[Row, int]]) -> None:
+        written: Counter[tuple[int, int]] = Counter()
+        for row, count in rows.values():
+            for place in range(row.computed, row.computed + count):
+                written[self._slot(row, place)] += 1
+                self.slots[self._slot(row, place)] = tuple(row.tokens[: place + 1])
+        assert max(written.values(), default=1) == 1, "two requests write one slot"
+
+    def _slot(self, row: Row, place: int) -> tuple[int, int]:
+        return row.blocks[place // self.size], place % self.size
+
+    def _erase(self, blocks: list[int]) -> None:
+        """They are somebody's own from here on: what they held is gone, and nobody may have wanted it."""
+        held = {block for row in self.rows.values() for block in row.blocks}
+        assert held.isdisjoint(blocks), f"{held.intersection(blocks)} are taken from somebody"
+        self.slots = {slot: tokens for slot, tokens in self.slots.items() if slot[0] not in blocks}

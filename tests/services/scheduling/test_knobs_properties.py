@@ -1,0 +1,218 @@
+"""Every combination of knobs, over random workloads: the same tokens, and nothing beyond its bounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.messages import Claim, EngineFigures, Iteration
+from services.requests import FinishReason, SamplingParams
+from services.scheduling import Knobs, Scheduler
+from tests.services.scheduling.engine_model import EOS, EngineModel, expected
+
+BLOCKS, SIZE, LENGTH = 14, 4, 40
+
+knobs = st.builds(
+    Knobs,
+    max_batch_size=st.integers(1, 4),
+    token_budget=st.none() | st.integers(4, 16),
+    tbt_target=st.none() | st.sampled_from([0.005, 0.02, 0.05]),
+    admission=st.sampled_from(["reserve", "on_demand"]),
+    order=st.sampled_from(["fcfs", "priority"]),
+    batches_in_flight=st.integers(1, 3),
+    prefix_caching=st.booleans(),
+    share_prefixes=st.booleans(),
+) | st.builds(
+    Knobs,
+    max_batch_size=st.integers(1, 4),
+    token_budget=st.none() | st.integers(4, 16),
+    admission=st.sampled_from(["reserve", "on_demand"]),
+    order=st.sampled_from(["fcfs", "priority"]),
+    lookahead=st.just(1),
+    prefix_caching=st.booleans(),
+)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prefix: int  # one of few texts that prompts begin with
+    length: int  # tokens of it
+    own: int  # tokens of its own behind
+    new: int
+    priority: int
+    ttft: float
+    tenant: str
+    strikes: int
+
+
+arrivals = st.builds(
+    Arrival,
+    prefix=st.integers(0, 1),
+    length=st.integers(0, 20),
+    own=st.integers(0, 3),
+    new=st.integers(1, 14),
+    priority=st.sampled_from([0, 0, 0, -1, 1]),
+    ttft=st.sampled_from([0.0, 0.05, 1.0]),
+    tenant=st.sampled_from("ab"),
+    strikes=st.sampled_from([0] * 9 + [2]),
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happens around one `select`: choices among the requests that are there."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    cancel: int | None = None
+    drop: int | None = None  # and claim again
+    fail: int | None = None
+    keep: int = 0  # results that stay out
+    crash: bool = False
+
+
+some = st.sampled_from([None] * 8 + [0, 1, 2, 3])
+turns = st.lists(
+    st.builds(
+        Turn,
+        st.lists(arrivals, max_size=3),
+        cancel=some,
+        drop=some,
+        fail=some,
+        keep=st.integers(0, 3),
+        crash=st.sampled_from([False] * 15 + [True]),
+    ),
+    max_size=20,
+)
+
+
+class World:
+    """A scheduler, a model of an engine that answers in order, and what the pool has seen of it."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        self.knobs = knobs
+        self.now = 0.0
+        self.claims: dict[str, Claim] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self.again: set[str] = set()  # those that were dropped and claimed again: an iteration may still have them
+        self.start()
+
+    def start(self) -> None:
+        self.scheduler = Scheduler(
+            epoch="e",
+            figures=EngineFigures("m", LENGTH, BLOCKS, SIZE, 100, "n"),
+            knobs=self.knobs,
+            eos_token_ids=[EOS],
+            now=lambda: self.now,
+        )
+        self.engine = EngineModel(BLOCKS, SIZE)
+        self.flights: deque[tuple[Iteration, list[str]]] = deque()
+
+    @property
+    def open(self) -> list[str]:
+        return [id for id in self.claims if id not in self.ends]
+
+    def arrive(self, a: Arrival) -> None:
+        id = f"r{len(self.claims)}"
+        text = [5 + a.prefix, *range(10, 30)]
+        prompt = text[: a.length] + [40 + len(self.claims)] * a.own or [7]
+        rank = self.now + (60 * a.priority + a.ttft if self.knobs.order == "priority" else 0) + 1e-6 * len(self.claims)
+        self.claims[id] = Claim(id, rank, prompt, [], SamplingParams(a.new), a.strikes, a.priority, a.ttft, 0, a.tenant)
+        self.outputs[id] = []
+        self.scheduler.add([self.claims[id]])
+
+    def claim_again(self, ids: list[str]) -> None:
+        again = [self.claims[id] for id in ids]
+        self.scheduler.add(
+            [Claim(c.id, c.rank, c.prompt, list(self.outputs[c.id]), c.sampling, c.strikes, c.priority) for c in again]
+        )
+
+    def turn(self, turn: Turn) -> None:
+        for arrival in turn.arrivals:
+            self.arrive(arrival)
+        if turn.crash:  # what was not committed is lost
+            self.start()
+            self.claim_again(self.open)
+        if turn.cancel is not None:
+            self.scheduler.cancel(self.open[turn.cancel : turn.cancel + 1])
+        if turn.drop is not None and (ids := self.open[turn.drop : turn.drop + 1]):
+            self.commit()
+            ids = [id for id in ids if id not in self.ends]
+            self.again.update(ids)
+            self.scheduler.drop(ids)
+            self.claim_again(ids)
+        while iteration := self.scheduler.select():
+            self.check(iteration)
+            batch = list(iteration.scheduled)
+            self.flights.append((iteration, [] if turn.fail is None else batch[turn.fail : turn.fail + 1]))
+        self.check_room()
+        while len(self.flights) > turn.keep:
+            self.land()
+        self.commit()
+        self.scheduler.blocks.check()
+        self.now += 0.01
+
+    def land(self) -> None:
+        iteration, failed = self.flights.popleft()
+        self.scheduler.update(self.engine.run(iteration, failed))
+
+    def commit(self) -> None:
+        for commit in self.scheduler.take_commits():
+            assert commit.id not in self.ends
+            assert commit.index == len(self.outputs[commit.id])
+            self.outputs[commit.id] += commit.tokens
+            if commit.end:
+                self.ends[commit.id] = commit.end.reason
+                assert commit.end.cached <= len(self.claims[commit.id].prompt)
+
+    def check(self, iteration: Iteration) -> None:
+        knobs, batch = self.knobs, iteration.scheduled
+        assert 0 < len(batch) <= knobs.max_batch_size
+        assert all(count > 0 for count in batch.values())
+        assert len(self.flights) < knobs.depth
+        if knobs.token_budget:
+            assert sum(batch.values()) <= knobs.token_budget
+        if not knobs.lookahead:
+            assert not any(id in other.scheduled for other, _ in self.flights for id in batch if id not in self.again)
+        if any(self.claims[id].strikes and not self.outputs[id] for id in batch):
+            assert len(batch) == 1
+
+    def check_room(self) -> None:
+        room = self.scheduler.room()
+        assert room.whole == (self.knobs.admission == "reserve")
+        assert room.requests <= self.knobs.max_batch_size * self.knobs.batches_in_flight
+        assert room.blocks <= BLOCKS
+
+    def run_dry(self) -> None:
+        work = sum(len(c.prompt) + c.sampling.max_new_tokens for c in self.claims.values())
+        for _ in range(20 * work + 10):
+            if not self.open:
+                break
+            self.turn(Turn())
+        while self.flights:
+            self.land()
+        assert not self.open, "somebody waits for ever"
+        assert self.scheduler.blocks.held == 0
+        self.scheduler.blocks.check()
+
+    def check_outputs(self) -> None:
+        for id, claim in self.claims.items():
+            most = min(claim.sampling.max_new_tokens, LENGTH - len(claim.prompt))
+            whole = expected(claim.prompt, most)
+            if self.ends[id] in (FinishReason.STOP, FinishReason.LENGTH):
+                assert self.outputs[id] == whole
+            else:
+                assert self.outputs[id] == whole[: len(self.outputs[id])]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(knobs, turns)
+def test_any_knobs_give_the_same_tokens_within_their_bounds(knobs: Knobs, workload: list[Turn]) -> None:
+    world = World(knobs)
+    for turn in workload:
+        world.turn(turn)
+    world.run_dry()
+    world.check_outputs()
