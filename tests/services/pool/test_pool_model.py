@@ -24,7 +24,7 @@ from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.pool.reference import ReferencePool
 
-LIMITS = Limits(max_waiting=6, max_bytes=14_000, keep_ended=1000.0, grace=0.0)
+LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)
 LEASE = 1000.0  # longer than any run: time plays no part here; a grace is over at once
 UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
 RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
@@ -35,10 +35,10 @@ _names = itertools.count()
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
 classes = st.integers(-2, 2)
-yields = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
+lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
+owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 4), st.just(4), st.booleans(), lent)
 rooms = st.one_of(
-    st.just(wide),
-    st.builds(Room, st.integers(-2, 4), st.integers(-4, 12), st.sampled_from([1, 4, 16]), st.booleans(), yields),
+    st.just(wide), owing, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
 )
 
 
@@ -113,6 +113,25 @@ class PoolMachine(RuleBasedStateMachine):
             return multiple()
         self.submitted += n
         return submission
+
+    @rule(
+        target=requests,
+        crowd=st.lists(st.tuples(classes, st.integers(1, 12), st.integers(0, 8)), min_size=3, max_size=6),
+        seat=seats,
+        room=owing,
+    )
+    def claim_from_a_crowd(self, crowd, seat, room):
+        """Requests of all classes and lengths (prompt and tokens that are there), and not room for all."""
+        submitted = []
+        for priority, length, output in crowd:
+            submission = group(f"r{next(_names)}", 1, "g", range(length), 8)
+            sequences = [with_output(s, output) for s in submission.sequences]
+            submission = dataclasses.replace(submission, sequences=sequences, priority=priority)
+            if not self.both("submit", submission).refused:
+                submitted.append(submission)
+        self.submitted += len(submitted)
+        self.exchange_now(seat, [], room, False)
+        return multiple(*submitted)
 
     @rule(submission=requests, gateway=gateways)
     def submit_again(self, submission, gateway):
@@ -344,7 +363,7 @@ def test_a_server_does_what_the_model_says(server_url):
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=30,
+            max_examples=25,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
