@@ -45,9 +45,9 @@ def test_they_are_claimed_by_class_and_target(redis_url: str, tiny_folder: Path)
     with Stack(redis_url, f"order-{time.monotonic_ns()}", tiny_folder, settings, engine=False) as stack:
         stack.call(show_an_engine(stack))
         connections = []
-        for i, fields in enumerate(asked):
+        for fields in asked:
             connections.append(post(stack, {"prompt": "hello"} | fields))
-            wait_until(lambda count=i + 1: stack.call(stack.pool.overview()).waiting == count)  # type: ignore[misc]
+            wait_until(lambda: stack.call(stack.pool.overview()).waiting == len(connections))
         grant = stack.call(stack.pool.acquire("another", "test", 60))
         claims = stack.call(stack.pool.exchange(Exchange("another", grant.epoch, 1, [], Room(9, 99, 16)))).claims
         for connection in connections:

@@ -12,7 +12,7 @@
 --                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
 --                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request
---   waiting         zset: id -> rank: arrival in us, one apart; or a virtual due time, see submit
+--   waiting         zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
