@@ -14,5 +14,13 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     another model, or two that share a pool server, never run each other's requests.
     """
     kind = "null" if settings.null_engine else model.revision
-    limits = Limits(settings.max_waiting, settings.max_pool_bytes, settings.keep_ended, settings.grace)
+    limits = Limits(
+        max_waiting=settings.max_waiting,
+        max_bytes=settings.max_pool_bytes,
+        keep_ended=settings.keep_ended,
+        grace=settings.grace,
+        order=settings.order,
+        ageing=settings.ageing,
+        ttft_target=settings.ttft_target,
+    )
     return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits)

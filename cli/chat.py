@@ -22,10 +22,11 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
+    parser.add_argument("--priority", type=int, help="class of the requests, the least first")
     parser.add_argument("message", nargs="*", help="say this, print the answer and end")
     options = parser.parse_args(arguments)
     with httpx.Client(base_url=options.url, timeout=httpx.Timeout(SILENCE, connect=5)) as client:
-        chat = Chat(client, options.system, options.max_tokens, options.temperature)
+        chat = Chat(client, options.system, options.max_tokens, options.temperature, options.priority)
         if options.message:
             chat.say(" ".join(options.message))
         else:
@@ -36,10 +37,22 @@ def run(arguments: list[str]) -> None:
 class Chat:
     """A conversation: each turn is sent with all before it."""
 
-    def __init__(self, client: httpx.Client, system: str, max_tokens: int | None, temperature: float | None) -> None:
+    def __init__(
+        self,
+        client: httpx.Client,
+        system: str = "",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        priority: int | None = None,
+    ) -> None:
         self._client = client
         self._messages = [{"role": "system", "content": system}] if system else []
-        self._fields = {"max_tokens": max_tokens, "temperature": temperature, "model": served_model(client)}
+        self._fields = {
+            "model": served_model(client),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "priority": priority,
+        }
 
     def say(self, text: str) -> None:
         """Send `text`, print the answer piece by piece."""

@@ -62,9 +62,16 @@ class Answer:
         text = f"'Last-Event-ID' counts {choice.sent} events of choice {choice.index}, there are {choice.added}."
         return ApiError(Kind.INVALID, text, "Last-Event-ID")
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
+        """Each prompt counts once. Of its choices, the first says how much of it was cached: that is what it would have
+        been for one choice, the others find what the first computed."""
         prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in self.choices[:: self.plan.n])},
+        }
 
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any] | None:
         if not self.plan.with_logprobs:
@@ -84,6 +91,8 @@ class Answer:
             "choices": [self._choice(choice) for choice in self.choices],
             "usage": self.usage(),
         }
+        if self.plan.service_tier is not None:
+            body["service_tier"] = self.plan.service_tier
         if chat and with_ids:
             body["prompt_token_ids"] = self.plan.prompt_of(0)
         return orjson.dumps(body)

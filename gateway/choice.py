@@ -58,6 +58,11 @@ class Choice:
     def ended(self) -> bool:
         return self._end is not None
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for this choice, once it has ended."""
+        return self._end.cached if self._end else 0
+
     def add(self, event: TokenEvent) -> None:
         """Take the next event."""
         assert event.index == self.added, f"event {event.index} of {event.id} after {self.added} events"

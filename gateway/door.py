@@ -76,9 +76,11 @@ class Door:
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         digest = _digest(fields)
+        self._check_class(fields)
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed())
-        plan = _plan(kind, fields, digest, prompts, sequences, extra)
+        tier = _service_tier(kind, fields, self._settings.order)
+        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra)
         submission = Submission(
             request=request,
             gateway=self._gateway,
@@ -88,6 +90,8 @@ class Door:
             body=plan.pack(),
             resumable=caller.resumable,
             background=caller.background,
+            priority=fields.request_class,
+            ttft=fields.ttft_target or 0.0,
         )
         return Ticket(submission, plan, bool(fields.stream))
 
@@ -95,6 +99,15 @@ class Door:
         if name is not None and name != self._model.name:
             text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    def _check_class(self, fields: GenerationFields) -> None:
+        earliest = self._settings.earliest_class
+        if fields.request_class < earliest:
+            param = "service_tier" if fields.priority is None else "priority"
+            text = (
+                f"Invalid '{param}': it asks for class {fields.request_class}, this server has none before {earliest}."
+            )
+            raise ApiError(Kind.INVALID, text, param)
 
     def _sequences(
         self,
@@ -177,12 +190,23 @@ async def chat_tokens(
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
 
 
+def _service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+    """The tier that the answer names, as OpenAI's document has it: of responses always, of chat where the request names
+    one, of completions never. It says how the request was served: by arrival there is one tier."""
+    if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
+        return None
+    if order == "fcfs" or fields.request_class == 0:
+        return "default"
+    return "priority" if fields.request_class < 0 else "flex"
+
+
 def _plan(
     kind: AnswerKind,
     fields: GenerationFields,
     digest: str,
     prompts: list[list[int]],
     sequences: list[NewSequence],
+    tier: str | None,
     extra: bytes,
 ) -> Plan:
     return Plan(
@@ -190,6 +214,7 @@ def _plan(
         created=int(time.time()),
         digest=digest,
         choices=len(sequences),
+        n=fields.choices,
         prompt_tokens=sum(map(len, prompts)),
         max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
         include_usage=fields.include_usage,
@@ -198,6 +223,7 @@ def _plan(
         stop=fields.stop,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
+        service_tier=tier,
         prompts=prompts if fields.return_token_ids else [],
         extra=extra,
     )

@@ -15,12 +15,16 @@ class Inbox:
     """Events of a group in order per sequence, from index 0 on, whatever the reader hands over.
 
     Token i of a sequence has index i; its end comes under the index after its last token. What comes again must be
-    what came before. `submission` is there where this gateway could submit the group again.
+    what came before. `submission` is there where this gateway could submit the group again. `since` is when it began
+    to be followed, seconds on the loop's clock.
     """
 
-    def __init__(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> None:
+    def __init__(
+        self, request: str, ids: Iterable[str], submission: Submission | None = None, since: float = 0.0
+    ) -> None:
         self.request = request
         self.submission = submission
+        self.since = since
         self.next = dict.fromkeys(ids, 0)  # the index to come, per sequence that has not ended
         self.tokens: dict[str, list[int]] = {id: [] for id in self.next}
         self.logprobs: dict[str, list[Logprobs]] = {

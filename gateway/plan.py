@@ -29,6 +29,7 @@ class Plan:
     """How the tokens of a request become its answer; `pack()` is the `body` of its submission.
 
     `digest` tells whether another HTTP request asks for the same. `max_new_tokens` is the most of any choice.
+    `service_tier` is what the answer says of it, if anything.
     `prompts` are there where the client asked for token ids, else empty. `extra` is the caller's own.
     """
 
@@ -36,6 +37,7 @@ class Plan:
     created: int  # Unix seconds
     digest: str
     choices: int
+    n: int  # choices of each prompt, one after the other
     prompt_tokens: int  # each prompt once, whatever n
     max_new_tokens: int
     include_usage: bool = False
@@ -44,6 +46,7 @@ class Plan:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    service_tier: str | None = None
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
 
@@ -52,8 +55,8 @@ class Plan:
         return self.kind is AnswerKind.CHAT
 
     def prompt_of(self, choice: int) -> list[int]:
-        """The token ids of a choice's prompt: `n` choices of each come one after the other."""
-        return self.prompts[choice * len(self.prompts) // self.choices]
+        """The token ids of a choice's prompt."""
+        return self.prompts[choice // self.n]
 
     def pack(self) -> bytes:
         return wire.pack(self)

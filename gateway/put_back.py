@@ -46,22 +46,24 @@ class PutBack:
 
     async def round(self) -> None:
         """One try for all that is lost. Raises PoolUnavailable."""
-        overdue = asyncio.get_running_loop().time() - PATIENCE
+        now = asyncio.get_running_loop().time()
         hopeless = []
         for request, since in list(self._reader.lost.items()):
             ours = [inbox for inbox in self._reader.followers(request) if inbox.submission]
             if ours:
-                await self._submit(max(ours, key=lambda inbox: sum(map(len, inbox.tokens.values()))))
-            elif since < overdue:
+                most = max(ours, key=lambda inbox: sum(map(len, inbox.tokens.values())))
+                await self._submit(most, waited=now - min(inbox.since for inbox in ours))
+            elif since < now - PATIENCE:
                 hopeless.append(request)
         await self._reader.reread_requests(list(self._reader.lost))
         for request in hopeless:
             if request in self._reader.lost:
                 self._reader.give_up(request, ApiError(Kind.FAILED, "The pool does not hold this request any more."))
 
-    async def _submit(self, inbox: Inbox) -> None:
+    async def _submit(self, inbox: Inbox, waited: float) -> None:
+        """It waits again where it did: the pool takes off the time since its arrival here."""
         assert inbox.submission is not None
-        submission = with_output(inbox.submission, inbox)
+        submission = replace(with_output(inbox.submission, inbox), waited=waited)
         reply = await self._pool.submit(submission)
         if reply.request != submission.request:  # its idempotency key names another request by now
             self._leaving.leave(reply.request)

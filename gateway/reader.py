@@ -41,7 +41,7 @@ class Reader:
 
     def follow(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> Inbox:
         """An inbox for a group's events from now on. Called before the submit, so that none is missed."""
-        inbox = Inbox(request, ids, submission)
+        inbox = Inbox(request, ids, submission, self._now())
         for sequence in inbox.tokens:
             self._inboxes.setdefault(sequence, []).append(inbox)
         return inbox

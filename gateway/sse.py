@@ -40,6 +40,8 @@ class SseWriter:
             "created": plan.created,
             "model": answer.model.name,
         }
+        if plan.service_tier is not None:
+            head["service_tier"] = plan.service_tier
         self._id = b"id: " + answer.request.encode() + b":"
         self._head = b"\ndata: " + orjson.dumps(head)[:-1]
         self._tail = b',"usage":null}\n\n' if plan.include_usage else b"}\n\n"

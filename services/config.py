@@ -53,6 +53,19 @@ class Settings(BaseSettings):
         Literal["iteration", "request"],
         Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
     ] = "iteration"
+    order: Annotated[
+        Literal["fcfs", "priority"],
+        Field(description="who waits before whom: by arrival, or by class, then slack to the TTFT target, with ageing"),
+    ] = "fcfs"
+    ageing: Annotated[
+        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that make up for a class")
+    ] = 60.0
+    ttft_target: Annotated[
+        float, Field(gt=0, le=3600, description="order=priority: seconds to the first token where a request says none")
+    ] = 10.0
+    earliest_class: Annotated[
+        int, Field(ge=-8, le=0, description="the earliest class a request may ask for; 0: none before the default")
+    ] = -8
     max_batch_size: Annotated[int, Field(ge=1, description="requests in one iteration at most")] = 32
     token_budget: Annotated[
         int,

@@ -227,6 +227,7 @@ class Submission:
     background: bool = False
     priority: int = 0  # class: the least first
     ttft: float = 0.0  # seconds to the first token that it should not exceed; 0: nothing is said
+    waited: float = 0.0  # seconds since its arrival, of a request that the pool lost
 
 
 @dataclass(frozen=True, slots=True)

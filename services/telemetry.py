@@ -52,6 +52,9 @@ class Histogram:
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prompt_tokens": ("Prompt tokens computed", ()),
     "vllm:generation_tokens": ("Tokens sampled", ()),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", ()),
+    "vllm:prefix_cache_hits": ("Prompt tokens found there", ()),
+    "vllm:num_preemptions": ("Times a running request gave its KV blocks up", ()),
     "vllm:request_success": ("Requests that ended, by reason", ("finished_reason",)),
     "vllm:admission_rejections": ("Requests refused at the door, by reason", ("reason",)),
     "vllm:num_preemptions": ("Requests whose KV blocks were taken for others, to be computed anew", ()),
@@ -96,6 +99,12 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "recovery_attached": ("orca:recovery_attached_time_seconds", "When its engine was attached, with weights"),
     "recovery_loading": ("orca:recovery_loading_seconds", "How long of that the weights were loaded"),
     "recovery_first_iteration": ("orca:recovery_first_iteration_time_seconds", "When its first iteration was finished"),
+}
+
+# The same, of schedulers that have them: a seat that does not send one has no such line
+OPTIONAL_GAUGES: dict[str, tuple[str, str]] = {
+    "token_budget": ("orca:token_budget", "Tokens computed in an iteration at most"),
+    "paused": ("orca:paused_requests", "Requests that gave their KV blocks up and wait in their scheduler"),
 }
 
 
@@ -165,6 +174,12 @@ class _Collector:
             gauge = GaugeMetricFamily(name, text, labels=("model_name", "engine"))
             for seat in seats:
                 gauge.add_metric((self._model, seat.name), seat.gauges.get(key, 0.0))
+            yield gauge
+        for key, (name, text) in OPTIONAL_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=("model_name", "engine"))
+            for seat in seats:
+                if key in seat.gauges:
+                    gauge.add_metric((self._model, seat.name), seat.gauges[key])
             yield gauge
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Metric:

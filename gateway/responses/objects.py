@@ -19,6 +19,7 @@ class Asked:
     model: str
     created_at: int  # Unix seconds
     prompt_tokens: int
+    service_tier: str | None
     echo: dict[str, Any]
 
     @property
@@ -89,9 +90,10 @@ def _status(end: End) -> str:
 
 
 def _usage(asked: Asked, transcript: Transcript) -> dict[str, Any]:
+    cached = transcript.end.cached if transcript.end else 0
     return {
         "input_tokens": asked.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": transcript.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": asked.prompt_tokens + transcript.tokens,
@@ -113,5 +115,5 @@ def _response(asked: Asked, status: str, output: list[dict[str, Any]]) -> dict[s
         "tool_choice": "auto",
         "truncation": "disabled",
         "reasoning": None,
-        "service_tier": "default",
+        "service_tier": asked.service_tier,
     }

@@ -42,7 +42,9 @@ class StoredResponse:
         assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
         self.generation = generation
         self.extra = Extra.unpack(plan.extra)
-        self.asked = Asked(generation.request, model.name, plan.created, plan.prompt_tokens, self.extra.echo)
+        self.asked = Asked(
+            generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
+        )
         choice = Answer(plan, model, generation.request).choices[0]
         self.transcript = Transcript(choice, model.tokenizer, plan.with_logprobs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,8 @@ MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+LAST_CLASS = 8  # and -8 is the first
+TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
 
 Count = Annotated[int, Field(ge=1)]
 Id = Annotated[int, Field(ge=0)]
@@ -99,7 +101,9 @@ class GenerationFields(Strict):
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
+    priority: Annotated[int, Field(ge=-LAST_CLASS, le=LAST_CLASS)] | None = None
+    ttft_target: Annotated[float, Field(gt=0, le=3600)] | None = None  # seconds
+    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -110,6 +114,19 @@ class GenerationFields(Strict):
         if self.stream_options is not None and not self.stream:
             raise contradiction("stream_options", "'stream_options' is only allowed when 'stream' is true")
         return self
+
+    @model_validator(mode="after")
+    def _one_class(self) -> GenerationFields:
+        meant = TIER_CLASSES.get(self.service_tier or "auto")
+        if self.priority is not None and meant is not None and meant != self.priority:
+            text = f"'priority' {self.priority} and 'service_tier' '{self.service_tier}', which is {meant}, contradict"
+            raise contradiction("priority", f"{text} each other")
+        return self
+
+    @property
+    def request_class(self) -> int:
+        """The least goes first."""
+        return TIER_CLASSES.get(self.service_tier or "auto", 0) if self.priority is None else self.priority
 
     @property
     def choices(self) -> int:

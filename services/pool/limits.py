@@ -1,8 +1,9 @@
-"""How much one pool holds, and what a sequence counts for."""
+"""How much one pool holds, what a sequence counts for, and who waits before whom."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.messages import NewSequence
 
@@ -20,12 +21,19 @@ class Limits:
     seconds (`grace`) a resumable group, or one whose gateway died, goes on without a follower.
 
     Groups that ended make place earlier when the bytes are needed.
+
+    `order` ranks those that wait, once, at submit. `fcfs`: by arrival. `priority`: by a virtual due time, arrival +
+    class x `ageing` seconds + TTFT target, which is `ttft_target` seconds where a request has none. So within a class
+    the least slack goes first, and what has waited `ageing` longer goes before the next earlier class.
     """
 
     max_waiting: int = 10_000
     max_bytes: int = 1 << 30
     keep_ended: float = 600.0
     grace: float = 60.0
+    order: Literal["fcfs", "priority"] = "fcfs"
+    ageing: float = 60.0
+    ttft_target: float = 10.0
 
 
 def sequence_bytes(sequence: NewSequence) -> int:

@@ -143,7 +143,7 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
 
 
 def _claim(fields: list[Any]) -> Claim:
-    id, rank, prompt, output, sampling, strikes = fields
+    id, rank, prompt, output, sampling, strikes, priority, ttft, waited, tenant = fields
     return Claim(
         id=id.decode(),
         rank=float(rank) / 1e6,
@@ -151,6 +151,10 @@ def _claim(fields: list[Any]) -> Claim:
         output=unpack_tokens(output),
         sampling=wire.unpack(SamplingParams, sampling),
         strikes=strikes,
+        priority=priority,
+        ttft=ttft / 1e6,
+        waited=waited / 1e6,
+        tenant=tenant.decode(),
     )
 
 

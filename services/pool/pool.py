@@ -58,7 +58,7 @@ class RequestPool:
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
         `output` counts as committed; it waits to be judged even if that is all it may have.
         """
-        key = submission.idempotency_key
+        key, ranked = submission.idempotency_key, self.limits.order == "priority"
         reply = await self._server.run(
             "submit",
             self._prefix,
@@ -74,6 +74,10 @@ class RequestPool:
             int(submission.resumable),
             int(submission.background),
             micros(self.limits.grace),
+            submission.priority,
+            micros(submission.ttft or (self.limits.ttft_target if ranked else 0)),
+            micros(self.limits.ageing) if ranked else "",
+            micros(submission.waited),
         )
         return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
 
@@ -176,6 +180,8 @@ class RequestPool:
             e.room.requests,
             e.room.blocks,
             e.room.block_size,
+            int(e.room.whole),
+            pack(e.room.yields) if e.room.yields else "",
             int(e.idle),
             wire.pack(e.figures) if e.figures else "",
             pack_counters(e.counters),

@@ -21,7 +21,7 @@ from services.messages import (
 from services.messages import Group as GroupView
 from services.pool.limits import sequence_bytes
 from services.pool.reference_rules import Rules
-from services.pool.reference_state import Group, Said, Seat, Sequence
+from services.pool.reference_state import Said, Seat, Sequence
 
 ENTRIES_AT_ONCE = 128
 
@@ -48,17 +48,16 @@ class ReferencePool(Rules):
         if len(self._waiting) + len(submission.sequences) > self.limits.max_waiting:
             return SubmitReply(submission.request, refused="waiting")
         bytes = len(submission.body) + sum(map(sequence_bytes, submission.sequences))
-        resumable, background = submission.resumable, submission.background
-        group = Group(submission.request, submission.tenant, submission.body, key, bytes, resumable, background)
+        group = self._new_group(submission, key, bytes)
         if not self._make_place(group.bytes):
             return SubmitReply(submission.request, refused="bytes")
         self._groups[group.request] = group
         if key is not None:
             self._keys[key] = group.request
-        for new in submission.sequences:
-            self._rank = max(int(self._now * 1e6), self._rank + 1)
+        first = self._first_rank(submission, group)
+        for i, new in enumerate(submission.sequences):
             tokens, logprobs = list(new.output), list(new.logprobs or ())
-            sequence = self._sequences[new.id] = Sequence(new, group, self._rank, tokens=tokens, logprobs=logprobs)
+            sequence = self._sequences[new.id] = Sequence(new, group, first + i, tokens=tokens, logprobs=logprobs)
             self._wait(sequence)
             group.ids.append(new.id)
             group.open += 1

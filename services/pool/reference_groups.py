@@ -6,7 +6,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
 
-from services.messages import End, EngineFigures, Snapshot, TokenEvent
+from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.limits import Limits
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
 from services.pool.scripts import CANCELLED
@@ -79,6 +79,23 @@ class Groups:
         if group.key is not None:
             del self._keys[group.key]
             group.key = None
+
+    def _new_group(self, submission: Submission, key: tuple[str, str] | None, bytes: int) -> Group:
+        s, ttft = submission, submission.ttft
+        if self.limits.order == "priority":
+            ttft = ttft or self.limits.ttft_target
+        arrival = self._now - s.waited
+        return Group(s.request, s.tenant, s.body, key, bytes, s.resumable, s.background, s.priority, ttft, arrival)
+
+    def _first_rank(self, submission: Submission, group: Group) -> int:
+        """The rank, in microseconds, of the group's first sequence; the others follow one apart."""
+        if self.limits.order == "priority":
+            return round((group.arrival + group.priority * self.limits.ageing + group.ttft) * 1e6)
+        if submission.waited:
+            return round(group.arrival * 1e6)
+        first = max(round(self._now * 1e6), self._rank + 1)
+        self._rank = first + len(submission.sequences) - 1
+        return first
 
     # --- sequences ---
 

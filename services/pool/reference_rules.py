@@ -52,13 +52,14 @@ class Rules(Groups):
         return sum(self._give_up(sequence) for sequence in lost)
 
     def _claim(self, seat: Seat, room: Room) -> list[str]:
-        """As in Select of the paper's Algorithm 1: in arrival order, up to the first that does not fit."""
+        """As in Select of the paper's Algorithm 1: by rank, up to the first that does not fit."""
         claimed: list[str] = []
-        blocks = room.blocks
-        for _, id in self._waiting[: max(room.requests, 0)]:
+        requests, blocks = room.requests, room.blocks
+        for _, id in self._waiting:
             sequence = self._sequences[id]
-            blocks -= sequence.blocks(room.block_size)
-            if blocks < 0:
+            given = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
+            requests, blocks = requests - 1, blocks - sequence.blocks(room)
+            if requests + sum(r for r, _ in given) < 0 or blocks + sum(b for _, b in given) < 0:
                 break
             sequence.seat = seat
             seat.running[id] = sequence
@@ -68,7 +69,7 @@ class Rules(Groups):
 
     def _reply(self, seat: Seat, said: Said) -> ExchangeReply:
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)
-        claims = [self._sequences[id].claim() for id in said.claimed]
+        claims = [self._sequences[id].claim(self._now) for id in said.claimed]
         return ExchangeReply(True, claims, cancelled, sorted(said.foreign), dict(said.have), said.lost)
 
     # --- ownership ---

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, TokenEvent
+from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
 
 EVENTS_KEPT = 2048
 
@@ -57,17 +57,28 @@ class Sequence:
     def id(self) -> str:
         return self.new.id
 
-    def blocks(self, block_size: int) -> int:
-        return -(-(len(self.new.prompt) + self.new.sampling.max_new_tokens) // block_size)
+    def blocks(self, room: Room) -> int:
+        more = self.new.sampling.max_new_tokens if room.whole else len(self.tokens)
+        return -(-(len(self.new.prompt) + more) // room.block_size)
 
     @property
     def living_strikes(self) -> int:
         """Strikes since the last token."""
         return self.strikes if self.struck_at == len(self.tokens) else 0
 
-    def claim(self) -> Claim:
-        prompt, output = list(self.new.prompt), list(self.tokens)
-        return Claim(self.id, self.rank / 1e6, prompt, output, self.new.sampling, self.living_strikes)
+    def claim(self, now: float) -> Claim:
+        return Claim(
+            id=self.id,
+            rank=self.rank / 1e6,
+            prompt=list(self.new.prompt),
+            output=list(self.tokens),
+            sampling=self.new.sampling,
+            strikes=self.living_strikes,
+            priority=self.group.priority,
+            ttft=self.group.ttft,
+            waited=now - self.group.arrival,
+            tenant=self.group.tenant,
+        )
 
 
 @dataclass(slots=True)
@@ -79,6 +90,9 @@ class Group:
     bytes: int
     resumable: bool
     background: bool
+    priority: int
+    ttft: float
+    arrival: float
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.messages import Overview, Seat
-from services.telemetry import COUNTERS, render
+from services.telemetry import COUNTERS, OPTIONAL_GAUGES, render
 from tests.deploy.conftest import ROOT
 
 FOLDER = ROOT / "deploy/monitoring"
@@ -22,7 +22,9 @@ EXPRESSIONS = [target["expr"] for panel in BOARD["panels"] for target in panel["
 def samples() -> set[str]:
     """The names on a page of /metrics, with every labelled counter counted once."""
     counted = {"|".join((name, *("x" for _ in labels))): 1.0 for name, (_, labels) in COUNTERS.items()}
-    overview = Overview(0, 0, 0, 0, None, [Seat("c/0", True, None, 0, {}, "")], counted, 1)
+    overview = Overview(
+        0, 0, 0, 0, None, [Seat("c/0", True, None, 0, dict.fromkeys(OPTIONAL_GAUGES, 0.0), "")], counted, 1
+    )
     families = text_string_to_metric_families(render(overview, "tiny").decode())
     return {sample.name for family in families for sample in family.samples}
 

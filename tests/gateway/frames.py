@@ -20,8 +20,8 @@ PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
 
 
 def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fields: Any) -> Answer:
-    plan = Plan(**{"kind": AnswerKind.CHAT, "created": 1, "digest": "", "choices": choices} | LENGTHS | fields)
-    return Answer(plan, model, REQUEST, said)
+    asked = {"kind": AnswerKind.CHAT, "created": 1, "digest": "", "choices": choices, "n": choices}
+    return Answer(Plan(**asked | LENGTHS | fields), model, REQUEST, said)
 
 
 def events_of(model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False) -> list[TokenEvent]:

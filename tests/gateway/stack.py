@@ -120,7 +120,7 @@ class Stack(Background):
 
     def open_pool(self) -> RequestPool:
         s = self.settings
-        limits = Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace)
+        limits = Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace, s.order, s.ageing, s.ttft_target)
         return RequestPool(self._redis_url, self._pool_name, limits)
 
     async def _run(self) -> None:

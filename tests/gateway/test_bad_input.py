@@ -148,6 +148,15 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "stream a text": ({"stream": "yes"}, 400, "stream"),
     "stream_options alone": ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
     "an unknown stream option": ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
+    "priority 9": ({"priority": 9}, 400, "priority"),
+    "priority -9": ({"priority": -9}, 400, "-9"),
+    "priority a fraction": ({"priority": 0.5}, 400, "priority"),
+    "priority true": ({"priority": True}, 400, "priority"),
+    "ttft_target 0": ({"ttft_target": 0}, 400, "ttft_target"),
+    "ttft_target over an hour": ({"ttft_target": 3601}, 400, "3601"),
+    "ttft_target a text": ({"ttft_target": "1"}, 400, "ttft_target"),
+    "an unknown service_tier": ({"service_tier": "scale"}, 400, "service_tier"),
+    "a priority that is not the tier's": ({"service_tier": "flex", "priority": 2}, 400, "priority"),
     "metadata that is none": ({"metadata": {"a": 1}}, 400, "metadata"),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import openapi
 import pytest
 from frames import PIECES, REQUEST, STOPS, answer, events_of, read, said
 from hypothesis import given
@@ -65,6 +68,21 @@ def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedMode
         frames += writer.write([event])
     contents = [chunk["choices"][0]["logprobs"]["content"] for chunk in read(frames)[1][1:]]
     assert [[entry["token"] for entry in content] for content in contents] == [["a", "x"], []]
+
+
+def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedModel) -> None:
+    fields = {"kind": AnswerKind.COMPLETION, "n": 2, "prompt_tokens": 90, "prompts": [], "include_usage": True}
+    events = [
+        TokenEvent(f"{REQUEST}/{choice}", 0, None, end=End(FinishReason.LENGTH, cached=cached))
+        for choice, cached in enumerate([16, 32, 48, 48])
+    ]
+    whole = answer(model, choices=4, **fields)
+    whole.add(events)
+    usage = json.loads(whole.body())["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
+    _, chunks = read(SseWriter(answer(model, choices=4, **fields)).write(events))
+    assert chunks[-1]["usage"] == usage
+    openapi.check("CompletionUsage", usage)
 
 
 @pytest.mark.parametrize(

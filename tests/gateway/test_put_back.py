@@ -19,7 +19,7 @@ from gateway.leaving import Leaving
 from gateway.put_back import PutBack
 from gateway.reader import Reader
 from services.config import Settings
-from services.messages import Commit, Logprobs
+from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 
@@ -114,6 +114,20 @@ async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gatew
     assert await pool.group("a") is None
     await pool.cancel("first")
     assert await held(pool, "a/0") == [[]]
+
+
+async def test_it_waits_where_it_did(pool: RequestPool, gateway: Gateway) -> None:
+    pool.limits = Limits(order="priority", ageing=60, ttft_target=10)
+    for request, priority, ttft in (("plain", 0, 0.0), ("late", 1, 5.0), ("old", 1, 5.0)):
+        inbox = await submit(pool, gateway.reader, request, priority=priority, ttft=ttft)
+        inbox.since -= 100 if request == "old" else 0
+    await lose_all(pool)
+    await gateway.reader.reread()
+    await held(pool, "plain/0", "late/0", "old/0")
+    epoch = (await pool.acquire("seat", "test", 60)).epoch
+    claims = (await pool.exchange(Exchange("seat", epoch, 1, [], Room(9, 999, 16)))).claims
+    assert [(c.id, c.priority, c.ttft) for c in claims] == [("old/0", 1, 5), ("plain/0", 0, 10), ("late/0", 1, 5)]
+    assert claims[0].waited - claims[2].waited > 50
 
 
 async def test_a_key_that_is_another_s_by_now_does_not_stop_it(pool: RequestPool, gateway: Gateway) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from services.scheduling.judge import Judge, Rules
 from services.text import Tokenizer
 
 ECHO = {"background": False, "store": True}
-ASKED = Asked("resp_1", "tiny", 7, 5, ECHO)
+ASKED = Asked("resp_1", "tiny", 7, 5, "default", ECHO)
 OPENING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 CLOSING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+CACHED = 3
 TEXTS = ["hello world", "né 🐳 漢", "one STOP two", "STOSTOP", "a"]
 
 
@@ -80,13 +81,13 @@ def events_of(tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReaso
     while True:
         index = len(events)
         if outside is not None and index == after:
-            return [*events, TokenEvent("resp_1/0", index, None, end=End(outside, error="why"))]
+            return [*events, TokenEvent("resp_1/0", index, None, end=End(outside, error="why", cached=CACHED))]
         token = said[index % len(said)]
         logprobs = None if sampling.logprobs is None else Logprobs(-0.5, [(token, -0.5)])
         events.append(TokenEvent("resp_1/0", index, token, logprobs))
         end = judge(token, index + 1)
         if end is not None:
-            return [*events, TokenEvent("resp_1/0", index + 1, None, end=end)]
+            return [*events, TokenEvent("resp_1/0", index + 1, None, end=replace(end, cached=CACHED))]
 
 
 def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
@@ -165,6 +166,7 @@ def test_the_order_is_openai_s(
     assert reason is not None
     assert (types[-1].removeprefix("response."), last["status"]) == kinds[reason]
     assert last["usage"]["output_tokens"] == len(events) - 1
+    assert last["usage"]["input_tokens_details"]["cached_tokens"] == CACHED
     assert (last["error"] is not None) == (reason is FinishReason.ERROR)
     assert (last["incomplete_details"] is not None) == (reason is FinishReason.LENGTH)
     if life[1].logprobs is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -146,7 +146,7 @@ def test_a_chat_goes_on_where_it_stopped(server: SseServer, capsys: pytest.Captu
     )
     server.reply = lambda asked: next(replies)
     with httpx.Client(base_url=server.url) as client:
-        Chat(client, "", None, None).say("hello")
+        Chat(client).say("hello")
     assert capsys.readouterr().out == "Good morning\n"
     assert [asked.last_id for asked in server.asked] == [None, "r:2", "r:2", "r:4"]
 
@@ -154,4 +154,4 @@ def test_a_chat_goes_on_where_it_stopped(server: SseServer, capsys: pytest.Captu
 def test_a_chat_says_why_it_ended(server: SseServer) -> None:
     server.reply = lambda asked: Reply(status=400, body=b'{"error": {"message": "too long"}}')
     with httpx.Client(base_url=server.url) as client, pytest.raises(OrcaError, match="too long"):
-        Chat(client, "", None, None).say("hello")
+        Chat(client).say("hello")

@@ -5,14 +5,14 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.messages import Overview, Seat
-from services.telemetry import COUNTERS, HISTOGRAMS, SEAT_GAUGES, Counters, render
+from services.telemetry import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
 
 
-def page(*takes: dict[str, float]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def page(*takes: dict[str, float], **gauges: float) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     sums: Counter[str] = Counter()
     for take in takes:
         sums.update(take)
-    seat = Seat("c/0", True, None, 3, {"kv_usage": 0.5}, "")
+    seat = Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")
     overview = Overview(7, 3, 2, 99, None, [seat], dict(sums), 1)
     families = text_string_to_metric_families(render(overview, "tiny").decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
@@ -51,3 +51,11 @@ def test_every_name_is_on_the_page_before_anything_happened() -> None:
     for name, _ in SEAT_GAUGES.values():
         assert name in names
     assert {"vllm:num_requests_running", "vllm:num_requests_waiting"} <= names
+
+
+def test_a_gauge_that_a_seat_may_lack_is_not_shown_as_zero() -> None:
+    names = {name for name, _ in OPTIONAL_GAUGES.values()}
+    assert not names & {name for name, _ in page()}
+    samples = page(token_budget=512, paused=0)
+    labels = (("engine", "c/0"), ("model_name", "tiny"))
+    assert [samples[name, labels] for name in ("orca:token_budget", "orca:paused_requests")] == [512, 0]

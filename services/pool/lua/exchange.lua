@@ -8,18 +8,21 @@
 --         lost exchanges it had answered, so nothing is claimed unless the caller says what it holds
 --      4  commits: msgpack, a batch (see fragments/publish.lua)
 --      5  6  7  room: sequences, blocks, tokens of a block
---      8  1 if the seat waits for its bell unless something was claimed
---      9  figures (opaque), or ""
---     10  counters: msgpack [name, increment (as text), ...]
---     11  gauges (opaque)
---     12  summary
---     13  us an ended group is kept
---     14  all ids that the caller holds: msgpack, or ""
+--      8  1 if a sequence takes blocks for its whole length, 0 if for the tokens it has
+--      9  what is yielded to earlier classes: msgpack [[class, sequences, blocks], ...], or ""
+--     10  1 if the seat waits for its bell unless something was claimed
+--     11  figures (opaque), or ""
+--     12  counters: msgpack [name, increment (as text), ...]
+--     13  gauges (opaque)
+--     14  summary
+--     15  us an ended group is kept
+--     16  all ids that the caller holds: msgpack, or ""
 -- Reply   {1, claims, ids to end, foreign ids, [id, tokens the pool has, ...], 1 if exchanges were lost}, a claim being
---         {id, rank, prompt (packed), tokens (packed), sampling, strikes};
+--         {id, rank, prompt (packed), tokens (packed), sampling, strikes, class, us to the first token, us since
+--         arrival, tenant};
 --         {0} and nothing written if the epoch is not the seat's
 local seat, call = ARGV[1], tonumber(ARGV[3])
-local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[10])
+local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[12])
 local seat_key = P .. "seat:" .. seat
 stamp()
 
@@ -40,17 +43,18 @@ end
 
 redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 forget_gateways()
-expire(tonumber(ARGV[13]))
+expire(tonumber(ARGV[15]))
 local over, foreign, have = commit_all(seat, commits)
 local waits, lost = 0, 0
-if ARGV[14] ~= "" then
-  waits = keep_only(seat, cmsgpack.unpack(ARGV[14]), over, foreign, have)
+if ARGV[16] ~= "" then
+  waits = keep_only(seat, cmsgpack.unpack(ARGV[16]), over, foreign, have)
 elseif call > last + 1 then
   lost = 1
 end
 local abandoned = cancel_abandoned()
 waits = waits + reap()
-local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])) or {}
+local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
+  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}) or {}
 publish()
 
 local strangers, lacking = {}, {}
@@ -62,10 +66,10 @@ for id, count in pairs(have) do
   lacking[#lacking + 1] = count
 end
 local said = { claimed, strangers, lacking, lost }
-redis.call("HSET", seat_key, "call", call, "said", cmsgpack.pack(said), "gauges", ARGV[11], "summary", ARGV[12])
-if ARGV[9] ~= "" then
-  redis.call("HSET", seat_key, "figures", ARGV[9])
-  redis.call("HSET", META, "figures", ARGV[9])
+redis.call("HSET", seat_key, "call", call, "said", cmsgpack.pack(said), "gauges", ARGV[13], "summary", ARGV[14])
+if ARGV[11] ~= "" then
+  redis.call("HSET", seat_key, "figures", ARGV[11])
+  redis.call("HSET", META, "figures", ARGV[11])
 end
 for i = 1, #counters, 2 do
   redis.call("HINCRBYFLOAT", COUNTERS, counters[i], counters[i + 1])
@@ -76,7 +80,7 @@ if abandoned or waits > 0 and redis.call("EXISTS", WAITING) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
-if ARGV[8] == "1" and #claimed == 0 and lost == 0 then
+if ARGV[10] == "1" and #claimed == 0 and lost == 0 then
   redis.call("SADD", IDLE, seat)
 end
 return reply(unpack(said))

@@ -14,6 +14,10 @@
 --      9  tenant
 --     10  11  1 if resumable, 1 if in the background
 --     12  us of grace
+--     13  class, the least first
+--     14  us from arrival to the first token that it should not exceed; 0: none
+--     15  us that a class is worth in the queue, or "": by arrival alone
+--     16  us since its arrival, of what the pool lost; else 0
 -- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}
 local request, gateway, key = ARGV[1], ARGV[2], ARGV[3]
 local sequences = cmsgpack.unpack(ARGV[5])
@@ -46,7 +50,15 @@ if not make_place(bytes, tonumber(ARGV[7])) then
 end
 
 register(gateway)
-local rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
+local arrival, rank = now - tonumber(ARGV[16]), nil
+if ARGV[15] ~= "" then
+  rank = arrival + tonumber(ARGV[13]) * tonumber(ARGV[15]) + tonumber(ARGV[14])
+elseif arrival < now then
+  rank = arrival
+else
+  rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
+  redis.call("HSET", META, "rank", rank + #ids - 1)
+end
 for i, sequence in ipairs(sequences) do
   local id = sequence[1]
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
@@ -60,10 +72,10 @@ for i, sequence in ipairs(sequences) do
   redis.call("ZADD", WAITING, rank + i - 1, id)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
-redis.call("HSET", META, "rank", rank + #ids - 1)
 redis.call("HINCRBY", META, "bytes", bytes)
 redis.call("HSET", P .. "group:" .. request, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "body", ARGV[4],
-  "tenant", ARGV[9], "resumable", ARGV[10], "background", ARGV[11], "grace", ARGV[12])
+  "tenant", ARGV[9], "resumable", ARGV[10], "background", ARGV[11], "grace", ARGV[12], "priority", ARGV[13],
+  "ttft", ARGV[14], "arrival", arrival)
 if key ~= "" then
   redis.call("HSET", P .. "group:" .. request, "key", key)
   redis.call("HSET", IDEMPOTENCY, key, request)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
 from services.pool.pool import RequestPool
@@ -115,3 +116,8 @@ async def rung(pool, seat):
     if isinstance(pool, RequestPool):
         return bool(await pool._server.command("EXISTS", f"{pool._prefix}bell:{seat}"))
     return pool._bells[seat].rung
+
+
+def timeless(reply):
+    """An exchange's reply less what a repeat reads anew: how long its claims have waited."""
+    return replace(reply, claims=[replace(claim, waited=0.0) for claim in reply.claims])

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
+import time
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -23,29 +24,36 @@ from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.pool.reference import ReferencePool
 
-LIMITS = Limits(max_waiting=6, max_bytes=14_000, keep_ended=1000.0, grace=0.0)
+LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)
 LEASE = 1000.0  # longer than any run: time plays no part here; a grace is over at once
+UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
+RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
 _names = itertools.count()
 
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
-rooms = st.one_of(st.just(wide), st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16])))
+classes = st.integers(-2, 2)
+lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
+owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent)
+rooms = st.one_of(
+    st.just(wide), owing, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
+)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """`url` is set by the test. Every call goes to both pools; replies are compared less arrival times and epochs."""
+    """`url` is set by the test. Every call goes to both pools; replies are compared less epochs, times to a UNIT."""
 
     url = ""
     requests = Bundle("requests")
     dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
 
-    @initialize()
-    def start(self):
+    @initialize(limits=st.sampled_from([LIMITS, RANKED]))
+    def start(self, limits):
         self.loop = asyncio.new_event_loop()
-        self.real = RequestPool(self.url, f"model-{next(_names)}", LIMITS)
-        self.reference = ReferencePool(WallClock(), LIMITS)
+        self.real = RequestPool(self.url, f"model-{next(_names)}", limits)
+        self.reference = ReferencePool(WallClock(), limits)
         self.epochs = {}  # seat -> its epoch in both pools
         self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
         self.last = {}  # seat -> its last exchange
@@ -89,17 +97,41 @@ class PoolMachine(RuleBasedStateMachine):
         output=st.sampled_from([0, 0, 1, 8]),
         resumable=st.booleans(),
         background=st.sampled_from([False, False, True]),
+        priority=classes,
+        ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
+        waited=st.sampled_from([0.0, 0.0, UNIT, 6 * UNIT]),
+        tenant=st.sampled_from(["default", "é"]),
     )
-    def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background):
+    def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):
         name = f"r{next(_names)}"
         submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs)
         sequences = [with_output(s, output) for s in submission.sequences]
-        submission = dataclasses.replace(submission, sequences=sequences, resumable=resumable, background=background)
+        more |= {"sequences": sequences, "resumable": resumable, "background": background}
+        submission = dataclasses.replace(submission, **more)
         reply = self.both("submit", submission)
         if reply.existed or reply.refused:
             return multiple()
         self.submitted += n
         return submission
+
+    @rule(
+        target=requests,
+        crowd=st.lists(st.tuples(classes, st.integers(1, 12), st.integers(0, 8)), min_size=3, max_size=6),
+        seat=seats,
+        room=owing,
+    )
+    def claim_from_a_crowd(self, crowd, seat, room):
+        """Requests of all classes and lengths (prompt and tokens that are there), and not room for all."""
+        submitted = []
+        for priority, length, output in crowd:
+            submission = group(f"r{next(_names)}", 1, "g", range(length), 8)
+            sequences = [with_output(s, output) for s in submission.sequences]
+            submission = dataclasses.replace(submission, sequences=sequences, priority=priority)
+            if not self.both("submit", submission).refused:
+                submitted.append(submission)
+        self.submitted += len(submitted)
+        self.exchange_now(seat, [], room, False)
+        return multiple(*submitted)
 
     @rule(submission=requests, gateway=gateways)
     def submit_again(self, submission, gateway):
@@ -292,9 +324,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.loop.run_until_complete(pool.exchange(dataclasses.replace(exchange, epoch=epoch)))
             for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
         ]
-        timeless = [
-            dataclasses.replace(r, claims=[dataclasses.replace(c, rank=0.0) for c in r.claims]) for r in replies
-        ]
+        timeless = [dataclasses.replace(r, claims=[to_a_unit(claim) for claim in r.claims]) for r in replies]
         assert timeless[0] == timeless[1]
         return replies[0]
 
@@ -315,6 +345,12 @@ class PoolMachine(RuleBasedStateMachine):
             assert heard[0] == heard[1]
 
 
+def to_a_unit(claim):
+    """Times in units: the rank after the arrival, and how long ago that was."""
+    after = claim.rank - (time.time() - claim.waited)
+    return dataclasses.replace(claim, rank=round(after / UNIT), waited=round(claim.waited / UNIT))
+
+
 def with_output(sequence, count):
     """As a gateway submits what the pool lost: with the tokens it has."""
     tokens = list(range(min(count, sequence.sampling.max_new_tokens)))
@@ -327,7 +363,7 @@ def test_a_server_does_what_the_model_says(server_url):
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=20,
+            max_examples=25,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -1,6 +1,6 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), tick (us, see time), rank (last one given), bytes (of all groups), ended
+--   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), bytes (of all groups), ended
 --                   (sequences), ended_bytes (groups), figures
 --   counters        hash: name -> sum
 --   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
@@ -9,9 +9,10 @@
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
 --   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
---                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it
+--                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
+--                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request
---   waiting         zset: id -> rank (arrival in us, one apart at least)
+--   waiting         zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died

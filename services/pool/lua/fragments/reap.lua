@@ -1,7 +1,7 @@
 -- include: keys time cancel_now
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
--- A sequence that its seat gives up waits again at its arrival rank, with its tokens; a cancelled one ends. The caller
+-- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
 -- takes it from the seat's sets. Returns whether it waits.
 local function give_up(id)
   local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
