@@ -58,6 +58,7 @@ def knobs(settings: Settings) -> Knobs:
         token_budget=settings.token_budget or None,
         tbt_target=settings.tbt_target or None,
         admission=settings.admission,
+        order=settings.order,
         lookahead=settings.lookahead,
         prefix_caching=settings.prefix_caching,
         share_prefixes=settings.share_prefixes,

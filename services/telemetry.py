@@ -54,12 +54,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:generation_tokens": ("Tokens sampled", ()),
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found there", ()),
-    "vllm:num_preemptions": ("Times a running request gave its KV blocks up", ()),
+    "vllm:num_preemptions": ("Requests whose KV blocks were taken for others, to be computed anew", ()),
     "vllm:request_success": ("Requests that ended, by reason", ("finished_reason",)),
     "vllm:admission_rejections": ("Requests refused at the door, by reason", ("reason",)),
-    "vllm:num_preemptions": ("Requests whose KV blocks were taken for others, to be computed anew", ()),
-    "vllm:prefix_cache_queries": ("Prompt tokens of requests that started", ()),
-    "vllm:prefix_cache_hits": ("Those of them that were found computed", ()),
     "orca:iterations": ("Iterations of the model", ()),
     "orca:mixed_iterations": ("Iterations with initiation and increment requests in one batch", ()),
     "orca:reclaimed_requests": ("Requests taken from a dead scheduler's seat", ()),
@@ -87,7 +84,6 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "ready": ("orca:ready", "1 while the engine can run iterations"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1"),
     "paused": ("orca:paused_requests", "Requests that hold KV blocks and gave their place in the batch to others"),
-    "token_budget": ("orca:token_budget", "Tokens of one iteration at most"),
     "batch_size": ("orca:batch_size", "Requests in the last iteration"),
     "peak_batch_size": ("orca:peak_batch_size", "Most requests in one iteration since the scheduler took its seat"),
     "engine_pid": ("orca:engine_pid", "The engine process that has the weights"),
@@ -103,8 +99,7 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
 
 # The same, of schedulers that have them: a seat that does not send one has no such line
 OPTIONAL_GAUGES: dict[str, tuple[str, str]] = {
-    "token_budget": ("orca:token_budget", "Tokens computed in an iteration at most"),
-    "paused": ("orca:paused_requests", "Requests that gave their KV blocks up and wait in their scheduler"),
+    "token_budget": ("orca:token_budget", "Tokens of one iteration at most"),
 }
 
 

@@ -38,14 +38,14 @@ class Budget:
             return min(self._fixed or inf, max(1.0, self._affordable(0)))
         return self._fixed or inf
 
-    def decode(self, context: int) -> None:
-        """One token behind `context` others; there must be room."""
-        self.tokens += 1
-        self.pairs += context + 1
+    def decodes(self, wanted: int) -> int:
+        """How many of so many requests get their one token."""
+        return wanted if self._fixed is None else min(wanted, self._fixed)
 
-    def full(self) -> bool:
-        """No decode fits."""
-        return self._fixed is not None and self.tokens >= self._fixed
+    def took(self, decodes: int, context: int) -> None:
+        """They are so many, behind `context` tokens in all."""
+        self.tokens += decodes
+        self.pairs += decodes + context
 
     def left(self) -> bool:
         """Some token of a prompt fits."""

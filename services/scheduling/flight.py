@@ -25,10 +25,10 @@ class Flight:
         entry.flights += 1
         if entry.told < 0:
             self.fresh.append(entry)
-        entry.num_computed_tokens += count
-        if entry.num_computed_tokens < entry.num_tokens:
+        entry.num_computed_tokens = computed = entry.num_computed_tokens + count
+        if computed < entry.num_tokens:
             self.partial.add(entry.id)
-            return
-        entry.num_tokens += 1
-        if entry.num_tokens >= entry.last:
-            self.closing.append(entry)
+        else:
+            entry.num_tokens = tokens = computed + 1
+            if tokens >= entry.last:
+                self.closing.append(entry)

@@ -212,24 +212,27 @@ class Scheduler:
 
     def _decodes_then_prompts(self, flight: Flight) -> None:
         """Who runs already, each with one token or a chunk of what it lacks (lines 19 to 22)."""
-        lookahead, budget, lineup, most = self.knobs.lookahead, self._budget, self._lineup, self.knobs.max_batch_size
-        prompts = []
+        lookahead, lineup = self.knobs.lookahead, self._lineup
+        prompts, left, context = [], self._budget.decodes(self.knobs.max_batch_size), 0
         for entry in lineup.running.copy():
-            if (entry.flights and not lookahead) or entry.num_tokens >= entry.last:
+            tokens, computed = entry.num_tokens, entry.num_computed_tokens
+            if (entry.flights and not lookahead) or tokens >= entry.last:
                 continue
-            computed = entry.num_computed_tokens
-            if entry.num_tokens - computed > 1:
+            if tokens - computed > 1:
                 prompts.append(entry)
                 continue
-            if len(flight.entries) >= most or budget.full():
+            if not left:
                 break
-            if entry.active and (computed < entry.capacity or lineup.grow(entry)):
-                budget.decode(computed)
-                flight.put(entry, 1)
-                if computed >= entry.next_full:
-                    lineup.publish(entry)
+            if computed >= entry.capacity and not (entry.active and lineup.grow(entry)):
+                continue
+            flight.put(entry, 1)
+            left -= 1
+            context += computed
+            if computed >= entry.next_full:
+                lineup.publish(entry)
+        self._budget.took(len(flight.entries), context)
         for entry in prompts:
-            if len(flight.entries) < most and entry.active:
+            if len(flight.entries) < self.knobs.max_batch_size and entry.active:
                 self._chunk(flight, entry)
 
     def _newcomers(self, flight: Flight, only_paused: bool) -> None:

@@ -13,6 +13,7 @@ from load.workloads import Job, paper
 from services.engine.null import NullEngine
 from services.errors import EngineLost
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.scheduling import Knobs
 
 
 @pytest.fixture
@@ -49,8 +50,9 @@ def test_the_policies_table(engine: NullEngine) -> None:
 
 
 def test_the_scheduler_is_measured_in_increment() -> None:
-    times = scheduling.measure(running=8, iterations=5)
-    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 5)
+    for knobs in (Knobs(8), scheduling.everything(8)):
+        times = scheduling.measure(8, knobs, iterations=5)
+        assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 5)
 
 
 def test_parts_are_found_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
