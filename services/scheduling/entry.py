@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from services.messages import Claim, Commit, End, IterationResult, Logprobs, NewRequest
 from services.scheduling.judge import Judge, Rules
@@ -67,7 +68,7 @@ class Entry:
         self.active = False  # in line for iterations: it holds blocks and nobody has taken its place
         self.told = -1  # blocks the engine knows of; -1: it does not know the request
         self.published = 0  # full blocks that others may share
-        self.next_full: float = 0  # computed tokens from which on one more can be published
+        self.next_full = inf  # computed tokens from which on one more can be published
 
     @property
     def priority(self) -> int:

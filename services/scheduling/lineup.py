@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from math import inf
 from operator import attrgetter
 
 from services.messages import Room
@@ -55,6 +54,8 @@ class Lineup:
         entry.active = False
         if failed:
             self.blocks.forget(entry.id)
+        elif entry.num_computed_tokens >= entry.next_full:
+            self.publish(entry)
         if self._release(entry):
             self.pressed = False
 
@@ -186,7 +187,8 @@ class Lineup:
         self.blocks.take(entry.id, shared, blocks)
         entry.begin(blocks * size, len(shared) * size)
         entry.published = len(shared)
-        entry.next_full = (len(shared) + 1) * size if self._caching else inf
+        if self._caching:
+            entry.next_full = (len(shared) + 1) * size
         if entry.cached is None:
             entry.cached = min(len(shared) * size, len(entry.prompt))
             self._queries += len(entry.prompt)
@@ -202,5 +204,7 @@ class Lineup:
         self._preemptions += 1
         if entry.active:
             self._pause(entry)
+        if entry.num_computed_tokens >= entry.next_full:
+            self.publish(entry)
         self._release(entry)
         entry.begin(0, 0)

@@ -20,7 +20,7 @@ from services.messages import (
     Submission,
 )
 from services.requests import FinishReason, SamplingParams
-from services.scheduling import Scheduler
+from services.scheduling import Knobs, Scheduler
 from tests.services.loop_world import SEAT, WORD, Backup, World
 
 FIGURES = EngineFigures("m", 4096, 40, 16, 100, "n")
@@ -60,31 +60,45 @@ class Story:
     usurper: float | None = None  # when somebody else takes the seat
     exchange: float = 0.001
     iteration: float = 0.1
+    knobs: Knobs = field(default_factory=lambda: Knobs(3))
 
 
 class MortalEngine:
-    """A null engine that takes its time, and dies as the story says."""
+    """A null engine that takes its time, one iteration after the other, and dies as the story says."""
 
     def __init__(self, seconds: float, deaths: set[int], kills: dict[str, int]) -> None:
         self.null = NullEngine(FIGURES)
         self._seconds, self._deaths, self._kills = seconds, deaths, kills
         self._count = 0
         self._made: dict[str, int] = {}  # output tokens that the engine knows
+        self._turn = asyncio.Lock()
+        self._dead = False
 
     def reset(self, epoch: str) -> None:
         self.null.reset(epoch)
         self._made.clear()
+        self._turn = asyncio.Lock()  # whatever was sent before is nobody's
+        self._dead = False
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
-        return asyncio.ensure_future(self._run(iteration))
+        return asyncio.ensure_future(self._in_turn(iteration, self._turn))
 
-    async def _run(self, iteration: Iteration) -> IterationResult:
-        await asyncio.sleep(self._seconds)
+    async def _in_turn(self, iteration: Iteration, turn: asyncio.Lock) -> IterationResult:
+        async with turn:
+            await asyncio.sleep(self._seconds)
+            if turn is not self._turn:
+                raise StaleEpoch("another's by now")
+            if self._dead:
+                raise EngineLost("it was dead")
+            return self._run(iteration)
+
+    def _run(self, iteration: Iteration) -> IterationResult:
         self._count += 1
         for new in iteration.new:
             self._made[new.id] = len(new.token_ids) - new.num_prompt_tokens
         killer = next((id for id in iteration.scheduled if self._made[id] >= self._kills.get(id, 1 << 60)), None)
-        if killer or self._count in self._deaths:
+        self._dead = bool(killer) or self._count in self._deaths
+        if self._dead:
             raise EngineLost(f"in its iteration {self._count}")
         result = self.null.run(iteration)
         for id in result.tokens:
@@ -165,7 +179,7 @@ class Stage:
 
     def __init__(self, story: Story) -> None:
         self.story = story
-        self.world = World(story.kind, batch=3, lease=2.0, exchange=story.exchange)
+        self.world = World(story.kind, lease=2.0, exchange=story.exchange, knobs=story.knobs)
         self.world.figures = FIGURES
         self.clients = [Client(self.world, f"r{i}", order) for i, order in enumerate(story.orders)]
         kills = {client.id: client.order.kills for client in self.clients if client.order.kills is not None}

@@ -107,20 +107,26 @@ class Backup:
 
 @dataclass
 class WaitingEngine:
-    """Takes `seconds(iteration)` for each; samples `token(id)`; dies in iteration `dies`, hangs in `hangs`."""
+    """Takes `seconds(iteration)` for each, in order, `stages` of them at once; samples `token(id)` for each request,
+    chunks too; dies in iteration `dies`, hangs in `hangs`."""
 
     seconds: Callable[[Iteration], float]
     token: Callable[[str], int] = lambda id: WORD
     dies: int = 0
     hangs: int = 0
-    ran: list[tuple[float, Iteration]] = field(default_factory=list)
+    stages: int = 1
+    delay: float = 0.0  # of a result on its way back
+    ran: list[tuple[float, Iteration]] = field(default_factory=list)  # and when each began
+    _free: float = 0.0  # when the first stage is
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
-        self.ran.append((now(), iteration))
-        return asyncio.ensure_future(self._run(iteration))
+        began, seconds = max(now(), self._free), self.seconds(iteration)
+        self._free = began + seconds / self.stages
+        self.ran.append((began, iteration))
+        return asyncio.ensure_future(self._run(iteration, began + seconds))
 
-    async def _run(self, iteration: Iteration) -> IterationResult:
-        await asyncio.sleep(self.seconds(iteration))
+    async def _run(self, iteration: Iteration, done: float) -> IterationResult:
+        await asyncio.sleep(done - now() + self.delay)
         if iteration.step == self.hangs:
             await asyncio.Event().wait()
         if iteration.step == self.dies:
@@ -150,41 +156,41 @@ class World:
         lease: float = 5.0,
         iteration: Callable[[Iteration], float] = lambda iteration: 0.1,
         exchange: float = 0.001,
+        knobs: Knobs | None = None,
     ) -> None:
-        self.kind, self.batch, self.lease = kind, batch, lease
+        self.kind, self.knobs, self.lease = kind, knobs or Knobs(batch), lease
         self.figures = EngineFigures("m", 4096, blocks, BLOCK, 100, "n")
         self.pool = ReferencePool(RealClock())
         self.line = Line(self.pool, exchange)
-        self.engine = WaitingEngine(iteration)
+        self.engine = WaitingEngine(iteration, stages=self.knobs.batches_in_flight)
         self.counters = Counters()
         self.cost = IterationCost()
 
-    async def take_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop:
+    async def take_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop:
         """Acquire the seat, which is free; the loop of its new owner."""
-        loop = await self.try_seat(owner, dead_epoch)
+        loop = await self.try_seat(owner, dead_epoch, seat)
         assert loop is not None
         return loop
 
-    async def try_seat(self, owner: str = "me", dead_epoch: str | None = None) -> EngineLoop | None:
+    async def try_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop | None:
         """Acquire the seat; the loop of its new owner, or None while it is another's."""
         await self.pool.heartbeat("g", 1, {}, ttl=1e9)
-        grant = await self.pool.acquire(SEAT, owner, self.lease, dead_epoch)
+        grant = await self.pool.acquire(seat, owner, self.lease, dead_epoch)
         if not grant.granted:
             return None
         self.epoch = epoch = grant.epoch
         self.scheduler = self.kind(
             epoch=epoch,
             figures=self.figures,
-            knobs=Knobs(max_batch_size=self.batch),
+            knobs=self.knobs,
             eos_token_ids=[EOS],
         )
-        seat = Seat(SEAT, epoch)
         self.loop = EngineLoop(
             self.line,
             self.scheduler,
             self.engine,
             RealClock(),
-            seat,
+            Seat(seat, epoch),
             self.lease,
             self.figures,
             self.counters,

@@ -10,7 +10,7 @@ import pytest
 
 from load.workloads import Job, equal_size, short_long_mix
 from services.messages import Iteration
-from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from tests.services.loop_world import EOS, SEAT, WORD, World, stop, virtual
 
 
@@ -95,6 +95,64 @@ async def test_idle_it_renews_each_third_of_the_lease_and_wakes_at_the_bell() ->
     assert len(world.engine.ran) == 1
     await world.ended("a/0")
     await stop(world, loop)
+
+
+@virtual
+async def test_pipeline_stages_are_kept_busy_with_as_many_batches() -> None:
+    """Lines 9 and 10 of Algorithm 1. An iteration takes 0.2 s and leaves the first of two stages after half of it."""
+    world = World(iteration=lambda it: 0.2, knobs=Knobs(1, batches_in_flight=2))
+    ids = [await world.submit(name, new=3) for name in "ab"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["b/0"]] * 3
+    assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
+    assert [await world.read(id) for id in ids] == [([WORD] * 3, "length")] * 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> None:
+    """The call to the engine and back takes 0.05 s beside the 0.1 s it computes."""
+    spent = {}
+    for lookahead in (0, 1):
+        world = World(iteration=lambda it: 0.1, knobs=Knobs(4, lookahead=lookahead))
+        world.engine.delay = 0.05
+        id = await world.submit("a", new=10)
+        loop = asyncio.create_task((await world.take_seat()).run())
+        await world.ended(id)
+        starts = [began for began, _ in world.engine.ran]
+        spent[lookahead] = {round(later - sooner, 6) for sooner, later in pairwise(starts)}
+        assert await world.read(id) == ([WORD] * 10, "length")
+        assert len(starts) == 10  # an end by length is seen before it comes: nothing is wasted
+        await stop(world, loop)
+    assert spent == {0: {0.15}, 1: {0.1}}
+
+
+@virtual
+async def test_with_lookahead_an_end_by_eos_wastes_one_token() -> None:
+    world = World(knobs=Knobs(1, lookahead=1))
+    world.engine.token = lambda id: EOS
+    ids = [await world.submit(name, new=9) for name in "ab"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(*ids)
+    assert [await world.read(id) for id in ids] == [([EOS], "stop")] * 2
+    assert [list(batch) for batch in world.engine.batches()] == [["a/0"], ["a/0"], ["b/0"], ["b/0"]]
+    await stop(world, loop)
+
+
+@virtual
+async def test_engines_on_one_pool_claim_for_the_room_they_have() -> None:
+    """One is three times as fast as the other and does three times the work; nobody assigns it."""
+    worlds = [World(iteration=lambda it, seconds=seconds: seconds, knobs=Knobs(2)) for seconds in (0.1, 0.3)]
+    worlds[1].pool = worlds[1].line.pool = worlds[0].pool
+    ids = [await worlds[0].submit(f"{i:02}", new=4) for i in range(32)]
+    loops = [asyncio.create_task((await world.take_seat(seat=f"c/{i}")).run()) for i, world in enumerate(worlds)]
+    await worlds[0].ended(*ids)
+    assert [await worlds[0].read(id) for id in ids] == [([WORD] * 4, "length")] * 32
+    served = [len({id for batch in world.engine.batches() for id in batch}) for world in worlds]
+    assert served == [24, 8]
+    for world, loop in zip(worlds, loops, strict=True):
+        await stop(world, loop)
 
 
 @virtual

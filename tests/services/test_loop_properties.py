@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.clock import run_in_virtual_time
-from services.scheduling import RequestLevelScheduler, Scheduler
+from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from tests.services.loop_stage import Crash, Order, Stage, Story
 
 moments = st.floats(0, 8)
@@ -22,6 +22,15 @@ orders = st.builds(
 some_orders = st.lists(orders, min_size=1, max_size=8)
 outages = st.lists(st.tuples(moments, st.floats(0.01, 4), st.sampled_from(["request", "reply"])), max_size=3)
 crashes = st.builds(Crash, moments, age=st.floats(0, 2), away=st.floats(0, 3), noticed=st.booleans())
+knobs = st.sampled_from(
+    [
+        Knobs(3),
+        Knobs(3, lookahead=1),
+        Knobs(2, batches_in_flight=3),
+        Knobs(3, token_budget=20, admission="on_demand", lookahead=1, prefix_caching=True),
+        Knobs(3, token_budget=7, admission="on_demand", order="priority", batches_in_flight=2, prefix_caching=True),
+    ]
+)
 exchanges, iterations = st.floats(0.001, 0.3), st.floats(0.01, 0.4)
 
 
@@ -43,6 +52,7 @@ def play(story: Story) -> None:
         usurper=st.none() | moments,
         exchange=exchanges,
         iteration=iterations,
+        knobs=knobs,
     )
 )
 def test_nothing_is_lost_or_doubled(story: Story) -> None:
@@ -60,6 +70,7 @@ def test_nothing_is_lost_or_doubled(story: Story) -> None:
         usurper=st.none() | moments,
         exchange=exchanges,
         iteration=iterations,
+        knobs=knobs,
     )
 )
 def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Story) -> None:
@@ -85,6 +96,7 @@ def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Sto
         outages=outages,
         exchange=exchanges,
         iteration=iterations,
+        knobs=knobs,
     )
 )
 def test_who_kills_the_engine_fails_alone(story: Story) -> None:

@@ -127,8 +127,8 @@ async def test_a_slow_pool_does_not_keep_it_from_looking() -> None:
 class DistantEngine(WaitingEngine):
     """Its results come by several hops through the event loop, as over a network."""
 
-    async def _run(self, iteration: Iteration) -> IterationResult:
-        result = await super()._run(iteration)
+    async def _run(self, iteration: Iteration, done: float) -> IterationResult:
+        result = await super()._run(iteration, done)
         for _ in range(10):
             await asyncio.sleep(0)
         return result

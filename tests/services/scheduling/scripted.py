@@ -38,25 +38,32 @@ class Script:
 
     @staticmethod
     def result_of(
-        iteration: Iteration, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None
+        iteration: Iteration,
+        tokens: dict[str, int] | None = None,
+        failed: dict[str, str] | None = None,
+        elapsed: float = 0.0,
     ) -> IterationResult:
         """A result with `tokens` where given, else a word."""
         failed = failed or {}
         sampled = {id: (tokens or {}).get(id, WORD) for id in iteration.scheduled if id not in failed}
         logprobs = {id: Logprobs(-0.5, [(token, -0.5)]) for id, token in sampled.items()}
-        return IterationResult(iteration.epoch, iteration.step, sampled, logprobs, failed)
+        return IterationResult(iteration.epoch, iteration.step, sampled, logprobs, failed, elapsed)
 
-    def finish(self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None) -> list[Commit]:
+    def finish(
+        self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None, elapsed: float = 0.0
+    ) -> list[Commit]:
         """Give the result of the iteration in flight; the commits it brought."""
         assert self.iteration is not None
-        self.scheduler.update(self.result_of(self.iteration, tokens, failed))
+        self.scheduler.update(self.result_of(self.iteration, tokens, failed, elapsed))
         commits = self.scheduler.take_commits()
         self.commits += commits
         return commits
 
-    def step(self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None) -> list[Commit]:
+    def step(
+        self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None, elapsed: float = 0.0
+    ) -> list[Commit]:
         assert self.select() is not None
-        return self.finish(tokens, failed)
+        return self.finish(tokens, failed, elapsed)
 
     @property
     def batch(self) -> dict[str, int]:

@@ -1,0 +1,103 @@
+"""Blocks as they fill: who is preempted when they run out, and that this comes to an end."""
+
+from services.messages import Commit, End, NewRequest, Room
+from services.requests import FinishReason, SamplingParams
+from services.scheduling import Knobs
+from tests.services.scheduling.scripted import EOS, WORD, Script, claim, scripted
+
+LENGTH = End(FinishReason.LENGTH)
+
+
+def started(blocks: int, **knobs: object) -> Script:
+    """Two requests of 4 and 4 tokens of prompt, whose limit is far above what there is room for at once."""
+    s = scripted(blocks=blocks, knobs=Knobs(4, admission="on_demand", **knobs))  # type: ignore[arg-type]
+    s.scheduler.add([claim("a", 1, 4, 16), claim("b", 2, 4, 16)])
+    return s
+
+
+def test_more_run_at_once_than_could_by_reservation() -> None:
+    s = started(blocks=8)
+    s.step()
+    assert (list(s.batch), s.scheduler.blocks.held) == (["a", "b"], 2)  # 10 blocks by their limits
+    iteration = s.select()
+    assert iteration is not None
+    assert {id: len(blocks) for id, blocks in iteration.new_blocks.items()} == {"a": 1, "b": 1}
+    s.finish()
+    for _ in range(3):
+        iteration = s.select()
+        assert iteration is not None
+        assert iteration.new_blocks == {}  # the block just begun holds four tokens
+        s.finish()
+
+
+def test_the_latest_gives_way_and_is_computed_anew_when_another_has_ended() -> None:
+    s = started(blocks=6)  # 2 requests of 3 blocks: full with 12 tokens each
+    for _ in range(9):
+        s.step()
+    assert s.scheduler.blocks.free == 0
+    iteration = s.select()
+    assert iteration is not None
+    assert (list(iteration.scheduled), iteration.released) == (["a"], ["b"])
+    s.finish()
+    s.scheduler.add([claim("c", 3, 1, 1)])
+    s.step()
+    assert list(s.batch) == ["a"]  # free blocks are no reason to start while nobody has ended
+    s.step({"a": EOS})
+    iteration = s.select()
+    assert iteration is not None
+    assert iteration.scheduled == {"b": 13, "c": 1}
+    assert iteration.new[0] == NewRequest("b", [WORD] * 13, 4, SamplingParams(16))
+    assert s.finish() == [Commit("b", 9, [WORD]), Commit("c", 0, [WORD], end=LENGTH)]
+    assert s.scheduler.take_counters()["vllm:num_preemptions"] == 1
+
+
+def test_the_last_one_that_needs_a_block_gives_way_itself() -> None:
+    s = scripted(blocks=4, knobs=Knobs(4, admission="on_demand"))
+    s.scheduler.add([claim("a", 1, 5, 11), claim("b", 2, 5, 11)])
+    s.step()
+    assert list(s.batch) == ["a"]  # one block must stay free for who runs: b waits
+    s = scripted(blocks=5, knobs=Knobs(4, admission="on_demand"))
+    s.scheduler.add([claim("a", 1, 5, 11), claim("b", 2, 8, 12)])
+    s.step()
+    assert list(s.batch) == ["a", "b"]
+    s.step()  # b takes the last block
+    for _ in range(3):
+        s.step()
+    assert s.select() is not None  # a needs a block: b is the latest
+    assert list(s.batch) == ["a"]
+
+
+def test_the_first_in_line_always_gets_to_its_end() -> None:
+    s = started(blocks=5)
+    ends = []
+    while s.select():
+        ends += [commit.id for commit in s.finish() if commit.end]
+    assert ends == ["a", "b"]
+
+
+def test_room_counts_the_tokens_there_are_and_nothing_while_blocks_are_short() -> None:
+    s = started(blocks=6)
+    assert s.scheduler.room() == Room(2, 4, 4, whole=False)
+    s.step()
+    assert s.scheduler.room() == Room(2, 2, 4, whole=False)  # one block stays for each that runs
+    for _ in range(9):
+        s.step()
+    assert s.scheduler.room() == Room(0, 0, 4, whole=False)
+
+
+def test_the_token_of_one_preempted_in_flight_counts() -> None:
+    s = started(blocks=6, lookahead=1)
+    flights = [s.select()]
+    while True:
+        flights.append(s.select())
+        assert flights[-1] is not None
+        if "b" in flights[-1].released:
+            break
+        assert flights[0] is not None
+        s.scheduler.update(s.result_of(flights.pop(0)))  # type: ignore[arg-type]
+    before = flights[0]
+    assert before is not None
+    assert "b" in before.scheduled
+    s.scheduler.take_commits()
+    s.scheduler.update(s.result_of(before, {"b": 33}))
+    assert Commit("b", 8, [33]) in s.scheduler.take_commits()

@@ -1,0 +1,139 @@
+"""Equal beginnings are computed once: across requests, choices and turns; never across tenants unless that is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.messages import Claim, Iteration
+from services.scheduling import Knobs
+from tests.services.scheduling.scripted import EOS, Script, claim, scripted
+
+
+def caching(blocks: int = 100, **knobs: object) -> Script:
+    return scripted(blocks=blocks, knobs=Knobs(8, prefix_caching=True, **knobs))  # type: ignore[arg-type]
+
+
+def of(id: str, rank: float, prompt: list[int], new: int = 4, tenant: str = "t") -> Claim:
+    return replace(claim(id, rank, 1, new), prompt=prompt, tenant=tenant)
+
+
+def computed(iteration: Iteration | None) -> dict[str, int]:
+    assert iteration is not None
+    return {new.id: new.num_computed_tokens for new in iteration.new}
+
+
+def test_a_later_request_finds_the_full_blocks_of_an_earlier_one() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [1, 2, 3, 4, 5, 6, 7, 8, 9])])
+    first = s.select()
+    assert computed(first) == {"a": 0}
+    s.finish({"a": EOS})
+    s.scheduler.add([of("b", 2, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11])])
+    second = s.select()
+    assert first is not None
+    assert second is not None
+    assert computed(second) == {"b": 8}
+    assert second.scheduled == {"b": 2}
+    assert second.new_blocks["b"][:2] == first.new_blocks["a"][:2]
+    (commit,) = s.finish({"b": EOS})
+    assert commit.end is not None
+    assert commit.end.cached == 8
+    assert s.scheduler.take_counters() == {"vllm:prefix_cache_queries": 19, "vllm:prefix_cache_hits": 8}
+
+
+def test_choices_of_one_prompt_share_it_in_the_iteration_that_computes_it() -> None:
+    s = caching()
+    s.scheduler.add([of(f"r/{i}", i, [5] * 10) for i in range(3)])
+    iteration = s.select()
+    assert computed(iteration) == {"r/0": 0, "r/1": 8, "r/2": 8}
+    assert iteration is not None
+    assert iteration.scheduled == {"r/0": 10, "r/1": 2, "r/2": 2}
+    s.finish()
+    assert s.scheduler.blocks.held == 2 + 3 * 2  # 14 tokens each, of which 8 are shared
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [5] * 8), of("b", 2, [5] * 8)])
+    assert computed(s.select()) == {"a": 0, "b": 4}
+
+
+def test_a_chat_turn_finds_question_and_answer() -> None:
+    s = caching()
+    s.scheduler.add([of("turn", 1, [1, 2, 3], new=6)])
+    answer = [11, 12, 13, 14, 15]
+    for token in answer:
+        s.step({"turn": token})
+    s.step({"turn": EOS})
+    s.scheduler.add([of("next", 2, [1, 2, 3, *answer, EOS, 20, 21])])
+    assert computed(s.select()) == {"next": 8}
+
+
+def test_other_tenants_share_only_where_that_is_said() -> None:
+    for share, found in ((False, 0), (True, 8)):
+        s = caching(share_prefixes=share)
+        s.scheduler.add([of("a", 1, [5] * 9, tenant="one")])
+        s.step()
+        s.scheduler.add([of("b", 2, [5] * 9, tenant="two")])
+        assert computed(s.select()) == {"b": found}
+
+
+def test_a_block_behind_another_beginning_is_another_block() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [1, 1, 1, 1, 5, 5, 5, 5, 9])])
+    s.step()
+    s.scheduler.add([of("b", 2, [2, 2, 2, 2, 5, 5, 5, 5, 9])])
+    assert computed(s.select()) == {"b": 0}
+
+
+def test_the_longest_idle_goes_when_a_place_is_needed() -> None:
+    s = caching(blocks=6)
+    for name, word in (("a", 1), ("b", 2)):
+        s.scheduler.add([of(name, word, [word] * 9, new=1)])
+        s.step()
+    s.scheduler.add([of("c", 3, [3] * 9, new=1)])  # 3 blocks: two empty ones, and one of a's
+    s.step()
+    s.scheduler.add([of("b2", 4, [2] * 9, new=1), of("a2", 5, [1] * 9, new=1)])
+    assert computed(s.select()) == {"b2": 8, "a2": 4}
+
+
+def test_a_preempted_request_finds_what_is_left_of_itself() -> None:
+    s = caching(blocks=6, admission="on_demand")
+    s.scheduler.add([of("a", 1, [1] * 4, new=16), of("b", 2, [2] * 4, new=16)])
+    for _ in range(10):
+        s.step()
+    assert list(s.batch) == ["a"]
+    iteration = s.select()
+    assert iteration is not None
+    s.finish({"a": EOS})
+    assert computed(s.select()) == {"b": 8}  # 13 tokens; one block went to a
+    (commit,) = (c for c in s.finish({"b": EOS}) if c.id == "b")
+    assert commit.end is not None
+    assert commit.end.cached == 0  # it is its own
+
+
+def test_what_failed_is_not_found() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [5] * 9)])
+    s.step(failed={"a": "NaN"})
+    s.scheduler.add([of("b", 2, [5] * 9)])
+    assert computed(s.select()) == {"b": 0}
+
+
+def test_the_next_owner_of_the_seat_begins_with_nothing() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [5] * 9)])
+    s.step()
+    again = caching()
+    again.scheduler.add([replace(of("a", 1, [5] * 9), output=[7])])
+    assert computed(again.select()) == {"a": 0}
+
+
+def test_a_chunk_is_shared_as_far_as_it_is_computed() -> None:
+    s = caching(token_budget=8)
+    s.scheduler.add([of("a", 1, [5] * 17), of("b", 2, [5] * 17)])
+    batches = []
+    for _ in range(3):
+        s.step()
+        batches.append(dict(s.batch))
+    assert batches == [{"a": 8}, {"a": 8}, {"a": 1, "b": 1}]

@@ -1,0 +1,106 @@
+"""Order by rank; later classes give way when the first token of an earlier one would be late, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.messages import Claim, Room
+from services.scheduling import Knobs
+from tests.services.scheduling.scripted import Script, claim, scripted
+
+
+class Clocked:
+    """A scheduler of two places whose clock the test sets; iterations take 0.1 s."""
+
+    def __init__(self, blocks: int = 100, batch: int = 2, **knobs: object) -> None:
+        self.now = 0.0
+        settings = Knobs(batch, order="priority", **knobs)  # type: ignore[arg-type]
+        self.s: Script = scripted(blocks=blocks, knobs=settings, now=lambda: self.now)
+
+    def step(self) -> list[str]:
+        self.s.step(elapsed=0.1)
+        self.now += 0.1
+        return list(self.s.batch)
+
+
+def of(id: str, rank: float, priority: int = 0, ttft: float = 0.0, new: int = 20) -> Claim:
+    return replace(claim(id, rank, 4, new), priority=priority, ttft=ttft)
+
+
+def test_who_waits_goes_by_rank() -> None:
+    world = Clocked()
+    world.s.scheduler.add([of("late", 9), of("b", 2), of("a", 1)])
+    assert world.step() == ["a", "b"]
+
+
+def test_a_later_class_gives_way_when_the_target_is_at_risk_and_not_before() -> None:
+    world = Clocked()
+    world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
+    assert world.step() == ["x", "y"]
+    world.s.scheduler.add([of("urgent", 1, ttft=0.6, new=2)])
+    batches = [world.step() for _ in range(8)]
+    assert batches[0] == ["x", "y"]
+    batches = [sorted(batch) for batch in batches]
+    place = batches.index(["urgent", "x"])  # y has the later rank
+    assert 3 <= place <= 5  # it is due in 0.6 s, of which two iterations take 0.2
+    assert batches[place:] == [["urgent", "x"]] * 2 + [["x", "y"]] * (6 - place)
+    assert world.s.scheduler.gauges()["paused"] == 0
+
+
+def test_who_paused_keeps_its_blocks_and_loses_nothing() -> None:
+    world = Clocked(batch=1)
+    world.s.scheduler.add([of("x", 60, priority=1, new=6)])
+    world.step()
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=2)])
+    assert [world.step() for _ in range(3)] == [["urgent"], ["urgent"], ["x"]]
+    assert world.s.batch == {"x": 1}
+    assert world.s.scheduler.take_counters().get("vllm:num_preemptions") is None
+
+
+def test_its_own_class_and_earlier_ones_do_not_give_way() -> None:
+    world = Clocked()
+    world.s.scheduler.add([of("x", 5), of("y", -50, priority=-1)])
+    world.step()
+    world.s.scheduler.add([of("late", 1, ttft=0.001)])
+    assert world.step() == ["y", "x"]
+
+
+def test_a_later_class_that_waited_for_long_does_not_give_way_any_more() -> None:
+    """Its rank is below that of whoever comes now: that is the ageing."""
+    world = Clocked(batch=1)
+    world.s.scheduler.add([of("old", 60, priority=1)])
+    world.step()
+    world.s.scheduler.add([of("new", 70, ttft=0.001)])
+    assert world.step() == ["old"]
+
+
+def test_blocks_are_taken_too_where_they_are_not_reserved() -> None:
+    world = Clocked(blocks=3, admission="on_demand")
+    world.s.scheduler.add([of("x", 60, priority=1, new=8)])
+    for _ in range(5):
+        world.step()
+    urgent = replace(claim("urgent", 1, 8, 2), ttft=0.001)
+    world.s.scheduler.add([urgent])
+    assert world.step() == ["urgent"]
+    assert world.s.scheduler.take_counters()["vllm:num_preemptions"] == 1
+
+
+def test_with_reservation_nobody_gives_way_in_vain() -> None:
+    world = Clocked(blocks=6)
+    world.s.scheduler.add([of("x", 60, priority=1, new=20)])
+    world.step()
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001)])
+    assert world.step() == ["x"]
+
+
+def test_room_tells_what_each_class_would_give() -> None:
+    world = Clocked(blocks=50)
+    world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=2)])
+    world.step()
+    assert world.s.scheduler.room() == Room(0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)])
+    world.s.scheduler.add([of("urgent", 1)])
+    assert world.s.scheduler.room().requests == -1
+    world = Clocked(blocks=50, admission="on_demand")
+    world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
+    world.step()
+    assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)])

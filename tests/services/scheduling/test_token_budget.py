@@ -1,0 +1,114 @@
+"""A budget: decodes first, the rest to chunks of prompts, of any size."""
+
+import pytest
+
+from services.messages import Claim
+from services.scheduling import Knobs
+from services.scheduling.budget import LEAST_CHUNK, Budget
+from services.scheduling.cost_model import CostModel
+from tests.services.scheduling.scripted import Script, claim, scripted
+
+
+def batches(s: Script, count: int) -> list[dict[str, int]]:
+    made = []
+    for _ in range(count):
+        s.step()
+        made.append(dict(s.batch))
+    return made
+
+
+def test_decodes_go_first_and_prompts_get_the_rest_in_order() -> None:
+    s = scripted(knobs=Knobs(8, token_budget=8))
+    s.scheduler.add([claim("a", 1, 3, 9)])
+    s.step()
+    s.scheduler.add([claim("b", 2, 12, 2), claim("c", 3, 4, 2)])
+    assert batches(s, 4) == [
+        {"a": 1, "b": 7},
+        {"a": 1, "b": 5, "c": 2},  # what b leaves of the budget begins the next prompt
+        {"a": 1, "b": 1, "c": 2},
+        {"a": 1, "c": 1},
+    ]
+    assert [(c.id, c.index) for c in s.commits if c.id != "a"] == [("b", 0), ("b", 1), ("c", 0), ("c", 1)]
+
+
+def test_a_full_batch_of_decodes_leaves_nothing_and_starves_nobody() -> None:
+    s = scripted(knobs=Knobs(3, token_budget=3))
+    s.scheduler.add([claim("a", 1, 1, 9), claim("b", 2, 1, 9), claim("c", 3, 5, 2)])
+    assert batches(s, 6) == [{"a": 1, "b": 1, "c": 1}] * 5 + [{"a": 1, "b": 1, "c": 1}]
+    assert [commit.index for commit in s.commits if commit.id == "c"] == [0, 1]
+
+
+def test_a_budget_below_the_batch_is_a_mistake() -> None:
+    with pytest.raises(AssertionError, match="token_budget = 7"):
+        Knobs(8, token_budget=7)
+
+
+def test_a_request_that_goes_on_elsewhere_is_recomputed_in_chunks() -> None:
+    s = scripted(knobs=Knobs(4, token_budget=4))
+    s.scheduler.add([claim("a", 1, 5, 9, output=(7, 7, 7))])
+    assert batches(s, 3) == [{"a": 4}, {"a": 4}, {"a": 1}]
+    assert [commit.index for commit in s.commits] == [3, 4]
+
+
+def known(fixed: float, per_token: float, per_pair: float) -> CostModel:
+    """A model that has seen an engine of exactly this cost."""
+    cost = CostModel()
+    for tokens, context in [(1, 50), (4, 400), (16, 100), (64, 2000), (300, 100), (1000, 10)] * 20:
+        pairs = tokens * context
+        cost.finished(tokens, pairs, fixed + per_token * tokens + per_pair * pairs)
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "per_pair"), [(0.01, 1e-4, 1e-8), (0.02, 2e-3, 0.0), (0.005, 0.0, 1e-7)]
+)
+def test_the_cost_of_an_iteration_is_learnt(fixed: float, per_token: float, per_pair: float) -> None:
+    cost = known(fixed, per_token, per_pair)
+    for tokens, pairs in [(1, 10), (100, 50_000), (500, 100_000)]:
+        assert cost.seconds(tokens, pairs) == pytest.approx(fixed + per_token * tokens + per_pair * pairs, rel=0.05)
+
+
+def test_what_is_learnt_is_never_negative_and_follows_a_machine_that_slows_down() -> None:
+    cost = CostModel()
+    for tokens, seconds in [(100, 0.5), (1, 1.0), (50, 0.1), (7, 0.9)]:
+        cost.finished(tokens, tokens, seconds)
+        assert min(cost.fixed, cost.per_token, cost.per_pair) >= 0
+    cost = known(0.01, 1e-4, 0.0)
+    for tokens in [1, 16, 300] * 60:
+        cost.finished(tokens, 0, 2 * (0.01 + 1e-4 * tokens))
+    assert cost.seconds(64, 0) == pytest.approx(2 * (0.01 + 1e-4 * 64), rel=0.15)
+
+
+def test_a_time_target_leaves_a_chunk_what_the_decodes_leave_of_it() -> None:
+    budget = Budget(Knobs(8, tbt_target=0.05), known(0.01, 1e-4, 1e-6))
+    budget.took(4, 4_000)  # 0.01 + 0.0004 + 0.004
+    count = budget.chunk(100, 10_000)
+    assert 0.01 + 1e-4 * (4 + count) + 1e-6 * (4_004 + 100 * count + count**2 / 2) == pytest.approx(0.05, rel=0.05)
+    assert budget.chunk(100, 10_000) < 15  # the time is up
+
+
+def test_under_a_target_that_cannot_be_met_prompts_still_end() -> None:
+    budget = Budget(Knobs(8, tbt_target=0.001), known(0.01, 1e-4, 0.0))
+    assert [budget.chunk(0, 100), budget.chunk(0, 100)] == [LEAST_CHUNK, 0]
+
+
+def test_both_bounds_hold() -> None:
+    budget = Budget(Knobs(8, token_budget=10, tbt_target=1.0), known(0.01, 1e-4, 0.0))
+    budget.took(4, 0)
+    assert budget.chunk(0, 100) == 6
+
+
+def test_a_target_is_met_by_the_whole_scheduler() -> None:
+    """An engine of 10 ms and 1 ms a token: after a few iterations none takes longer than the target."""
+    s = scripted(blocks=1000, length=400, knobs=Knobs(8, tbt_target=0.05))
+    s.scheduler.add([claim("a", 1, 3, 100)])
+    seconds = []
+    for number in range(60):
+        if number % 10 == 5:
+            prompt = [7 + number] * 70
+            s.scheduler.add([Claim(f"p{number}", 2.0 + number, prompt, [], claim("x", 1, 1, 5).sampling)])
+        s.select()
+        seconds.append(0.01 + 0.001 * sum(s.batch.values()))
+        s.finish(elapsed=seconds[-1])
+    assert max(seconds[30:]) <= 0.055
+    assert max(seconds[30:]) > 0.04  # and the time is used
