@@ -1,8 +1,8 @@
 """One fault after the other on one server, under a load of resuming streams that never stops.
 
 After each, every stream that was open and many new ones must end whole, with the tokens of an undisturbed run; at the
-end the history of it all must be right. Faults that take the whole cluster down are in `test_serve_life.py` and in
-`python -m load.chaos`.
+end the history of it all must be right. Faults that take the whole cluster down are in `tests/cli/test_serve_life.py`
+and in `python -m load.chaos`.
 """
 
 from __future__ import annotations

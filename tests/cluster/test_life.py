@@ -1,7 +1,4 @@
-"""Clients that go, engines that die idle, servers that are stopped: nothing is stuck, nothing is left.
-
-Deaths under load are in `test_faults.py`.
-"""
+"""Clients that go, engines that die idle: nothing is stuck. Deaths under load are in `test_faults.py`."""
 
 from __future__ import annotations
 
@@ -96,16 +93,6 @@ def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: Orca
     os.kill(successor, signal.SIGKILL)
     wait_until(lambda: server.scheduler() == scheduler)
     assert stream(server, body) == undisturbed
-
-
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    with OrcaServer(tmp_path, "--null-engine", "--engines", "2", "--policy", "request") as server:
-        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 5}, timeout=30)
-        assert answer.json()["usage"]["completion_tokens"] == 5
-        children = server.descendants()
-        wait_until(lambda: len(server.pids(ENGINE)) == 4, 60)  # one with weights and one spare for each
-        assert server.stop() == 0
-    wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 10)
 
 
 def test_a_port_in_use_is_named(server: OrcaServer, tmp_path: Path) -> None:

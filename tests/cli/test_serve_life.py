@@ -27,7 +27,7 @@ from services.requests import SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600")
+FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1")
 LENGTH = 2000  # tokens; some seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
@@ -41,9 +41,9 @@ class Life:
         self.folder = folder
         self.server = self.start(drain_timeout=1)
 
-    def start(self, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
+    def start(self, *flags: str, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
         """A new server, the running one from now on, when it is ready."""
-        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), port=port)
+        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), *flags, port=port)
         self.server.until("ready at")
         return self.server
 
@@ -166,6 +166,13 @@ def default_model_folder() -> Path:
     return resolve("default", Settings().cache_dir)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE} s"
+        time.sleep(0.05)
+
+
 def kill(pids: list[int]) -> None:
     (pid,) = pids
     os.kill(pid, signal.SIGKILL)
@@ -199,7 +206,7 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
     request, cluster = Request("orca serve"), server.cluster()
     server.process.kill()
     server.process.wait()
-    before = request.broken_by(server, lambda: life.start(server.port))
+    before = request.broken_by(server, lambda: life.start(port=server.port))
     after = request.again(life.server)
     assert after[: len(before)] == before
     assert not set(cluster) & set(life.server.cluster())
@@ -207,12 +214,14 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
+    """The next server has two engines, and another policy."""
     request, response = Request("everything"), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
-    life.start(server.port)
+    life.start("--engines", "2", "--policy", "request", port=server.port)
     response.goes_on(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
+    wait_until(lambda: len(life.server.pids("ray::EngineActor")) == 4)  # one with weights and a spare, of each
 
 
 def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:
