@@ -32,6 +32,7 @@ LENGTH = 2000  # tokens; some seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
+ENGINE = "ray::EngineActor"
 
 
 class Life:
@@ -178,6 +179,36 @@ def kill(pids: list[int]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def ready(server: OrcaServer) -> bool:
+    """What `/ready` says, which must be one of two things."""
+    reply = httpx.get(server.url + "/ready")
+    assert reply.is_success or (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
+    return reply.is_success
+
+
+def with_spare(server: OrcaServer) -> int:
+    """The engine process that works, once another is ready to take over."""
+    wait_until(lambda: server.metrics().get("orca:spare_ready") == 1)
+    return server.engine()
+
+
+def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
+    engine = with_spare(server)
+    kill([engine])
+    wait_until(lambda: server.engine() not in (0, engine))
+    while_busy: list[bool] = []
+    Request("idle").stream(server, lambda: while_busy.append(ready(server)))
+    assert while_busy == [True]
+
+
+def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
+    with_spare(server)
+    for engine in server.pids(ENGINE):
+        kill([engine])
+    wait_until(lambda: not ready(server))
+    wait_until(lambda: ready(server))
+
+
 @pytest.mark.chaos
 def test_a_second_server_on_the_folder_takes_up_what_the_first_had(life: Life) -> None:
     """Two clusters on one pool: the second gets ready while the first serves, then the first drains."""
@@ -221,7 +252,7 @@ def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
     response.goes_on(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
-    wait_until(lambda: len(life.server.pids("ray::EngineActor")) == 4)  # one with weights and a spare, of each
+    wait_until(lambda: len(life.server.pids(ENGINE)) == 4)  # one with weights and a spare, of each
 
 
 def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:

@@ -3,6 +3,8 @@
 After each, every stream that was open and many new ones must end whole, with the tokens of an undisturbed run; at the
 end the history of it all must be right. Faults that take the whole cluster down are in `tests/cli/test_serve_life.py`
 and in `python -m load.chaos`.
+
+In the order in which they stand: what a fault killed is back before the next one needs it.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
         async with open_session(server.url) as session:
             streams = Streams(session, recorder, PATIENCE)
             await streams.learn(kinds)
-            site = Site(server, lambda: None, send_poison, past_lease=5.0, outage=6.0)
+            site = Site(server, lambda: None, send_poison, past_lease=4.0, outage=5.0)
             chaos = Chaos(site, streams, recorder, folder, kinds)
             yield chaos
             await chaos.stop()
@@ -127,28 +129,22 @@ async def test_an_engine_dies_and_the_scheduler_goes_on_with_the_spare(chaos: Ch
     assert owning_schedulers(chaos.site.server) == owners
 
 
-@pytest.mark.parametrize("name", ["spare engine", "spare scheduler"])
+@pytest.mark.parametrize("name", ["gateway", "controller", "haproxy", "pool"])
+async def test_it_dies_and_comes_back(chaos: Chaos, name: str) -> None:
+    await chaos.inject(name)
+
+
+@pytest.mark.parametrize("name", ["spare scheduler", "spare engine"])
 async def test_a_spare_dies_and_nothing_else_changes(chaos: Chaos, name: str) -> None:
     engine, owners = loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)
     await chaos.inject(name)
     assert (loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)) == (engine, owners)
 
 
-@pytest.mark.parametrize("name", ["engine and scheduler", "gateway", "controller", "haproxy", "proxy manager", "pool"])
-async def test_it_dies_and_comes_back(chaos: Chaos, name: str) -> None:
-    await chaos.inject(name)
-
-
 async def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(chaos: Chaos) -> None:
     owners = owning_schedulers(chaos.site.server)
     await chaos.inject("scheduler stopped")
     assert owning_schedulers(chaos.site.server) != owners
-
-
-async def test_a_stuck_engine_is_given_up(chaos: Chaos) -> None:
-    engine = loaded_engine(chaos.site.server)
-    await chaos.inject("engine stuck")
-    assert loaded_engine(chaos.site.server) != engine
 
 
 async def test_while_the_pool_is_away_everybody_waits(chaos: Chaos) -> None:
@@ -158,6 +154,23 @@ async def test_while_the_pool_is_away_everybody_waits(chaos: Chaos) -> None:
     after = [chaos.pids(title) for title in (ENGINE, SCHEDULER, GATEWAY)]
     assert all(lived <= live for lived, live in zip(before, after, strict=True))
     assert owning_schedulers(chaos.site.server) == owners
+
+
+async def test_an_engine_and_its_scheduler_die_together(chaos: Chaos) -> None:
+    engine, owners = loaded_engine(chaos.site.server), owning_schedulers(chaos.site.server)
+    await chaos.inject("engine and scheduler")
+    assert loaded_engine(chaos.site.server) != engine
+    assert owning_schedulers(chaos.site.server) != owners
+
+
+async def test_the_manager_of_the_proxies_dies_and_comes_back(chaos: Chaos) -> None:
+    await chaos.inject("proxy manager")
+
+
+async def test_a_stuck_engine_is_given_up(chaos: Chaos) -> None:
+    engine = loaded_engine(chaos.site.server)
+    await chaos.inject("engine stuck")
+    assert loaded_engine(chaos.site.server) != engine
 
 
 async def test_a_request_that_kills_engines_fails_alone(chaos: Chaos) -> None:
