@@ -120,7 +120,7 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
         async with open_session(server.url) as session:
             streams = Streams(session, recorder, PATIENCE)
             await streams.learn(kinds)
-            site = Site(server, lambda: None, send_poison, past_lease=4.0, outage=5.0)
+            site = Site(server, lambda: None, send_poison, past_lease=5.0, outage=5.0)
             chaos = Chaos(site, streams, recorder, folder, kinds)
             yield chaos
             await chaos.stop()
