@@ -106,12 +106,7 @@ class OrcaServer:
         self.process.wait()
 
     def metrics(self) -> dict[str, float]:
-        """Samples without their labels, summed."""
-        samples: dict[str, float] = {}
-        for family in text_string_to_metric_families(httpx.get(self.url + "/metrics").text):
-            for sample in family.samples:
-                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
-        return samples
+        return metrics(self.url)
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far of each process below this server, by title; equal titles added up."""
@@ -136,6 +131,15 @@ class OrcaServer:
 
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Samples of a running server, without their labels, summed."""
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(url + "/metrics").text):
+        for sample in family.samples:
+            samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+    return samples
 
 
 def _all_processes() -> list[int]:

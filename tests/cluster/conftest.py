@@ -1,4 +1,4 @@
-"""One server for the whole session, with the default model in float32: everything real."""
+"""One server for all of the folder that start none, with the default model in float32: everything real."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from load.server import OrcaServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrcaServer]:
     with OrcaServer(tmp_path_factory.mktemp("server"), "--dtype", "float32") as server:
         yield server

@@ -1,4 +1,4 @@
-"""One request whose tokens are compared, whatever happens to the cluster meanwhile."""
+"""Requests whose tokens are compared, whatever happens to the cluster meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,10 +21,10 @@ def tokens_of(cluster: ComposeCluster, at_first: Callable[[], None] = lambda: No
 
     `at_first` is called when the stream brought the first tokens.
     """
-    body = {"prompt": "hello", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    body = {"prompt": "hello", "max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     asked: dict[str, Any] = {"headers": {"Idempotency-Key": secrets.token_hex(8)}, "timeout": 100}
     tokens: list[int] = []
-    with contextlib.suppress(httpx.TransportError):
+    with contextlib.suppress(httpx.HTTPError):
         for some in stream(cluster.url + PATH, asked | {"json": body | {"stream": True}}):
             first = not tokens
             tokens += some
@@ -43,8 +44,20 @@ def tokens_of(cluster: ComposeCluster, at_first: Callable[[], None] = lambda: No
     return choice["token_ids"]
 
 
+def tokens_during(cluster: ComposeCluster, change: Callable[[], None]) -> set[tuple[int, ...]]:
+    """The different answers to a request that is made again and again while `change` runs, and once after it."""
+    with ThreadPoolExecutor(1) as beside:
+        changing = beside.submit(change)
+        answers = {tuple(tokens_of(cluster))}
+        while not changing.done():
+            answers.add(tuple(tokens_of(cluster)))
+        changing.result()
+    return answers | {tuple(tokens_of(cluster))}
+
+
 def stream(url: str, asked: dict[str, Any]) -> Iterator[list[int]]:
     with httpx.stream("POST", url, **asked) as reply:
+        reply.raise_for_status()
         for line in reply.iter_lines():
             if line == "data: [DONE]":
                 return

@@ -96,10 +96,8 @@ class ComposeCluster:
             check = [part.replace("52365", str(self._agent_2)) for part in check]
         self.containers.until(f"{name} is healthy", lambda: self.containers.run(check).returncode == 0)
 
-    def deploy(self, **args: Any) -> None:
-        """`serve deploy` of deploy/serve.yaml with `args` for the application."""
-        config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
-        config["applications"][0]["args"] = args
+    def deploy(self, config: dict[str, Any]) -> None:
+        """`serve deploy` of a Serve config."""
         file = str(self.on_this_machine(config))
         done = self.containers.run(["serve", "deploy", "--address", self.dashboard, file])
         assert done.returncode == 0, done.stdout
@@ -154,6 +152,13 @@ def composed(compose: dict[str, Any], model: Path, *workers: str) -> Iterator[Co
         with cluster.containers:
             cluster.start_all(*workers)
             yield cluster
+
+
+def with_args(**args: Any) -> dict[str, Any]:
+    """deploy/serve.yaml with `args` for the application."""
+    config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+    config["applications"][0]["args"] = args
+    return config
 
 
 def answers(url: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.asked import tokens_of
-from tests.deploy.compose_cluster import composed
+from tests.deploy.compose_cluster import composed, with_args
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -18,7 +18,7 @@ def test_requests_outlive_the_node_of_their_engine(
 ) -> None:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
     with composed(compose, model, "worker", "worker-2") as cluster:
-        cluster.deploy(gateways=1)  # nodes of one machine would give their gateways the same port
+        cluster.deploy(with_args(gateways=1))  # nodes of one machine would give their gateways the same port
         cluster.until_deployed()
         cluster.until_answering("/ready")
         undisturbed = tokens_of(cluster)

@@ -43,12 +43,14 @@ def run(kind: Any, folder: Path, deadly: int, jobs: list[Job], survived: Path) -
 def test_it_dies_of_its_token_in_a_prompt_or_drawn_but_not_before_it_is_computed(
     kind: type[Engine] | type[NullEngine], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    processes = multiprocessing.get_context("forkserver")  # which imports torch once for all of them
+    processes.set_forkserver_preload(["services.engine.engine", "services.engine.preload"])
     folder = tiny_model("llama")
     token = drawn_first(kind, folder)
     for last in (job(2), job(1, prompt=(5, token))):
         survived = tmp_path / "survived"
         args = (kind, folder, token, [job(1), last], survived)
-        process = multiprocessing.get_context("spawn").Process(target=run, args=args)
+        process = processes.Process(target=run, args=args)
         process.start()
         process.join(120)
         assert process.exitcode == -signal.SIGKILL

@@ -121,7 +121,7 @@ async def test_a_reader_that_fell_behind_learns_it_by_its_heartbeat(pool):
     await owner.exchange(commit("r/0", 0, 0))
     cursor, _ = await pool.read_events("gateway", "0", 1)
     await pool.heartbeat("gateway", 1, {})
-    assert await pool.heartbeat("gateway", 2, {})
+    assert await pool.heartbeat("gateway", 2, {}, ttl=600)
     total = EVENTS_KEPT + 300
     for index in range(1, total):
         await owner.exchange(commit("r/0", index, index))

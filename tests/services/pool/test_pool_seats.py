@@ -10,11 +10,31 @@ from services.messages import Room, SeatGrant
 LEASE = 0.3  # seconds; half of it is longer than any pause below
 
 
-async def _until_expired(pool, leases=1.0):
-    """Let leases run out while the pool is in use, so that it is no outage."""
-    for _ in range(round(leases * 1.2 * LEASE / 0.03)):
+async def _once_expired(pool, act):
+    """What `act` gives, which is something once the lease has run out.
+
+    The pool is in use meanwhile, so that it is no outage; a pause of a busy machine is one, and puts the end off.
+    """
+    while not (result := await act()):
         await asyncio.sleep(0.03)
         await pool.heartbeat("witness", 1, {})
+    return result
+
+
+async def _dead(pool):
+    return not any(seat.alive for seat in (await pool.overview()).seats if seat.name == SEAT)
+
+
+async def _reaped_by(owner):
+    """Whether nothing runs any more after an exchange of another seat."""
+    await owner.exchange()
+    return (await counts(owner.pool))[1] == 0
+
+
+async def _granted(pool):
+    """The seat as its heir's, if it is free."""
+    grant = await pool.acquire(SEAT, "heir", 100)
+    return Owner(pool, grant.epoch) if grant.granted else None
 
 
 async def test_a_seat_has_one_owner(pool):
@@ -85,16 +105,15 @@ async def test_an_owner_that_wakes_up_late_writes_nothing(pool, running):
 
 async def test_a_lease_that_ran_out_frees_the_seat_and_its_sequences(pool, running):
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
-    await _until_expired(pool)
-    assert [seat.alive for seat in (await pool.overview()).seats] == [False]
-    heir = await Owner.take(pool, name="heir")
+    assert await _once_expired(pool, lambda: _dead(pool))
+    heir = await _once_expired(pool, lambda: _granted(pool))
     assert await heir.claim(Room(9, 64, 16)) == ["r/0", "r/1", "s/0"]
     assert not (await running.exchange()).owned
 
 
 async def test_an_exchange_of_another_seat_reaps(pool, running):
     other = await Owner.take(pool, "other", lease=100)
-    await _until_expired(pool)
+    assert await _once_expired(pool, lambda: _reaped_by(other))
     assert await other.claim(Room(9, 64, 16)) == ["r/0", "r/1", "s/0"]
     assert not (await running.exchange()).owned
 
@@ -112,8 +131,7 @@ async def test_after_an_outage_leases_are_given_anew_once(pool, running):
     assert (await running.exchange()).owned
     await asyncio.sleep(1.5 * LEASE)
     await pool.heartbeat("gateway", 1, {})
-    await _until_expired(pool)
-    assert (await pool.acquire(SEAT, "heir", 100)).granted
+    assert await _once_expired(pool, lambda: _granted(pool))
 
 
 async def test_a_repeat_does_not_renew_the_lease(pool, running):
@@ -144,8 +162,8 @@ async def test_what_waits_again_rings_idle_seats(pool, running):
 
 async def test_a_cancelled_sequence_of_a_reaped_seat_ends_once(pool, running):
     await pool.cancel("r")
-    await _until_expired(pool)
     other = await Owner.take(pool, "other")
+    assert await _once_expired(pool, lambda: _reaped_by(other))
     assert await counts(pool) == (1, 0, 2)
     assert await other.claim() == ["s/0"]
     assert sum(event.end is not None for event in await all_events(pool)) == 2

@@ -27,11 +27,12 @@ from services.requests import SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600")
+FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1")
 LENGTH = 2000  # tokens; some seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
+ENGINE = "ray::EngineActor"
 
 
 class Life:
@@ -41,9 +42,9 @@ class Life:
         self.folder = folder
         self.server = self.start(drain_timeout=1)
 
-    def start(self, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
+    def start(self, *flags: str, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
         """A new server, the running one from now on, when it is ready."""
-        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), port=port)
+        self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), *flags, port=port)
         self.server.until("ready at")
         return self.server
 
@@ -166,9 +167,46 @@ def default_model_folder() -> Path:
     return resolve("default", Settings().cache_dir)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE} s"
+        time.sleep(0.05)
+
+
 def kill(pids: list[int]) -> None:
     (pid,) = pids
     os.kill(pid, signal.SIGKILL)
+
+
+def ready(server: OrcaServer) -> bool:
+    """What `/ready` says, which must be one of two things."""
+    reply = httpx.get(server.url + "/ready")
+    assert reply.is_success or (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
+    return reply.is_success
+
+
+def with_spare(server: OrcaServer) -> int:
+    """The engine process that works, once another is ready to take over."""
+    wait_until(lambda: server.metrics().get("orca:spare_ready") == 1)
+    return server.engine()
+
+
+def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
+    engine = with_spare(server)
+    kill([engine])
+    wait_until(lambda: server.engine() not in (0, engine))
+    while_busy: list[bool] = []
+    Request("idle").stream(server, lambda: while_busy.append(ready(server)))
+    assert while_busy == [True]
+
+
+def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
+    with_spare(server)
+    for engine in server.pids(ENGINE):
+        kill([engine])
+    wait_until(lambda: not ready(server))
+    wait_until(lambda: ready(server))
 
 
 @pytest.mark.chaos
@@ -199,7 +237,7 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
     request, cluster = Request("orca serve"), server.cluster()
     server.process.kill()
     server.process.wait()
-    before = request.broken_by(server, lambda: life.start(server.port))
+    before = request.broken_by(server, lambda: life.start(port=server.port))
     after = request.again(life.server)
     assert after[: len(before)] == before
     assert not set(cluster) & set(life.server.cluster())
@@ -207,12 +245,14 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
+    """The next server has two engines, and another policy."""
     request, response = Request("everything"), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
-    life.start(server.port)
+    life.start("--engines", "2", "--policy", "request", port=server.port)
     response.goes_on(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
+    wait_until(lambda: len(life.server.pids(ENGINE)) == 4)  # one with weights and a spare, of each
 
 
 def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:
