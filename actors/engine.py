@@ -23,6 +23,7 @@ from actors.lifeline import Lifeline
 from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
+from services.engine.warm_up import iteration, warm_up
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
@@ -117,25 +118,27 @@ class EngineActor:
         self._silence = 0
         return EngineStatus(self._name, self._build, self._epoch, os.getpid(), self._node, self._lifeline)
 
-    def attach(self, epoch: str) -> tuple[bytes, float]:
+    def attach(self, epoch: str) -> tuple[bytes, float, bytes, float]:
         """Drop all requests and serve `epoch` alone from now on, with the weights loaded before if they were not.
 
-        Returns the packed EngineFigures, and the seconds spent loading.
+        Returns the packed EngineFigures, the seconds spent loading, an iteration to judge its speed by (packed), and
+        the seconds that took.
         """
         started = time.monotonic()
         if self._engine is None:
             self._engine = self._load()
-        seconds = time.monotonic() - started
-        self._engine.reset(epoch)
-        self._epoch = epoch
+        loading = time.monotonic() - started
         figures: EngineFigures = self._engine.figures
-        return pack(figures), seconds
+        first = iteration(epoch, figures.block_size, self._settings.deadly_token)
+        seconds = warm_up(self._engine, first)
+        self._epoch = epoch
+        return pack(figures), loading, pack(first), seconds
 
-    def run(self, iteration: bytes) -> bytes:
+    def run(self, packed: bytes) -> bytes:
         """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over."""
         if self._engine is None:
             raise StaleEpoch("the weights were dropped: another process is this engine now")
-        result: IterationResult = self._engine.run(unpack(Iteration, iteration))
+        result: IterationResult = self._engine.run(unpack(Iteration, packed))
         return pack(result)
 
     def drop(self, epoch: str) -> None:

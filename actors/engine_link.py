@@ -15,6 +15,7 @@ import ray
 from actors.engine import EngineStatus
 from actors.lifeline import watch
 from services.errors import EngineLost, StaleEpoch
+from services.iteration_cost import IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.pool_line import forget
 from services.wire import pack, unpack
@@ -39,14 +40,16 @@ class EngineLink:
         self._actor = actor
         self._here = here
 
-    async def attach(self, epoch: str, timeout: float) -> tuple[EngineFigures, float]:
-        """Make the engine serve `epoch`, loaded; its figures, and the seconds it spent loading. Raises EngineLost."""
+    async def attach(self, epoch: str, timeout: float, cost: IterationCost) -> tuple[EngineFigures, float]:
+        """Make the engine serve `epoch`, loaded; its figures, and the seconds it spent loading. `cost` learns from its
+        warm-up. Raises EngineLost."""
         try:
             async with asyncio.timeout(timeout):
-                figures, seconds = await self._answer(self._actor.attach.remote(epoch))
+                figures, loading, first, seconds = await self._answer(self._actor.attach.remote(epoch))
         except TimeoutError:
             raise EngineLost(f"an engine did not load within {timeout:.0f} s") from None
-        return unpack(EngineFigures, figures), seconds
+        cost.finished(unpack(Iteration, first), seconds)
+        return unpack(EngineFigures, figures), loading
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
         call: Any = self._actor.run.remote(pack(iteration))  # sent now, not when somebody awaits

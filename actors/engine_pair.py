@@ -17,6 +17,7 @@ from actors.lifeline import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
 from services.config import Settings
 from services.errors import EngineLost
+from services.iteration_cost import IterationCost
 from services.messages import EngineFigures
 
 LOAD_TIMEOUT = 900.0  # seconds a process may take to import all it needs, and then to load its weights
@@ -39,13 +40,13 @@ class EnginePair:
         self._build = build_of(settings)
 
     async def attach(
-        self, epoch: str, lost: str, still_mine: Callable[[], Awaitable[None]]
+        self, epoch: str, lost: str, still_mine: Callable[[], Awaitable[None]], cost: IterationCost
     ) -> tuple[EngineLink, EngineFigures, float]:
         """A link to the process that has the weights, or else to a spare, which loads them now. It serves `epoch`.
 
-        Also its figures, and the seconds of loading. `lost` names an actor whose process is known to have died, which
-        is not waited for. Actors of another build are replaced, after `still_mine` has not raised StaleEpoch.
-        Raises EngineLost when none can be reached or loads in time.
+        Also its figures, and the seconds of loading; `cost` learns how fast it is. `lost` names an actor whose process
+        is known to have died, which is not waited for. Actors of another build are replaced, after `still_mine` has not
+        raised StaleEpoch. Raises EngineLost when none can be reached or loads in time.
         """
         answers = await self._ask_both(lost)
         if any(status.build != self._build for status, _ in answers):
@@ -56,7 +57,7 @@ class EnginePair:
         status, actor = max(answers, key=lambda answer: answer[0].order)
         link = EngineLink(actor, status, self._here)
         try:
-            return link, *await link.attach(epoch, LOAD_TIMEOUT)
+            return link, *await link.attach(epoch, LOAD_TIMEOUT, cost)
         except BaseException:
             link.close()
             raise

@@ -132,7 +132,9 @@ class Ownership:
                     await task
 
     async def _load(self) -> EngineFigures:
-        self._link, figures, loading = await self._pair.attach(self._seat.epoch, self._lost, self._still_mine)
+        self._link, figures, loading = await self._pair.attach(
+            self._seat.epoch, self._lost, self._still_mine, self._parts.cost
+        )
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
         return figures
 

@@ -11,8 +11,8 @@ LEAST = 10.0  # seconds any iteration is given
 # operations, which is more than this for any model worth a stuck engine's notice.
 PAIRS = 512
 
-# What the first iteration of an engine is given, before there is anything to judge by: it warms up, perhaps with
-# weights still on disk. Killing a slow engine would repeat itself for ever, noticing a dead one late happens once.
+# What an iteration is given where no engine was warmed up and there is nothing to judge by. Killing a slow engine would
+# repeat itself for ever, noticing a dead one late happens once.
 COLD_SECONDS = 60.0
 COLD_WORK = 1024  # up to as many tokens, from there on in proportion
 
@@ -27,20 +27,23 @@ class IterationCost:
     slowest iteration in recent times of each size (powers of two). Whatever engine and model, extrapolation errs on
     the side of patience, and gets better with every iteration of about that size.
 
-    Pairs are counted for new requests, whose tokens all attend to each other. The context of the others grows by a
-    token each iteration: it is in the seconds of the ones just before.
+    Pairs are counted for prompts, also where they come in chunks. The context of the others grows by a token each
+    iteration: it is in the seconds of the ones just before.
     """
 
     def __init__(self) -> None:
         self._slowest: dict[int, float] = {}  # seconds, by the bits of the work
+        self._begun: dict[str, int] = {}  # tokens computed of prompts that are not through
+        self._epoch = ""
 
     def finished(self, iteration: Iteration, seconds: float) -> None:
-        size = work(iteration).bit_length()
+        size = self.work(iteration).bit_length()
         self._slowest[size] = max(seconds, FORGET * self._slowest.get(size, 0.0))
+        self._follow(iteration)
 
     def estimate(self, iteration: Iteration) -> float:
         """Seconds."""
-        now = work(iteration)
+        now = self.work(iteration)
         if not self._slowest:
             return COLD_SECONDS * max(1.0, now / COLD_WORK)
         return min(seconds * max(1.0, now / (1 << size - 1)) for size, seconds in self._slowest.items())
@@ -49,8 +52,22 @@ class IterationCost:
         """Seconds after which an engine that has not finished `iteration` is stuck."""
         return max(LEAST, PATIENCE * self.estimate(iteration))
 
+    def work(self, iteration: Iteration) -> int:
+        """Tokens to compute, with the pairs of prompts in the same coin."""
+        contexts = self._begun | {new.id: new.num_computed_tokens for new in iteration.new}
+        counts = iteration.scheduled
+        pairs = sum(counts[id] * context + counts[id] ** 2 // 2 for id, context in contexts.items() if id in counts)
+        return sum(counts.values()) + pairs // PAIRS
 
-def work(iteration: Iteration) -> int:
-    """Tokens to compute, with the pairs of new requests in the same coin."""
-    pairs = sum(len(new.token_ids) ** 2 for new in iteration.new) // 2
-    return sum(iteration.scheduled.values()) + pairs // PAIRS
+    def _follow(self, iteration: Iteration) -> None:
+        if iteration.epoch != self._epoch:
+            self._epoch, self._begun = iteration.epoch, {}
+        for id in iteration.released:
+            self._begun.pop(id, None)
+        self._begun |= {new.id: new.num_computed_tokens for new in iteration.new}
+        for id in list(self._begun):
+            count = iteration.scheduled.get(id, 0)
+            if count == 1:  # a decode, or as good as one
+                del self._begun[id]
+            else:
+                self._begun[id] += count

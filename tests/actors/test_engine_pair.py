@@ -15,6 +15,7 @@ from actors.engine_pair import EnginePair
 from actors.placement import NAMESPACE, engine_names, find_engine, remove_engine
 from services.config import Settings, load
 from services.errors import EngineLost, StaleEpoch
+from services.iteration_cost import IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -49,7 +50,7 @@ def pair(settings: Settings = SETTINGS) -> EnginePair:
 
 
 async def attach(pair: EnginePair, epoch: str, lost: str = "") -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(pair.attach(epoch, lost, allowed), WAIT)
+    link, figures, _ = await asyncio.wait_for(pair.attach(epoch, lost, allowed, IterationCost()), WAIT)
     assert figures.num_blocks > 0
     return link
 

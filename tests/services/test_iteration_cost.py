@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.iteration_cost import LEAST, PATIENCE, IterationCost, work
+from services.iteration_cost import LEAST, PATIENCE, IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -65,4 +65,18 @@ def test_a_cold_engine_is_given_time_and_more_for_a_long_prompt() -> None:
     cost = IterationCost()
     assert cost.limit(iteration([10], 0)) == 240
     assert cost.limit(iteration([8192], 0)) > 1000
-    assert work(iteration([], 7)) == 7
+    assert cost.work(iteration([], 7)) == 7
+
+
+def test_a_chunk_counts_what_it_attends_to_and_a_prefix_that_was_found_does_not_count_as_computed() -> None:
+    cost = IterationCost()
+    long = NewRequest("a", [5] * 4096, 4096, SamplingParams(9))
+    first = Iteration("e", 1, {"a": 1024}, [long])
+    assert cost.work(first) == 1024 + 1024**2 // 2 // 512
+    cost.finished(first, 1.0)
+    assert cost.work(Iteration("e", 2, {"a": 1024})) == 1024 + (1024 * 1024 + 1024**2 // 2) // 512
+    cost.finished(Iteration("e", 2, {"a": 3072}), 1.0)
+    cost.finished(Iteration("e", 3, {"a": 1}), 1.0)
+    assert cost.work(Iteration("e", 4, {"a": 1})) == 1
+    found = NewRequest("b", [5] * 4096, 4096, SamplingParams(9), num_computed_tokens=4080)
+    assert cost.work(Iteration("e", 5, {"b": 16}, [found])) == 16 + (16 * 4080 + 128) // 512
