@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -97,6 +97,7 @@ class World:
         self.claims: dict[str, Claim] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason] = {}
+        self.preemptions, self.left = 0.0, 0
         self.again: set[str] = set()  # those that were dropped and claimed again: an iteration may still have them
         self.start()
 
@@ -109,6 +110,7 @@ class World:
             now=lambda: self.now,
         )
         self.engine = EngineModel(BLOCKS, SIZE)
+        self.writers: dict[int, str] = {}  # whose tokens a block holds
         self.flights: deque[tuple[Iteration, list[str]]] = deque()
 
     @property
@@ -126,13 +128,12 @@ class World:
 
     def claim_again(self, ids: list[str]) -> None:
         again = [self.claims[id] for id in ids]
-        self.scheduler.add(
-            [Claim(c.id, c.rank, c.prompt, list(self.outputs[c.id]), c.sampling, c.strikes, c.priority) for c in again]
-        )
+        self.scheduler.add([replace(c, output=list(self.outputs[c.id])) for c in again])
 
     def turn(self, turn: Turn) -> None:
         for arrival in turn.arrivals:
             self.arrive(arrival)
+        self.left += turn.crash
         if turn.crash:  # what was not committed is lost
             self.start()
             self.claim_again(self.open)
@@ -142,6 +143,7 @@ class World:
             self.commit()
             ids = [id for id in ids if id not in self.ends]
             self.again.update(ids)
+            self.left += 1
             self.scheduler.drop(ids)
             self.claim_again(ids)
         while iteration := self.scheduler.select():
@@ -153,6 +155,8 @@ class World:
             self.land()
         self.commit()
         self.scheduler.blocks.check()
+        if self.knobs.order == "fcfs":
+            self.check_preemptions()
         self.now += 0.01
 
     def land(self) -> None:
@@ -177,8 +181,24 @@ class World:
             assert sum(batch.values()) <= knobs.token_budget
         if not knobs.lookahead:
             assert not any(id in other.scheduled for other, _ in self.flights for id in batch if id not in self.again)
+        self.check_tenants(iteration)
         if any(self.claims[id].strikes and not self.outputs[id] for id in batch):
             assert len(batch) == 1
+
+    def check_tenants(self, iteration: Iteration) -> None:
+        found = {new.id: new.num_computed_tokens // SIZE for new in iteration.new}
+        for id, blocks in iteration.new_blocks.items():
+            tenant, shared = self.claims[id].tenant, found.get(id, 0)
+            assert self.knobs.prefix_caching or not shared
+            if not self.knobs.share_prefixes:
+                assert all(self.writers[block] == tenant for block in blocks[:shared])
+            self.writers |= dict.fromkeys(blocks[shared:], tenant)
+
+    def check_preemptions(self) -> None:
+        """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends."""
+        most = self.knobs.max_batch_size * self.knobs.batches_in_flight
+        self.preemptions += self.scheduler.take_counters().get("vllm:num_preemptions", 0)
+        assert self.preemptions <= most * (len(self.ends) + self.left + 1)
 
     def check_room(self) -> None:
         room = self.scheduler.room()
