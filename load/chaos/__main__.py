@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--deadly-token", type=int, default=49_000, help="a token id that no answer holds, for poison")
     parser.add_argument("--durability", default="strict", choices=["strict", "everysec"])
     parser.add_argument("--faults", default=",".join(FAULTS), help="of: %(default)s")
+    parser.add_argument("serve", nargs="*", help="after --: further flags of `orca serve`")
     given = vars(parser.parse_args())
     given["faults"] = [name.strip() for name in given["faults"].split(",")]
     if unknown := set(given["faults"]) - FAULTS.keys():

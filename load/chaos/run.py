@@ -43,6 +43,7 @@ class ChaosOptions:
     deadly_token: int
     durability: str
     faults: list[str]
+    serve: list[str]
 
 
 async def run(options: ChaosOptions) -> bool:
@@ -51,7 +52,7 @@ async def run(options: ChaosOptions) -> bool:
     data.mkdir()
     flags = ["--model", options.model, "--dtype", "float32", "--engines", str(options.engines), "--gateways", "2"]
     flags += ["--durability", options.durability, "--deadly-token", str(options.deadly_token)]
-    flags += ["--max-pool-bytes", str(1 << 32), "--keep-ended", "3600"]
+    flags += ["--max-pool-bytes", str(1 << 32), "--keep-ended", "3600", *options.serve]
     server = await asyncio.to_thread(start, data, flags)
     draw = random.Random(options.seed)
     clients = options.folder / "clients.jsonl"

@@ -17,7 +17,7 @@ from load.chaos.streams import Outcome
 from load.chaos.violations import Violation
 from load.chaos.workload import ChaosJob
 
-OPTIONS = ChaosOptions(Path(), 60, 10, 0.5, 0, 32, "tiny", 1, 9, "strict", ["engine"])
+OPTIONS = ChaosOptions(Path(), 60, 10, 0.5, 0, 32, "tiny", 1, 9, "strict", ["engine"], [])
 SITE: Site = None  # type: ignore[assignment]  # the faults of these tests touch nothing
 
 
