@@ -2,6 +2,7 @@
 # make test    set up, lint, types, import contracts, all tests
 # make chaos   the tests of faults that take long to get over, then random faults under load for five minutes
 # make verify  the paper trace over HTTP, each output against generate() alone
+# make simulate  the real scheduler on virtual time: the paper's evaluation, chunked prefill, pools and their engines
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
@@ -9,7 +10,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
-.PHONY: serve test chaos lint verify bench clean
+.PHONY: serve test chaos lint verify bench simulate clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -33,6 +34,9 @@ verify: .venv/serve
 
 bench: .venv/serve
 	$(BIN)/python -m load.bench
+
+simulate: .venv/serve
+	$(BIN)/python -m load.simulate
 
 .venv/python:
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,8 @@
 """What the pool costs: `submit` and `exchange` on each server found, 10,000 sequences waiting.
 
-Round trips of the real class over a unix socket, Python client included. Each exchange commits one token to each of
-`n` running sequences and offers no room.
+Round trips of the real class over a unix socket, Python client included, and the processor time of the server in them,
+which bounds what one server can do. Each exchange commits a token, or eight, to each of `n` running sequences and
+offers no room.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import asyncio
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import redis
 
 from load.benches.scheduling import p99
 from load.markdown import table
@@ -25,9 +29,18 @@ from services.requests import SamplingParams
 HELP = "submit and exchange on each Redis and Valkey found, 10,000 waiting"
 WAITING = 10_000
 RUNNING = (1, 32, 256)
+LATE = 8  # tokens for each sequence, where exchanges come later than iterations
 SEAT = "bench/0"
 PROMPT = list(range(256))
 LEASE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Seconds of each call, and of the server's processor for one of them."""
+
+    times: list[float]
+    server: float
 
 
 def run(options: Options) -> str:
@@ -39,40 +52,55 @@ async def report(waiting: int, rounds: int) -> str:
     rows = []
     for binary in find_servers():
         rows += [
-            [str(binary), call, f"{statistics.median(seconds) * 1e3:.3f}", f"{p99(seconds) * 1e3:.3f}"]
-            for call, seconds in (await measure(binary, waiting, rounds)).items()
+            [
+                str(binary),
+                name,
+                *(f"{s * 1e3:.3f}" for s in (statistics.median(calls.times), p99(calls.times), calls.server)),
+            ]
+            for name, calls in (await measure(binary, waiting, rounds)).items()
         ]
-    return table(["server", "call", "median", "p99"], rows)
+    return table(["server", "call", "median", "p99", "in the server"], rows)
 
 
-async def measure(binary: ServerBinary, waiting: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call on one server."""
+async def measure(binary: ServerBinary, waiting: int, rounds: int) -> dict[str, Calls]:
+    """What each call takes on one server."""
     with tempfile.TemporaryDirectory() as folder:
         server = PoolServer(binary, Path(folder))
-        pool = RequestPool(await server.start(), "bench", Limits(waiting + max(RUNNING), 1 << 30, 600.0))
+        url = await server.start()
+        pool = RequestPool(url, "bench", Limits(waiting + max(RUNNING), 1 << 30, 600.0))
         try:
             await pool.connect()
-            times = {"submit": await _submit(pool, waiting + max(RUNNING))}
+            calls = {"submit": await _submit(pool, url, waiting + max(RUNNING))}
             for running in RUNNING:
-                times[f"exchange, {running} commits"] = await _exchange(pool, running, rounds)
-            return times
+                calls[f"exchange, {running} commits"] = await _exchange(pool, url, running, rounds)
+            late = await _exchange(pool, url, running, rounds // LATE, LATE)
+            calls[f"exchange, {running} commits of {LATE} tokens"] = late
+            return calls
         finally:
             await pool.close()
             await server.stop()
 
 
-async def _submit(pool: RequestPool, count: int) -> list[float]:
+def _processor_seconds(url: str) -> float:
+    """What the server's process has used."""
+    with redis.Redis.from_url(url) as client:
+        cpu = client.info("cpu")
+    return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
+
+
+async def _submit(pool: RequestPool, url: str, count: int) -> Calls:
     times = []
+    before = _processor_seconds(url)
     for i in range(count):
         sequence = NewSequence(f"r{i}/0", PROMPT, SamplingParams(max_new_tokens=1024))
         start = time.perf_counter()
         reply = await pool.submit(Submission(f"r{i}", "gateway", [sequence]))
         times.append(time.perf_counter() - start)
         assert reply.refused is None, reply.refused
-    return times
+    return Calls(times, (_processor_seconds(url) - before) / count)
 
 
-async def _exchange(pool: RequestPool, running: int, rounds: int) -> list[float]:
+async def _exchange(pool: RequestPool, url: str, running: int, rounds: int, tokens: int = 1) -> Calls:
     grant = await pool.acquire(SEAT, f"bench {running}", LEASE)
     assert grant.granted, "the seat was released"
     epoch = grant.epoch
@@ -80,13 +108,15 @@ async def _exchange(pool: RequestPool, running: int, rounds: int) -> list[float]
     have = {claim.id: len(claim.output) for claim in reply.claims}
     assert len(have) == running, f"{len(have)} claims of {running}"
     times = []
+    before = _processor_seconds(url)
     for step in range(rounds):
-        commits = [Commit(id, index + step, [step]) for id, index in have.items()]
+        commits = [Commit(id, index + step * tokens, [step] * tokens) for id, index in have.items()]
         exchange = Exchange(SEAT, epoch, step + 2, commits, Room(0, 0, 16), counters={"tokens": float(running)})
         start = time.perf_counter()
         await pool.exchange(exchange)
         times.append(time.perf_counter() - start)
         if step % 50 == 0:  # the gateway lives, so that events are written for it
             await pool.heartbeat("gateway", step + running * rounds, {})
+    server = (_processor_seconds(url) - before) / rounds
     await pool.release(SEAT, epoch)
-    return times
+    return Calls(times, server)

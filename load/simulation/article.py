@@ -1,0 +1,145 @@
+"""An article's comparison of static batches, Orca, and prompts in chunks (after Sarathi).
+
+It says: Llama 70B, H100, 128 concurrent users. It does not say how many GPUs, nor what the users ask. Assumed here:
+
+- four H100 with tensor parallelism: two would leave keys and values room for about 85 such requests;
+- prompts of 32 to 256 tokens and answers of 30 to 500, the ranges of its example of static batching; one prompt in ten
+  has 2,048 tokens, as in its example of a stalled decode;
+- users who ask again as soon as they are answered;
+- a chunk of c is a token budget of 128 + c an iteration: a token for each user who is being answered, and the chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from load.markdown import table
+from load.simulation.cost import Partition
+from load.simulation.hardware import H100_80GB
+from load.simulation.models import LLAMA_70B
+from load.simulation.outcome import Window, percentile
+from load.simulation.plots import Line, Panel, draw
+from load.simulation.pool import SimulatedPool
+from load.simulation.traces import Size
+from load.simulation.users import Users
+from load.simulation.world import Policy, World
+from services.clock import run_in_virtual_time
+
+HELP = "static batches, Orca, and chunked prefill at several token budgets"
+PARTITION = Partition(LLAMA_70B, H100_80GB, ranks=4)
+USERS = 128
+LONG_PROMPT, LONG_SHARE = 2048, 0.1
+CHUNKS = (512, 256, 128)
+BUDGETS = (160, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+
+# Output tokens/s, P50 and P99 of the time between tokens, P99 of the time to first token (ms), as the article has them.
+ARTICLE = {
+    "static": (1200, 45, 850, 3200),
+    "Orca": (2800, 38, 420, 1800),
+    "chunk 512": (2650, 40, 85, 2100),
+    "chunk 256": (2550, 42, 65, 2400),
+    "chunk 128": (2400, 44, 55, 2800),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Seconds until what is measured begins, and of it."""
+
+    warm_up: float = 30.0
+    seconds: float = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Output tokens/s; seconds."""
+
+    throughput: float
+    gap_p50: float
+    gap_p99: float
+    first_p50: float
+    first_p99: float
+
+
+def run(out: Path | None) -> str:
+    return report(CHUNKS, BUDGETS, Scale(), out)
+
+
+def report(chunks: tuple[int, ...], budgets: tuple[int, ...], scale: Scale, out: Path | None) -> str:
+    orca = measure(scale)
+    outcomes = {"static": measure(scale, request_level=True), "Orca": orca}
+    outcomes |= {f"chunk {chunk}": measure(scale, token_budget=USERS + chunk) for chunk in chunks}
+    by_budget = {f"{budget:,}": measure(scale, token_budget=budget) for budget in budgets} | {"none": orca}
+    if out:
+        draw(out / "article.png", [_panel(by_budget)])
+    return (
+        f"{LLAMA_70B.name} on {PARTITION.ranks} {H100_80GB.name}, {USERS} users, {PARTITION.num_slots:,} slots.\n\n"
+        f"### Simulated\n\n{_table(outcomes)}\n\n"
+        f"### Beside the article, relative to Orca\n\n{_ratios(outcomes)}\n\n"
+        f"### Token budgets\n\n{_table(by_budget)}"
+    )
+
+
+def measure(scale: Scale, token_budget: int | None = None, request_level: bool = False) -> Outcome:
+    """What the users see of one policy."""
+    policy = Policy(
+        USERS,
+        PARTITION.num_slots,
+        LLAMA_70B.max_model_len,
+        token_budget=token_budget,
+        request_level=request_level,
+    )
+    return run_in_virtual_time(_measure(policy, scale))
+
+
+async def _measure(policy: Policy, scale: Scale) -> Outcome:
+    pool, draws = SimulatedPool(), random.Random(0)
+    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _size(draws)):
+        await asyncio.sleep(scale.warm_up + scale.seconds)
+    window = Window(scale.warm_up, scale.warm_up + scale.seconds)
+    gaps, firsts = window.gaps(pool.served), window.firsts(pool.served)
+    return Outcome(
+        window.token_throughput(pool.served),
+        percentile(gaps, 50),
+        percentile(gaps, 99),
+        percentile(firsts, 50),
+        percentile(firsts, 99),
+    )
+
+
+def _size(draws: random.Random) -> Size:
+    prompt = LONG_PROMPT if draws.random() < LONG_SHARE else draws.randint(32, 256)
+    return Size(prompt, draws.randint(30, 500))
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def _table(outcomes: dict[str, Outcome]) -> str:
+    head = ["", "tokens/s", "TBT P50, ms", "TBT P99, ms", "TTFT P50, ms", "TTFT P99, ms"]
+    return table(head, [[name, f"{o.throughput:,.0f}", *_milliseconds(o)] for name, o in outcomes.items()])
+
+
+def _milliseconds(outcome: Outcome) -> list[str]:
+    times = (outcome.gap_p50, outcome.gap_p99, outcome.first_p50, outcome.first_p99)
+    return [f"{seconds * 1e3:,.1f}" for seconds in times]
+
+
+def _ratios(outcomes: dict[str, Outcome]) -> str:
+    """Here / in the article, each divided by what Orca without chunks has."""
+    head = ["here, article", "throughput", "TBT P50", "TBT P99", "TTFT P99"]
+    figures = {name: (o.throughput, o.gap_p50, o.gap_p99, o.first_p99) for name, o in outcomes.items()}
+    rows = []
+    for name, here in figures.items():
+        pairs = zip(here, figures["Orca"], ARTICLE[name], ARTICLE["Orca"], strict=True)
+        rows.append([name, *(f"{a / b:.2f}, {c / d:.2f}" for a, b, c, d in pairs)])
+    return table(head, rows)
+
+
+def _panel(by_budget: dict[str, Outcome]) -> Panel:
+    x = [outcome.gap_p99 * 1e3 for outcome in by_budget.values()]
+    lines = [Line("budgets " + ", ".join(by_budget), x, [outcome.throughput for outcome in by_budget.values()])]
+    return Panel("Llama 70B, token budgets", "P99 time between tokens, ms", "output tokens/s", lines)

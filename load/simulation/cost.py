@@ -1,0 +1,69 @@
+"""What an iteration costs: a roofline for each kind of operation, on a model split over stages and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from load.simulation.hardware import Gpu
+from load.simulation.models import ELEMENT, Model
+
+Row = tuple[int, int]  # of one request: tokens computed before, tokens to compute
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTime:
+    """Seconds in each pipeline stage, and from one stage to the next."""
+
+    stages: tuple[float, ...]
+    hand_over: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.stages) + self.hand_over * (len(self.stages) - 1)
+
+
+class Partition:
+    """`model` on `stages` groups of `ranks` GPUs: layers split over the groups, each layer over a group's GPUs
+    (paper, section 4.1: inter-layer and intra-layer parallelism).
+
+    In a stage: the linear operations of all tokens together, bound by reading the weights or by the products; attention
+    request by request, bound by reading keys and values or by the products; two all-reduces a layer. The last stage
+    also has the output layer, for the tokens that are sampled. Nothing overlaps, no kernel takes time to launch,
+    activations that stay on a GPU are free, and so are embedding, norms and sampling.
+    """
+
+    def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1) -> None:
+        assert model.layers % stages == 0, f"{model.layers} layers over {stages} stages"
+        self.model, self.gpu, self.ranks, self.stages = model, gpu, ranks, stages
+        self._layers = model.layers // stages
+        self._read = 1 / (gpu.bandwidth * ranks)  # seconds a byte
+        self._multiply = 2 / (gpu.rate * ranks)  # seconds a product with its sum
+        self._weights = model.layer_params * self._layers
+        self._head = model.vocabulary * model.hidden
+        self._slot = ELEMENT * model.kv_width * self._layers * self._read
+        self._pair = 2 * model.query_width * self._layers * self._multiply
+
+    def iteration(self, rows: Iterable[Row], sampled: int) -> IterationTime:
+        """The time of an iteration over `rows`, at whose end `sampled` tokens are sampled."""
+        tokens, attention = 0, 0.0
+        for computed, new in rows:
+            pairs = new * computed + new * (new + 1) // 2
+            attention += max(self._slot * (computed + new), self._pair * pairs)
+            tokens += new
+        size = ELEMENT * self.model.hidden * tokens
+        reduce = 2 * self._layers * self.gpu.all_reduce(size, self.ranks)
+        stage = self._linear(self._weights, tokens) + attention + reduce
+        last = stage + (self._linear(self._head, sampled) if sampled else 0.0)
+        hand_over = self.gpu.hand_over(size) if self.stages > 1 else 0.0
+        return IterationTime((stage,) * (self.stages - 1) + (last,), hand_over)
+
+    def _linear(self, weights: int, tokens: int) -> float:
+        return max(ELEMENT * weights * self._read, weights * tokens * self._multiply)
+
+    @property
+    def num_slots(self) -> int:
+        """The paper's `n_slots`: tokens whose keys and values fit beside the weights."""
+        left = self.gpu.memory * self.ranks * self.stages - self.model.weight_bytes
+        assert left > 0, f"{self.model.name} does not fit into {self.ranks * self.stages} {self.gpu.name}"
+        return int(left / self.model.slot_bytes)

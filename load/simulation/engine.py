@@ -1,0 +1,78 @@
+"""VirtualEngine: an engine that only costs time, in as many pipeline stages as the iteration's time has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Protocol
+
+from load.simulation.cost import IterationTime, Row
+from services.messages import Iteration, IterationResult
+
+TOKEN = 5  # what it samples, always
+
+
+class Cost(Protocol):
+    def iteration(self, rows: list[Row], sampled: int) -> IterationTime: ...
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Of one request: the tokens whose keys and values are there, and those that are known."""
+
+    computed: int
+    known: int
+
+
+class VirtualEngine:
+    """The loop's engine on virtual time. Each stage is at one iteration at a time, in order of `start`."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.busy = 0.0  # seconds of the last stage, over all iterations
+        self.iterations = 0
+        self._cost = cost
+        self._requests: dict[str, _Counters] = {}
+        self._free_at: list[float] = []  # of each stage
+
+    def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
+        """Begin the iteration now, behind those that were begun before."""
+        self._take(iteration)
+        rows, sampled = self._run(iteration)
+        time = self._cost.iteration(rows, len(sampled))
+        loop = asyncio.get_running_loop()
+        done = self._pass(time, loop.time())
+        self.busy += time.stages[-1]
+        self.iterations += 1
+        result = IterationResult(iteration.epoch, iteration.step, dict.fromkeys(sampled, TOKEN), elapsed=time.total)
+        future: asyncio.Future[IterationResult] = loop.create_future()
+        loop.call_at(done, future.set_result, result)
+        return future
+
+    def _take(self, iteration: Iteration) -> None:
+        for id in iteration.released:
+            self._requests.pop(id, None)
+        for new in iteration.new:
+            self._requests[new.id] = _Counters(new.num_computed_tokens, len(new.token_ids))
+
+    def _run(self, iteration: Iteration) -> tuple[list[Row], list[str]]:
+        """The rows of the iteration, and who gets a token by it."""
+        rows, sampled = [], []
+        for id, tokens in iteration.scheduled.items():
+            request = self._requests[id]
+            rows.append((request.computed, tokens))
+            request.computed += tokens
+            assert request.computed <= request.known, f"{id}: {request.computed} tokens computed of {request.known}"
+            if request.computed == request.known:
+                request.known += 1
+                sampled.append(id)
+        return rows, sampled
+
+    def _pass(self, time: IterationTime, now: float) -> float:
+        """When the iteration leaves the last stage."""
+        self._free_at = self._free_at or [now] * len(time.stages)
+        arrived = now
+        for stage, seconds in enumerate(time.stages):
+            self._free_at[stage] = max(arrived, self._free_at[stage]) + seconds
+            arrived = self._free_at[stage] + time.hand_over
+        return self._free_at[-1]

@@ -1,0 +1,83 @@
+"""GPUs as the simulator knows them: what they reach, not what they promise, each figure with its source.
+
+Sources:
+
+- [A100], [H100]: NVIDIA's data sheets of the SXM boards. Memory is counted in GiB, as the driver does.
+- [Azure]: ND96asr A100 v4 (the paper's machine, section 6): an adapter of 200 Gb/s for each GPU.
+- [MAMF]: "Maximum achievable matmul FLOPS" in S. Bekman, Machine Learning Engineering
+  (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 267.9, H100 SXM 792.1 TFLOP/s of bf16.
+- [Calculon]: M. Isaev et al., Calculon, SC '23 (github.com/calculon-ai/calculon, systems/*.json): memory of an A100
+  reaches 0.90 of its peak from 100 MB on; NVLink reaches 0.65 of 300 GB/s on an A100, 0.6 of 450 GB/s on an H100; a
+  network adapter 0.9.
+- [H200]: a device-to-device copy on an H200 moved 4.3 TB/s of 4.8, measured for this project: 0.896, taken for H100.
+- [NCCL]: the cost model in NCCL's own source (graph/tuning.cc, baseLatencies, hwLatencies, llMaxBws; ring on NVLink).
+- [vLLM]: its default `gpu_memory_utilization` of 0.9: weights and KV blocks together; the rest is for activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+USABLE_MEMORY = 0.9  # [vLLM]
+HAND_OVER_LATENCY = 8.4e-6 + 14.0e-6  # [NCCL]: Simple, one step over the network
+ADAPTER_EFFICIENCY = 0.9  # [Calculon]
+
+
+@dataclass(frozen=True, slots=True)
+class RingProtocol:
+    """A way in which NCCL runs a ring over NVLink: seconds to begin, seconds a step, bytes/s of each GPU."""
+
+    base: float
+    step: float
+    bandwidth: float
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds to sum `size` bytes over `ranks` GPUs: 2 (ranks - 1) steps, each with size / ranks bytes."""
+        steps = 2 * (ranks - 1)
+        return self.base + steps * (self.step + size / ranks / self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Bytes, bytes/s and 16-bit floating-point operations/s that weights, keys, values and products really get."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    rate: float
+    rings: tuple[RingProtocol, ...]
+    adapter: float
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds, by the quicker protocol, as NCCL chooses."""
+        return min(ring.all_reduce(size, ranks) for ring in self.rings) if ranks > 1 else 0.0
+
+    def hand_over(self, size: float) -> float:
+        """Seconds until `size` bytes that each GPU of a stage sends are with its peer of the next."""
+        return HAND_OVER_LATENCY + size / self.adapter
+
+
+A100_40GB = Gpu(
+    "A100-40GB",
+    memory=40 * GIB * USABLE_MEMORY,
+    bandwidth=1555e9 * 0.90,  # [A100], [Calculon]
+    rate=267.9e12,  # [MAMF]
+    rings=(
+        RingProtocol(6.6e-6, 0.6e-6, 87.7e9),  # [NCCL]: LL, Ampere, one node
+        RingProtocol(8.4e-6, 3.4e-6, 300e9 * 0.65),  # [NCCL]: Simple; [Calculon]
+    ),
+    adapter=25e9 * ADAPTER_EFFICIENCY,  # [Azure]
+)
+
+H100_80GB = Gpu(
+    "H100-80GB",
+    memory=80 * GIB * USABLE_MEMORY,
+    bandwidth=3350e9 * 0.896,  # [H100], [H200]
+    rate=792.1e12,  # [MAMF]
+    rings=(
+        RingProtocol(6.6e-6, 0.6e-6, 141.0e9),  # [NCCL]: LL, Hopper, one node
+        RingProtocol(8.4e-6, 3.4e-6, 450e9 * 0.6),  # [NCCL]: Simple; [Calculon]
+    ),
+    adapter=50e9 * ADAPTER_EFFICIENCY,  # 400 Gb/s, as in DGX H100
+)

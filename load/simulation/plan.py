@@ -1,0 +1,159 @@
+"""How many engines one pool server carries, and what another one buys."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from load.markdown import table
+from load.simulation.cost import IterationTime, Row
+from load.simulation.outcome import Window, percentile
+from load.simulation.plots import Line, Panel, draw
+from load.simulation.priced_pool import Price, PricedPool
+from load.simulation.traces import Size
+from load.simulation.users import Users
+from load.simulation.world import Policy, World
+from services.clock import run_in_virtual_time
+
+HELP = "where one pool server saturates, and what a shard more buys"
+ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool
+SHARDS = ((1, 1), (10, 1), (100, 1), (100, 2), (100, 4), (100, 5), (1000, 10), (1000, 20), (1000, 40))
+PROMPT = 256
+OUTPUTS = (1, 255)  # tokens, uniform
+SPREAD = 0.2  # of an iteration's time, to both sides
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Users enough to keep all engines full, who ask again as soon as they are answered."""
+
+    iteration: float = 0.020  # seconds in the mean, whatever is in it
+    running: int = 64  # requests in an engine
+    waiting: float = 0.25  # as many users more than run, as a share
+    warm_up: float = 2.0  # seconds until what is measured begins
+    seconds: float = 2.0  # that are measured; more where engines are few
+
+    def measured(self, engines: int) -> float:
+        return self.seconds * min(10.0, max(1.0, 20.0 / engines))
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What one pool with so many engines does."""
+
+    engines: int
+    server_busy: float  # share of the time
+    exchange: float  # seconds, mean
+    exchange_p99: float
+    filled: float  # share of the places in an iteration
+    tokens: float  # a second
+    gap_p99: float  # seconds between two commits of a request's tokens
+
+
+class Around:
+    """Iterations of about the same time, so that engines do not march in step; counts them and what they sample."""
+
+    def __init__(self, seconds: float) -> None:
+        self.iterations = self.sampled = 0
+        self._seconds = seconds
+        self._draws = random.Random(1)
+
+    def iteration(self, rows: list[Row], sampled: int) -> IterationTime:
+        self.iterations += 1
+        self.sampled += sampled
+        return IterationTime((self._seconds * self._draws.uniform(1 - SPREAD, 1 + SPREAD),))
+
+
+def run(out: Path | None) -> str:
+    return report(Load(), ENGINES, SHARDS, out)
+
+
+def report(load: Load, engines: tuple[int, ...], shards: tuple[tuple[int, int], ...], out: Path | None) -> str:
+    """`shards`: engines in all, and pools that they are spread over evenly."""
+    carried = {n: carry(n, load) for n in sorted({*engines, *(total // pools for total, pools in shards)})}
+    if out:
+        draw(out / "plan.png", _panels(load, [carried[n] for n in engines]))
+    return (
+        f"Engines of {load.running} running requests and {load.iteration * 1e3:.0f} ms an iteration (± {SPREAD:.0%}), "
+        f"always asked for {load.waiting:.0%} more than they run; {PROMPT} tokens in, {OUTPUTS[0]} to {OUTPUTS[1]} out."
+        "\n\n"
+        f"### One pool\n\n{_one_pool(load, [carried[n] for n in engines])}\n\n"
+        f"### Shards\n\n{_shards(load, carried, shards)}"
+    )
+
+
+def carry(engines: int, load: Load) -> Carried:
+    """So many engines on one pool."""
+    return run_in_virtual_time(_carry(engines, load))
+
+
+async def _carry(engines: int, load: Load) -> Carried:
+    pool, cost = PricedPool(Price()), Around(load.iteration)
+    sizes = random.Random(0)
+    policy = Policy(load.running, num_slots=load.running * 512, max_model_len=512)
+    async with World(pool, cost, policy, engines):
+        users = round(engines * load.running * (1 + load.waiting))
+        async with Users(pool, users, lambda: Size(PROMPT, sizes.randint(*OUTPUTS))):
+            await asyncio.sleep(load.iteration)
+            pool.begin()
+            await asyncio.sleep(load.warm_up)
+            window = Window(load.iteration + load.warm_up, load.iteration + load.warm_up + load.measured(engines))
+            iterations, sampled, busy = cost.iterations, cost.sampled, pool.busy
+            await asyncio.sleep(window.end - window.begin)
+            iterations, sampled, busy = cost.iterations - iterations, cost.sampled - sampled, pool.busy - busy
+    exchanges = [call.seconds for call in pool.exchanges if call.at in window]
+    return Carried(
+        engines,
+        server_busy=busy / (window.end - window.begin),
+        exchange=statistics.mean(exchanges),
+        exchange_p99=percentile(exchanges, 99),
+        filled=sampled / (iterations * load.running),
+        tokens=window.token_throughput(pool.served),
+        gap_p99=percentile([gap for gap in window.gaps(pool.served) if gap], 99),  # tokens of a commit come together
+    )
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def _one_pool(load: Load, carried: list[Carried]) -> str:
+    head = [
+        "engines",
+        "server busy",
+        "exchange mean, ms",
+        "p99, ms",
+        "places filled",
+        "tokens/s",
+        "p99 between commits, ms",
+    ]
+    return table(head, [[one.engines, *_cells(one)] for one in carried])
+
+
+def _shards(load: Load, carried: dict[int, Carried], shards: tuple[tuple[int, int], ...]) -> str:
+    head = ["engines", "pools", "server busy", "exchange mean, ms", "places filled", "tokens/s", "of what engines can"]
+    rows = []
+    for engines, pools in shards:
+        one = carried[engines // pools]
+        tokens, most = one.tokens * pools, engines * load.running / load.iteration
+        row = [f"{engines:,}", pools, f"{one.server_busy:.0%}", f"{one.exchange * 1e3:.1f}", f"{one.filled:.1%}"]
+        rows.append([*row, f"{tokens:,.0f}", f"{tokens / most:.1%}"])
+    return table(head, rows)
+
+
+def _cells(one: Carried) -> list[str]:
+    times = [f"{seconds * 1e3:.1f}" for seconds in (one.exchange, one.exchange_p99)]
+    return [f"{one.server_busy:.0%}", *times, f"{one.filled:.1%}", f"{one.tokens:,.0f}", f"{one.gap_p99 * 1e3:.0f}"]
+
+
+def _panels(load: Load, carried: list[Carried]) -> list[Panel]:
+    engines = [one.engines for one in carried]
+    most = [one.engines * load.running / load.iteration for one in carried]
+    tokens = [Line("one pool", engines, [one.tokens for one in carried]), Line("engines alone", engines, most, True)]
+    waits = [
+        Line("exchange, mean", engines, [one.exchange * 1e3 for one in carried]),
+        Line("between commits, p99", engines, [one.gap_p99 * 1e3 for one in carried]),
+    ]
+    return [Panel("throughput", "engines", "tokens/s", tokens), Panel("waiting", "engines", "ms", waits)]
