@@ -37,6 +37,7 @@ class Entry:
         "num_computed_tokens",
         "num_tokens",
         "output",
+        "priority",
         "prompt",
         "published",
         "rank",
@@ -46,7 +47,7 @@ class Entry:
 
     def __init__(self, claim: Claim, rules: Rules, keys: PrefixKeys, now: float) -> None:
         self._claim = claim
-        self.id, self.rank = claim.id, claim.rank
+        self.id, self.rank, self.priority = claim.id, claim.rank, claim.priority
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.judge = Judge(rules, claim.sampling, len(claim.prompt))
         self.last = len(claim.prompt) + self.judge.last  # tokens at which it ends by length
@@ -69,10 +70,6 @@ class Entry:
         self.told = -1  # blocks the engine knows of; -1: it does not know the request
         self.published = 0  # full blocks that others may share
         self.next_full = inf  # computed tokens from which on one more can be published
-
-    @property
-    def priority(self) -> int:
-        return self._claim.priority
 
     @property
     def logit_bias(self) -> dict[int, float]:

@@ -18,6 +18,18 @@ class Flight:
     tokens: int = 0
     pairs: int = 0  # of query and key
 
+    def put_decode(self, entry: Entry) -> None:
+        """`put` of one token where that is all that is left: what most calls of a busy engine are."""
+        self.scheduled[entry.id] = 1
+        self.entries.append(entry)
+        entry.flights += 1
+        entry.num_computed_tokens = tokens = entry.num_tokens
+        entry.num_tokens = tokens = tokens + 1
+        if entry.told < 0:
+            self.fresh.append(entry)
+        if tokens >= entry.last:
+            self.closing.append(entry)
+
     def put(self, entry: Entry, count: int) -> None:
         """Compute the next `count` tokens of a request, and sample one where these are all it has."""
         self.entries.append(entry)

@@ -212,7 +212,7 @@ class Scheduler:
 
     def _decodes_then_prompts(self, flight: Flight) -> None:
         """Who runs already, each with one token or a chunk of what it lacks (lines 19 to 22)."""
-        lookahead, lineup = self.knobs.lookahead, self._lineup
+        lookahead, lineup, put = self.knobs.lookahead, self._lineup, flight.put_decode
         prompts, left, context = [], self._budget.decodes(self.knobs.max_batch_size), 0
         for entry in lineup.running.copy():
             tokens, computed = entry.num_tokens, entry.num_computed_tokens
@@ -225,7 +225,7 @@ class Scheduler:
                 break
             if computed >= entry.capacity and not (entry.active and lineup.grow(entry)):
                 continue
-            flight.put(entry, 1)
+            put(entry)
             left -= 1
             context += computed
             if computed >= entry.next_full:
