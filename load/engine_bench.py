@@ -1,0 +1,71 @@
+"""The engine against its machine, in this process, without Ray and Redis: `python -m load.engine_bench`.
+
+Prints floor, time and ratio of each phase, and where the time of an increment iteration goes; see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from load.engine_floor.machine_rates import measure_rates
+from load.engine_floor.model_shape import ModelShape
+from load.engine_floor.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Subject
+from load.engine_floor.report import Report, phases_table, rates_table, shares_table
+from load.engine_floor.shares import measure_shares
+from load.machine import machine
+from load.options import Options, model_folder
+from services.engine import loading, placement
+from services.engine.engine import Engine
+from services.engine.kv_cache import cache_dtype
+from services.engine.settings import EngineSettings
+
+PARTS = (*PHASES, "shares")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m load.engine_bench", description="The engine against its machine.")
+    parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
+    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--cache-dir", type=Path, help="where converted models are kept")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
+    given = parser.parse_args(arguments)
+    report = run(Options(given.model, given.device, given.dtype, given.cache_dir), given.part or PARTS)
+    if given.json:
+        given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
+
+
+def run(options: Options, parts: Sequence[str]) -> Report:
+    """Measure the machine, then the engine in these parts; prints as it goes."""
+    folder = model_folder(options)
+    settings = EngineSettings(device=options.device, dtype=options.dtype)
+    engine = Engine.load(folder, settings)
+    device = placement.choose_device(settings)
+    dtype = placement.choose_dtype(settings, device)
+    shape = ModelShape.of(loading.load_config(folder), dtype, cache_dtype(dtype, device))
+    load = [os.getloadavg()[0]]
+    rates = measure_rates(device, dtype, *shape.widest)
+    report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)
+    print(f"{report.machine}; {report.numerics}; load average {load[0]:.1f}\n")
+    print(rates_table(rates, report.matrix), flush=True)
+    for part in parts:
+        print(f"\n## {part}\n", flush=True)
+        if part == "shares":
+            report.shares = measure_shares(engine, MAX_BATCH_SIZE, CONTEXT)
+            print(shares_table(report.shares), flush=True)
+        else:
+            measured = list(PHASES[part](Subject(engine, shape, rates)))
+            report.phases += measured
+            print(phases_table(measured), flush=True)
+    load.append(os.getloadavg()[0])
+    print(f"\nload average {load[1]:.1f}")
+    return report
+
+
+if __name__ == "__main__":
+    main()

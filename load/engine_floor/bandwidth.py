@@ -1,0 +1,25 @@
+"""Memory bandwidth: what reading and copying reach, from memory and not from cache."""
+
+from __future__ import annotations
+
+import torch
+
+from load.engine_floor.caches import last_level_cache
+from load.engine_floor.timing import best_seconds
+
+CACHES = 4  # so many times what the last cache holds is read
+
+
+def measure_bandwidth(device: torch.device) -> dict[str, float]:
+    """Bytes a second of each way to move a large tensor; a copy counts what is read and what is written."""
+    columns = 2048
+    rows = CACHES * last_level_cache(device) // (4 * columns)
+    source = torch.ones(rows, columns, device=device)
+    target = torch.empty_like(source)
+    vector = torch.ones(columns, device=device)
+    with torch.inference_mode():
+        return {
+            "copy": 2 * source.nbytes / best_seconds([lambda: target.copy_(source)], device),
+            "sum": source.nbytes / best_seconds([source.sum], device),
+            "matrix times vector": source.nbytes / best_seconds([lambda: torch.mv(source, vector)], device),
+        }

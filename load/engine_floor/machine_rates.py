@@ -1,0 +1,61 @@
+"""MachineRates: what this machine reached in this run, in bytes and in operations a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from load.engine_floor.bandwidth import measure_bandwidth
+from load.engine_floor.caches import last_level_cache
+from load.engine_floor.multiplying import ways
+from load.engine_floor.timing import best_seconds
+
+ROW_COUNTS = tuple(2**i for i in range(12))  # 1 to 2,048
+CACHES = 2  # weights are taken in turn from so many times what the last cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRate:
+    """Operations a second at a row count, and the way that reached them."""
+
+    rows: int
+    operations: float
+    way: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """`bandwidth` in bytes a second; `matrix` by row count, ascending."""
+
+    bandwidth: float
+    matrix: tuple[MatrixRate, ...]
+
+    @property
+    def best(self) -> float:
+        """The matrix rate at the best row count."""
+        return max(rate.operations for rate in self.matrix)
+
+    def at(self, rows: int) -> float:
+        """The matrix rate at `rows`: linear between those measured, the nearest one's outside of them."""
+        return float(np.interp(rows, [m.rows for m in self.matrix], [m.operations for m in self.matrix]))
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int) -> MachineRates:
+    """The rates for products [rows, inputs] x [inputs, outputs] in `dtype`."""
+    bandwidth = max(measure_bandwidth(device).values())
+    return MachineRates(bandwidth, tuple(_matrix_rate(device, dtype, inputs, outputs, rows) for rows in ROW_COUNTS))
+
+
+def _matrix_rate(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
+    """The best way at this row count, its weights read from memory."""
+    copies = -(-CACHES * last_level_cache(device) // (inputs * outputs * int(dtype.itemsize)))
+    left = torch.randn(rows, inputs, device=device, dtype=dtype)
+    weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
+    reached = []
+    with torch.inference_mode():
+        for name, way in ways(device, dtype).items():
+            seconds = best_seconds([way(left, weight.clone()) for _ in range(copies)], device)
+            reached.append(MatrixRate(rows, 2 * rows * inputs * outputs / seconds, name))
+    return max(reached, key=lambda rate: rate.operations)

@@ -1,0 +1,46 @@
+"""Measured: a phase of the engine beside its floor."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from load.engine_floor.floor import Floor, floor
+from load.engine_floor.follower import Ran
+from load.engine_floor.machine_rates import MachineRates
+from load.engine_floor.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`seconds` of `iterations` in all: what they took, or would take if each took the median of them."""
+
+    name: str
+    iterations: int
+    floor: Floor
+    seconds: float
+    figures: dict[str, float] = field(default_factory=dict)  # what else this phase says, by name
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.floor.seconds
+
+
+def alike(name: str, ran: Sequence[Ran], shape: ModelShape, rates: MachineRates) -> Measured:
+    """Of iterations that are nearly the same."""
+    lowest = floor(shape, rates, (one.spans for one in ran))
+    times = [one.seconds for one in ran]
+    tokens = sum(span.tokens for one in ran for span in one.spans)
+    seconds = statistics.median(times) * len(ran)
+    return Measured(
+        name,
+        len(ran),
+        lowest,
+        seconds,
+        {
+            "tokens a second": tokens / seconds,
+            "best over floor": min(times) * len(ran) / lowest.seconds,
+            "share of bandwidth": lowest.moving / seconds,
+        },
+    )

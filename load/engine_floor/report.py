@@ -1,0 +1,63 @@
+"""The report: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from load.engine_floor.machine_rates import MachineRates
+from load.engine_floor.measured import Measured
+from load.engine_floor.operations import KINDS
+from load.engine_floor.shares import Shares
+from load.markdown import table
+
+
+@dataclass(slots=True)
+class Report:
+    """All that a run measured. `load` are load averages of a minute, before and after."""
+
+    machine: str
+    numerics: str
+    rates: MachineRates
+    matrix: tuple[int, int]  # inputs and outputs of the product that the matrix rates are of
+    load: list[float]
+    phases: list[Measured] = field(default_factory=list)
+    shares: Shares | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As plain lists and dicts; each phase also with its floor in seconds and its ratio."""
+        phases = [{**asdict(one), "floor_seconds": one.floor.seconds, "ratio": one.ratio} for one in self.phases]
+        return {**asdict(self), "phases": phases}
+
+
+def rates_table(rates: MachineRates, matrix: tuple[int, int]) -> str:
+    rows = [[rate.rows, f"{rate.operations / 1e9:,.1f}", rate.way] for rate in rates.matrix]
+    inputs, outputs = matrix
+    return f"Memory: {rates.bandwidth / 1e9:.1f} GB/s. Products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n" + table(
+        ["rows", "GFLOP/s", "best way"], rows
+    )
+
+
+def phases_table(phases: list[Measured]) -> str:
+    """Milliseconds of an iteration, a mean; of what the floor consists; then what else each phase says."""
+    rows = []
+    for one in phases:
+        cells = [one.floor.seconds, one.seconds, *(one.floor.by_kind[kind] for kind in KINDS)]
+        lowest, taken, *kinds = (f"{cell / one.iterations * 1e3:,.2f}" for cell in cells)
+        rows.append([one.name, one.iterations, lowest, taken, f"{one.ratio:.2f}", *kinds])
+    head = ["phase", "iterations", "floor, ms", "time, ms", "ratio", *(f"floor of {kind}, ms" for kind in KINDS)]
+    notes = [
+        f"- {one.name}: " + ", ".join(f"{what} {value:,.2f}" for what, value in one.figures.items()) for one in phases
+    ]
+    return "\n".join([table(head, rows), "", *notes])
+
+
+def shares_table(shares: Shares) -> str:
+    classes = [[name, f"{share:.1%}"] for name, share in shares.classes.items()]
+    operations = [[name, f"{calls:,.0f}", f"{share:.1%}"] for name, calls, share in shares.operations]
+    return (
+        f"An increment iteration at batch {shares.batch}, context {shares.context}, under torch's profiler:\n\n"
+        + table(["what", "share"], classes)
+        + "\n\n"
+        + table(["operation", "calls", "share"], operations)
+    )

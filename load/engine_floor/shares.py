@@ -1,0 +1,63 @@
+"""Shares: where the time of an increment iteration goes, by torch's profiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from load.engine_floor.batches import Batches
+from services.engine.engine import Engine
+
+ITERATIONS = 4
+OUTSIDE = "Python and the cost of starting an operation"
+
+# which operations are what, by the last part of their name; the rest are "small operations"
+CLASSES = {
+    "projections and output": ("mm", "addmm", "bmm", "linear", "matmul", "mkldnn_linear", "_mkl_linear"),
+    "attention": ("scaled_dot_product", "flash_attention"),
+    "KV written and gathered": ("index_select", "index_copy_", "index_fill_"),
+    "sampler": ("max", "argmax", "topk", "sort", "isfinite", "log_softmax", "cumsum"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of an iteration of this batch and context: the share of each class, adding up to 1, and the costliest operations
+    as (name, calls of an iteration, share). The profiler's own cost is in them, most of all in `OUTSIDE`."""
+
+    batch: int
+    context: int
+    classes: dict[str, float]
+    operations: list[tuple[str, float, float]]
+
+
+def measure_shares(engine: Engine, batch: int, context: int) -> Shares:
+    """Profile increment iterations. On CUDA the times are those of its kernels."""
+    batches = Batches(engine)
+    batches.increments(batch, context, 2)
+    on_cuda = torch.cuda.is_available() and "cuda" in engine.figures.numerics
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities) as profiled:
+        ran = batches.increments(batch, context, ITERATIONS)
+    whole = sum(one.seconds for one in ran)
+    times: list[tuple[str, int, float]] = []
+    for event in profiled.key_averages():
+        own = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        if event.key != "aten::uniform_":  # fills the cache, before the iterations
+            times.append((event.key, event.count, own / 1e6 / whole))
+    classes = dict.fromkeys([*CLASSES, "small operations"], 0.0)
+    for name, _, share in times:
+        classes[_class(name)] += share
+    classes[OUTSIDE] = max(0.0, 1.0 - sum(classes.values()))
+    costliest = sorted(times, key=lambda entry: -entry[2])[:12]
+    return Shares(batch, context, classes, [(name, count / ITERATIONS, share) for name, count, share in costliest])
+
+
+def _class(operation: str) -> str:
+    name = operation.rpartition("::")[2]
+    for kind, words in CLASSES.items():
+        if name in words or (kind == "attention" and any(word in name for word in words)):
+            return kind
+    return "small operations"
