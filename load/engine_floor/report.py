@@ -31,10 +31,16 @@ class Report:
 
 
 def rates_table(rates: MachineRates, matrix: tuple[int, int]) -> str:
-    rows = [[rate.rows, f"{rate.operations / 1e9:,.1f}", rate.way] for rate in rates.matrix]
+    """What the floors are of, and what each way to multiply reached."""
+    ways = list(rates.matrix[0].reached)
+    rows = [
+        [rate.rows, *(f"{value / 1e9:,.1f}" for value in (rate.operations, *rate.reached.values()))]
+        for rate in rates.matrix
+    ]
     inputs, outputs = matrix
-    return f"Memory: {rates.bandwidth / 1e9:.1f} GB/s. Products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n" + table(
-        ["rows", "GFLOP/s", "best way"], rows
+    return (
+        f"Memory: {rates.bandwidth / 1e9:.1f} GB/s. GFLOP/s of products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n"
+        + table(["rows", "taken", *ways], rows)
     )
 
 

@@ -8,7 +8,7 @@ from tiny_models import FAMILIES
 from transformers import AutoConfig
 
 from load.engine_floor.floor import floor
-from load.engine_floor.machine_rates import MachineRates, MatrixRate
+from load.engine_floor.machine_rates import MachineRates, MatrixRate, _at_least
 from load.engine_floor.model_shape import Matrix, ModelShape
 from load.engine_floor.operations import Operation, Span, operations
 
@@ -92,3 +92,11 @@ def test_weights_that_not_every_token_reads_are_refused() -> None:
     config = AutoConfig.for_model("mixtral", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
     with pytest.raises(ValueError, match=r"mixtral: the operations of .*mlp"):
         ModelShape.of(config, torch.float32, torch.float32)
+
+
+def test_more_rows_are_as_fast_as_fewer_at_least() -> None:
+    fewer, more = MatrixRate(128, 150.0, "mm"), MatrixRate(256, 60.0, "linear")
+    parts = MatrixRate(256, 150.0, "mm, in parts")
+    assert _at_least(fewer, more) == parts
+    assert _at_least(parts, MatrixRate(512, 70.0, "mm")) == MatrixRate(512, 150.0, "mm, in parts")
+    assert _at_least(more, fewer) == fewer
