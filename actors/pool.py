@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from services.config import Settings
 from services.models import ModelInfo
-from services.pool import Limits, RequestPool
+from services.pool.limits import Limits
+from services.pool.pool import RequestPool
 
 
 def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.messages import Exchange, ExchangeReply, SeatGrant
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 
 
 class PoolLink:

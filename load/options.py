@@ -1,13 +1,12 @@
-"""What every part of the benchmark is told, and the engine it names."""
+"""What every part of the benchmark is told, and the model and engine it names."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from services.config import Settings
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.models import resolve
@@ -23,8 +22,27 @@ class Options:
     cache_dir: Path | None = None
 
 
+def model_folder(options: Options) -> Path:
+    """The model as a folder of this machine; what takes long is told on stderr."""
+    return resolve(
+        options.model,
+        options.cache_dir or _default_cache_dir(),
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
 def load_engine(options: Options) -> Engine:
-    """The real engine, in this process; what takes long is told on stderr."""
-    cache = options.cache_dir or Settings.model_fields["cache_dir"].default
-    folder = resolve(options.model, cache, lambda line: print(line, file=sys.stderr, flush=True))
-    return Engine.load(folder, EngineSettings(device=options.device, dtype=options.dtype))
+    """The real engine, in this process."""
+    return Engine.load(model_folder(options), EngineSettings(device=options.device, dtype=options.dtype))
+
+
+def load_exact_engine(options: Options) -> Engine:
+    """The real engine in float32, where tokens are the same however they are computed, unless a dtype is asked for."""
+    return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
+
+
+def _default_cache_dir() -> Path:
+    from services.config import Settings  # a machine that is told its folder may lack pydantic
+
+    path: Path = Settings.model_fields["cache_dir"].default
+    return path

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from actors_lives import Life
 
-from services.pool import RequestPool
 from services.pool.binaries import choose_server
+from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 
 _names = itertools.count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.pool import open_pool
 from services.config import Settings
 from services.models import ModelInfo
-from services.pool import Limits
+from services.pool.limits import Limits
 
 MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 

@@ -11,7 +11,7 @@ from actors_lives import HERE, Life
 
 from actors.seat import Seat, hold, renew, take_seat
 from services.errors import StaleEpoch
-from services.pool import RequestPool
+from services.pool.pool import RequestPool
 
 NEVER = 600.0  # seconds of a lease that does not run out here
 SHORT = 1.5
