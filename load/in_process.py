@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 from load.answers import Answer, Ran, Run
@@ -86,7 +87,7 @@ class InProcess:
         self._local = LocalEngine(self._engine)
         seat = _Seat(SEAT, epoch)
         self._loop = EngineLoop(
-            self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), IterationCost()
+            self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
         )
         self._began = self._clock.now()
         self._serving = asyncio.create_task(self._loop.run())
@@ -155,6 +156,13 @@ class _Seat:
     name: str
     epoch: str
     call: int = 0
+
+
+class _Patience(IterationCost):
+    """Nobody could start this engine anew: one that is slow, on a machine with other work, is waited for."""
+
+    def limit(self, iteration: Iteration) -> float:
+        return inf
 
 
 class _Recorder:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +22,7 @@ from services.messages import EngineFigures, Iteration, IterationResult
 
 Oracle = Callable[[Job], list[int]]
 
-# a part, a size for a model of 256 positions, the names of its table's rows
+# a part, a size for a model of 256 positions, rows of its table
 PARTS: dict[str, tuple[Any, Any, int]] = {
     "chunking": (chunking, chunking.Size(2, 24, 150, 4, (64, 16), 1), 4),
     "priorities": (priorities, priorities.Size(2, 4, 2, 16, 12, 4, 3, 2), 3),
@@ -52,21 +56,24 @@ def test_a_part_runs_and_all_its_variants_give_the_tokens_of_generate(engine: En
     assert "generate()" in report
 
 
-class Forgetful(NullEngine):
-    """Its tokens depend on how many requests run beside."""
+class Fickle(NullEngine):
+    """Its tokens are others in every run."""
+
+    runs = 0
+
+    def reset(self, epoch: str) -> None:
+        super().reset(epoch)
+        self.runs += 1
 
     def run(self, iteration: Iteration) -> IterationResult:
         result = super().run(iteration)
-        shift = len(iteration.scheduled) + sum(iteration.scheduled.values())
-        return IterationResult(
-            result.epoch, result.step, {id: (token + shift) % 300 for id, token in result.tokens.items()}
-        )
+        return replace(result, tokens={id: token + self.runs for id, token in result.tokens.items()})
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_fails_where_a_knob_changes_tokens(name: str) -> None:
     part, size, _ = PARTS[name]
-    engine = Forgetful(EngineFigures("m", 256, 512, 16, 1000, "null"))
+    engine = Fickle(EngineFigures("m", 256, 512, 16, 1000, "null"))
     with pytest.raises(AssertionError, match="are equal over variants"):
         part.report(engine, None, size)
 
@@ -75,3 +82,17 @@ def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracl
     part, size, _ = PARTS["prefix"]
     with pytest.raises(AssertionError, match="generate\\(\\) gives"):
         part.report(engine, lambda job: [*check(job)[:-1], 0], size)
+
+
+def test_the_parts_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> None:
+    """A machine with a GPU may have none of them."""
+    code = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys(["ray", "redis", "pydantic", "aiohttp", "locust"]))
+from load import bench
+from load.options import Options, load_exact_engine
+for name in {list(PARTS)}:
+    importlib.import_module("load.benches." + name)
+load_exact_engine(Options({options.model!r}, "cpu", cache_dir="unused"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
