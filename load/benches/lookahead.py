@@ -15,7 +15,8 @@ from load.markdown import table
 from load.options import Options, load_exact_engine
 from load.rounds import in_turn, spread
 from load.stock import oracle
-from load.workloads import Job, any_prompt, ending
+from load.stories import story_prompts
+from load.workloads import Job, ending
 from services.engine.null import NullEngine
 from services.scheduling import Knobs
 
@@ -23,22 +24,23 @@ from services.scheduling import Knobs
 @dataclass(frozen=True, slots=True)
 class Size:
     batches: tuple[int, ...] = (1, 8, 32)
-    prompt: int = 16
     tokens: int = 48  # of each request; every other one stops at half of it
     null_tokens: int = 512
     rounds: int = 3
 
 
 def run(options: Options) -> str:
-    return report(load_exact_engine(options), oracle(options), Size())
+    size = Size()
+    prompts = story_prompts(options, max(size.batches))
+    return report(load_exact_engine(options), oracle(options), size, prompts)
 
 
-def report(engine: Engine, check: Oracle | None, size: Size) -> str:
+def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[list[int]]) -> str:
     null = NullEngine(engine.figures)
     rows, words = [], []
     for name, one, tokens in (("model", engine, size.tokens), ("none", null, size.null_tokens)):
         for batch in size.batches:
-            jobs = some_stop_early(one, batch, size.prompt, tokens)
+            jobs = some_stop_early(one, prompts[:batch], tokens)
             runs = in_turn(
                 {f"lookahead {k}": partial(measure, one, jobs, Knobs(batch, lookahead=k)) for k in (0, 1)}, size.rounds
             )
@@ -52,12 +54,12 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     )
 
 
-def some_stop_early(engine: Engine, batch: int, prompt: int, tokens: int) -> list[Job]:
-    """Every other one has a stop token, the first to begin with; what they say is looked at first."""
-    jobs = [Job(any_prompt(prompt, seed), tokens) for seed in range(batch)]
-    outputs = measure(engine, jobs, Knobs(batch)).outputs
+def some_stop_early(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Job]:
+    """Every other one, not the first, has a stop token; what they say is looked at first, to choose it."""
+    jobs = [Job(prompt, tokens) for prompt in prompts]
+    outputs = measure(engine, jobs, Knobs(len(jobs))).outputs
     return [
-        ending(job, output, tokens // 2) if i % 2 == 0 and batch > 1 else job
+        ending(job, output, tokens // 2) if i % 2 == 1 else job
         for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
     ]
 

@@ -15,7 +15,8 @@ from load.markdown import table
 from load.options import Options, load_exact_engine
 from load.rounds import in_turn, spread
 from load.stock import oracle
-from load.workloads import Job, any_prompt, ending
+from load.stories import story_prompts
+from load.workloads import Job, ending
 from services.scheduling import Knobs
 
 
@@ -24,7 +25,6 @@ class Size:
     """`lengths`: what the answers have, in turn, though each may have `limit` tokens."""
 
     requests: int = 24
-    prompt: int = 64
     limit: int = 512
     lengths: tuple[int, ...] = (8, 96, 16, 24, 80, 40)
     kv_blocks: int = 144
@@ -32,11 +32,13 @@ class Size:
 
 
 def run(options: Options) -> str:
-    return report(load_exact_engine(options), oracle(options), Size())
+    size = Size()
+    prompts = story_prompts(options, size.requests)
+    return report(load_exact_engine(options), oracle(options), size, prompts)
 
 
-def report(engine: Engine, check: Oracle | None, size: Size) -> str:
-    jobs = short_answers(engine, size)
+def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[list[int]]) -> str:
+    jobs = short_answers(engine, size, prompts)
     setups = {
         "reserve": Setup(Knobs(size.requests), kv_blocks=size.kv_blocks),
         "on_demand": Setup(Knobs(size.requests, admission="on_demand"), kv_blocks=size.kv_blocks),
@@ -45,17 +47,17 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     head = ["admission", "seconds", "output tokens/s", "requests at once", "most", "iterations", "preemptions"]
     lengths = [len(output) for output in runs["reserve"][0].outputs]
     return (
-        f"{engine.figures.numerics}; {size.requests} requests, {size.prompt} tokens in, at most {size.limit} out, of "
-        f"which a stop token leaves {min(lengths)} to {max(lengths)}, {median(lengths):.0f} in the middle; "
+        f"{engine.figures.numerics}; {len(jobs)} requests, about {len(prompts[0])} tokens in, at most {size.limit} "
+        f"out, of which a stop token leaves {min(lengths)} to {max(lengths)}, {median(lengths):.0f} in the middle; "
         f"{size.kv_blocks} KV blocks; {size.rounds} rounds in turn, medians. {agreement(engine, runs, check, 6)}\n\n"
         + table([*head, "tokens recomputed"], [[name, *cells(rounds)] for name, rounds in runs.items()])
     )
 
 
-def short_answers(engine: Engine, size: Size) -> list[Job]:
+def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> list[Job]:
     """Jobs that end long before their limit: what they say is looked at first, to choose where each stops."""
     longest = max(size.lengths)
-    jobs = [Job(any_prompt(size.prompt, seed), longest) for seed in range(size.requests)]
+    jobs = [Job(prompt, longest) for prompt in prompts[: size.requests]]
     outputs = measure(engine, jobs, Setup(Knobs(size.requests))).outputs
     return [
         replace(ending(job, output, size.lengths[i % len(size.lengths)]), max_new_tokens=size.limit)

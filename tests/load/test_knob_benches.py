@@ -16,19 +16,20 @@ from load.benches import chunking, lookahead, preemption, prefix, priorities
 from load.in_process import Engine
 from load.options import Options, load_exact_engine
 from load.stock import oracle
-from load.workloads import Job
+from load.workloads import Job, any_prompt
 from services.engine.null import NullEngine
 from services.messages import EngineFigures, Iteration, IterationResult
 
 Oracle = Callable[[Job], list[int]]
+PROMPTS = [any_prompt(16, seed) for seed in range(6)]
 
 # a part, a size for a model of 256 positions, rows of its table
 PARTS: dict[str, tuple[Any, Any, int]] = {
     "chunking": (chunking, chunking.Size(2, 24, 150, 4, (64, 16), 1), 4),
     "priorities": (priorities, priorities.Size(2, 4, 2, 16, 12, 4, 3, 2), 3),
-    "preemption": (preemption, preemption.Size(6, 16, 120, (4, 40, 20), 12, 1), 2),
+    "preemption": (preemption, preemption.Size(6, 120, (4, 40, 20), 12, 1), 2),
     "prefix": (prefix, prefix.Size(64, 20, 12, 5, 3, 3, 2, 3, 1), 6),
-    "lookahead": (lookahead, lookahead.Size((1, 4), 8, 12, 12, 1), 4),
+    "lookahead": (lookahead, lookahead.Size((1, 4), 12, 12, 1), 4),
 }
 
 
@@ -47,10 +48,16 @@ def check(options: Options) -> Oracle:
     return oracle(options)
 
 
+def report_of(part: Any, engine: Engine, check: Oracle | None, size: Any) -> str:
+    takes_prompts = part in (preemption, lookahead)
+    report: str = part.report(engine, check, size, *([PROMPTS] if takes_prompts else []))
+    return report
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_runs_and_all_its_variants_give_the_tokens_of_generate(engine: Engine, check: Oracle, name: str) -> None:
     part, size, variants = PARTS[name]
-    report = part.report(engine, check, size)
+    report = report_of(part, engine, check, size)
     rows = [line for line in report.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + variants
     assert "generate()" in report
@@ -75,7 +82,7 @@ def test_a_part_fails_where_a_knob_changes_tokens(name: str) -> None:
     part, size, _ = PARTS[name]
     engine = Fickle(EngineFigures("m", 256, 512, 16, 1000, "null"))
     with pytest.raises(AssertionError, match="are equal over variants"):
-        part.report(engine, None, size)
+        report_of(part, engine, None, size)
 
 
 def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracle) -> None:
