@@ -26,8 +26,8 @@ class Size:
 
     requests: int = 24
     limit: int = 512
-    lengths: tuple[int, ...] = (8, 96, 16, 24, 80, 40)
-    kv_blocks: int = 144
+    lengths: tuple[int, ...] = (8, 96, 16, 88, 24, 96)
+    kv_blocks: int = 80
     rounds: int = 3
 
 

@@ -57,7 +57,7 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     ]
     variants = {name: partial(measure, engine, jobs, setup) for name, setup in setups(size.places).items()}
     runs = in_turn(variants, size.rounds)
-    head = ["order", "urgent TTFT, s", "max", "in time", "patient TTFT, s", "max", "output tokens/s"]
+    head = ["order", "urgent TTFT, s", "max", "in time", "patient TTFT, s", "max", "iterations", "output tokens/s"]
     return (
         f"{engine.figures.numerics}; {size.patient} patient requests (class 1, {size.tokens} tokens) for {size.places} "
         f"places, and every {size.every * pace:.1f} s an urgent one (class -1, {size.urgent_tokens} tokens, target "
@@ -84,8 +84,9 @@ def cells(runs: Sequence[Run]) -> list[str]:
     urgent = [answer for answer in answers if answer.job.priority < 0]
     patient = [answer for answer in answers if answer.job.priority > 0]
     in_time = sum(answer.ttft <= answer.job.ttft for answer in urgent)
+    iterations = f"{median(run.iterations for run in runs):.0f}"
     throughput = spread([run.throughput for run in runs])
-    return [*times(urgent), f"{in_time} of {len(urgent)}", *times(patient), throughput]
+    return [*times(urgent), f"{in_time} of {len(urgent)}", *times(patient), iterations, throughput]
 
 
 def times(answers: Sequence[Answer]) -> list[str]:
