@@ -1,25 +1,29 @@
 """The benchmarks: `python -m load.bench [--part NAME ...]` prints a markdown table each, as docs/benchmarks.md has it.
 
-A part is a module of `load.benches` with `HELP`, and `run(options) -> str` that returns markdown.
+A part is a module of `load.benches` with `run(options) -> str` that returns markdown. Only those that run are imported:
+a machine with a GPU may have neither Ray nor Redis, and needs them only for those that use them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
-import pkgutil
 from pathlib import Path
-from types import ModuleType
 
 from load import benches
 from load.machine import machine
 from load.options import Options
 
 
-def parts() -> dict[str, ModuleType]:
-    """The parts there are, by name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(benches.__path__))
-    return {name: importlib.import_module(f"{benches.__name__}.{name}") for name in names}
+def parts() -> dict[str, str]:
+    """The parts there are, by name, with what each says of itself."""
+    return {file.stem: _about(file) for file in sorted(Path(benches.__path__[0]).glob("[!_]*.py"))}
+
+
+def _about(file: Path) -> str:
+    """The first line of a module's docstring, without importing it."""
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m load.bench",
         description="Benchmarks of Orca.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="parts:\n" + "\n".join(f"  {name:14}{module.HELP}" for name, module in known.items()),
+        epilog="parts:\n" + "\n".join(f"  {name:14}{about}" for name, about in known.items()),
     )
     parser.add_argument("--part", action="append", choices=list(known), help="run only this part; may be repeated")
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
@@ -39,7 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     print(f"Measured on {machine()}.\n", flush=True)
     for name in given.part or known:
-        print(f"## {name}\n\n{known[name].run(options)}\n", flush=True)
+        part = importlib.import_module(f"{benches.__name__}.{name}")
+        print(f"## {name}\n\n{part.run(options)}\n", flush=True)
 
 
 if __name__ == "__main__":

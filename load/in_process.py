@@ -1,26 +1,30 @@
-"""A trace through EngineLoop in this process: the engine and the scheduler alone, without HTTP, Redis or Ray."""
+"""Requests through EngineLoop in this process: the engine and the scheduler alone, without HTTP, Redis or Ray."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
 
+from load.answers import Answer, Ran, Run
 from load.workloads import Job
 from services.clock import RealClock
 from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
 from services.loop import EngineLoop
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
+from services.pool.limits import Limits
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
-from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
+from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters
 
-SEAT = "bench/0"
+SEAT, GATEWAY = "bench/0", "bench"
 LEASE = 60.0
 DAY = 86_400.0
-POLICIES = {"iteration": Scheduler, "request": RequestLevelScheduler}
 
 
 class Engine(Protocol):
@@ -33,12 +37,118 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What a trace took, from its submission to its last token, and the tokens of each job."""
+class Setup:
+    """How requests are run. `kv_blocks`: as many as the scheduler may use of those the engine has; 0: all."""
 
-    iterations: int
-    seconds: float
-    outputs: list[list[int]]
+    knobs: Knobs
+    limits: Limits = field(default_factory=Limits)
+    kv_blocks: int = 0
+    scheduler: type[Scheduler] = Scheduler
+
+
+@asynccontextmanager
+async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
+    """An `InProcess` that serves until the block is left. Raises whatever the engine raises."""
+    server = InProcess(engine, setup)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
+    """Submit each of `jobs` when it is due and wait for all; raises whatever the engine raises."""
+    async with serving(engine, setup) as server:
+        answers = await asyncio.gather(*(server.ask(job) for job in jobs))
+    return await server.summary(answers)
+
+
+class InProcess:
+    """A pool, a scheduler and its loop around an engine."""
+
+    def __init__(self, engine: Engine, setup: Setup) -> None:
+        self._clock = RealClock()
+        self._pool = ReferencePool(self._clock, setup.limits)
+        self._engine = _Recorder(engine)
+        self._setup = setup
+        self._answers: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
+        self._number = 0
+
+    async def start(self) -> None:
+        """Time begins."""
+        epoch = (await self._pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
+        await self._pool.heartbeat(GATEWAY, 1, {}, ttl=DAY)
+        engine, setup = self._engine.engine, self._setup
+        engine.reset(epoch)
+        figures = replace(engine.figures, num_blocks=setup.kv_blocks or engine.figures.num_blocks)
+        assert figures.num_blocks <= engine.figures.num_blocks, f"{setup.kv_blocks = } {engine.figures.num_blocks = }"
+        scheduler = setup.scheduler(epoch=epoch, figures=figures, knobs=setup.knobs)
+        self._local = LocalEngine(self._engine)
+        seat = _Seat(SEAT, epoch)
+        self._loop = EngineLoop(
+            self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
+        )
+        self._began = self._clock.now()
+        self._serving = asyncio.create_task(self._loop.run())
+        self._serving.add_done_callback(self._fail_all)
+        self._reading = asyncio.create_task(self._read())
+
+    async def stop(self) -> None:
+        self._loop.stop()
+        try:
+            await self._serving
+        finally:
+            self._reading.cancel()
+            self._local.close()
+
+    async def ask(self, job: Job) -> Answer:
+        """Submit `job` when it is due, or now where that is over, and wait for its end."""
+        if (early := self._began + job.at - self._clock.now()) > 0:
+            await asyncio.sleep(early)
+        id, ended = f"{self._number:06}", asyncio.get_running_loop().create_future()
+        self._number += 1
+        answer = Answer(job, self._now())
+        sampling = SamplingParams(
+            job.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=job.stop_token_ids
+        )
+        self._answers[f"{id}/0"] = answer, ended
+        sequence = NewSequence(f"{id}/0", job.prompt, sampling)
+        reply = await self._pool.submit(
+            Submission(id, GATEWAY, [sequence], priority=job.priority, ttft=job.ttft),
+        )
+        assert reply.refused is None, f"the pool is full: {reply.refused}"
+        await ended
+        return answer
+
+    async def summary(self, answers: Sequence[Answer]) -> Run:
+        """What all this took, once it has stopped."""
+        return Run(answers, self._engine.ran, (await self._pool.overview()).counters)
+
+    def _now(self) -> float:
+        return self._clock.now() - self._began
+
+    async def _read(self) -> None:
+        cursor = "0"
+        while True:
+            cursor, events = await self._pool.read_events(GATEWAY, cursor, timeout=10.0)
+            now = self._now()
+            for event in events:
+                answer, ended = self._answers[event.id]
+                if event.token is not None:
+                    answer.tokens.append(event.token)
+                    answer.times.append(now)
+                elif event.end and event.end.error:
+                    ended.set_exception(RuntimeError(f"{event.id}: {event.end.error}"))
+                else:
+                    ended.set_result(None)
+
+    def _fail_all(self, serving: asyncio.Task[None]) -> None:
+        """The loop has ended: whoever still waits hears why."""
+        if not serving.cancelled() and (error := serving.exception()):
+            for _, ended in self._answers.values():
+                if not ended.done():
+                    ended.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -48,58 +158,22 @@ class _Seat:
     call: int = 0
 
 
-async def run_trace(
-    engine: Engine, jobs: list[Job], max_batch_size: int, policy: Literal["iteration", "request"] = "iteration"
-) -> Run:
-    """Submit all `jobs` at once and wait for all; raises whatever the engine raises."""
-    clock = RealClock()
-    pool = ReferencePool(clock)
-    loop, local = await _loop(engine, pool, clock, max_batch_size, policy)
-    await pool.heartbeat("bench", 1, {}, ttl=DAY)
-    started = clock.now()
-    ids = [await _submit(pool, number, job) for number, job in enumerate(jobs)]
-    serving = asyncio.create_task(loop.run())
-    reading = asyncio.create_task(_all_ended(pool, len(jobs)))
-    try:
-        await asyncio.wait([serving, reading], return_when=asyncio.FIRST_COMPLETED)
-        seconds = clock.now() - started
-        loop.stop()
-        await serving
-        await reading
-    finally:
-        reading.cancel()
-        local.close()
-    snapshots = await pool.attach("bench", dict.fromkeys(ids, 0))
-    iterations = int((await pool.overview()).counters["orca:iterations"])
-    return Run(iterations, seconds, [snapshot.tokens for snapshot in snapshots])
+class _Patience(IterationCost):
+    """Nobody could start this engine anew: one that is slow, on a machine with other work, is waited for."""
+
+    def limit(self, iteration: Iteration) -> float:
+        return inf
 
 
-async def _loop(
-    engine: Engine, pool: ReferencePool, clock: RealClock, max_batch_size: int, policy: str
-) -> tuple[EngineLoop, LocalEngine]:
-    epoch = (await pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
-    engine.reset(epoch)
-    figures = engine.figures
-    scheduler = POLICIES[policy](
-        epoch=epoch,
-        figures=figures,
-        knobs=Knobs(max_batch_size=max_batch_size),
-    )
-    local = LocalEngine(engine)
-    return EngineLoop(
-        pool, scheduler, local, clock, _Seat(SEAT, epoch), LEASE, figures, Counters(), IterationCost()
-    ), local
+class _Recorder:
+    """The engine, with a record of what it ran."""
 
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ran: list[Ran] = []
 
-async def _submit(pool: ReferencePool, number: int, job: Job) -> str:
-    sampling = SamplingParams(job.max_new_tokens, temperature=0.0, ignore_eos=True)
-    sequence = NewSequence(f"{number:06}/0", job.prompt, sampling)
-    await pool.submit(Submission(f"{number:06}", "bench", [sequence]))
-    return sequence.id
-
-
-async def _all_ended(pool: ReferencePool, count: int) -> None:
-    cursor = "0"
-    while count:
-        cursor, events = await pool.read_events("bench", cursor, timeout=10.0)
-        count -= sum(event.end is not None for event in events)
+    def run(self, iteration: Iteration) -> IterationResult:
+        result = self.engine.run(iteration)
+        computed = sum(iteration.scheduled.values())
+        self.ran.append(Ran(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
+        return result

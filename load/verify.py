@@ -11,14 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
-
+from load.options import Options
 from load.server import OrcaServer
+from load.stock import alone, load_stock
 from load.stream_client import run_trace
-from load.workloads import Job, paper
-from services.config import Settings
-from services.models import resolve
+from load.workloads import paper
 
 
 def main() -> None:
@@ -38,28 +35,12 @@ def main() -> None:
         f"{metrics['orca:mixed_iterations_total']:.0f} of {metrics['orca:iterations_total']:.0f} iterations mixed",
         flush=True,
     )
-    model = load_stock(options.model)
+    model = load_stock(Options(options.model, device="cpu"))
     different = [i for i, (job, s) in enumerate(zip(jobs, streams, strict=True)) if alone(model, job) != s.token_ids]
     for i in different:
         print(f"request {i} differs: {len(jobs[i].prompt)} tokens in, {jobs[i].max_new_tokens} out")
     print(f"{len(jobs) - len(different)} of {len(jobs)} equal stock generate()")
     sys.exit(bool(different))
-
-
-def load_stock(model: str) -> torch.nn.Module:
-    """The model as transformers runs it by itself, in float32."""
-    folder = resolve(model, Settings.model_fields["cache_dir"].default)
-    stock: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return stock
-
-
-def alone(model: torch.nn.Module, job: Job) -> list[int]:
-    """What stock greedy `generate()` makes of a job, EOS ignored, nothing else in the batch."""
-    n = job.max_new_tokens
-    generate = model.generate
-    assert callable(generate)
-    out = generate(torch.tensor([job.prompt]), max_new_tokens=n, min_new_tokens=n, do_sample=False, eos_token_id=None)
-    return list(out[0, len(job.prompt) :].tolist())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from load.markdown import table
 from load.options import Options, load_engine
 from load.server import OrcaServer
 from load.workloads import paper
+from services.scheduling import Knobs
 
-HELP = "the paper's trace over HTTP against in process, in turn"
 ROUNDS = 2
 MAX_BATCH_SIZE = 32
+SETUP = in_process.Setup(Knobs(MAX_BATCH_SIZE))
 
 
 def run(options: Options) -> str:
@@ -26,11 +27,11 @@ def run(options: Options) -> str:
     flags += ["--max-batch-size", str(MAX_BATCH_SIZE)]
     rows, ratios = [], []
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
-        asyncio.run(in_process.run_trace(engine, paper(4, 9), MAX_BATCH_SIZE))  # warm up
+        asyncio.run(in_process.run_trace(engine, paper(4, 9), SETUP))  # warm up
         asyncio.run(stream_client.run_trace(server.url, paper(4, 9)))
         for number in range(1, ROUNDS + 1):
             gc.collect()
-            alone = asyncio.run(in_process.run_trace(engine, jobs, MAX_BATCH_SIZE))
+            alone = asyncio.run(in_process.run_trace(engine, jobs, SETUP))
             seconds, streams = asyncio.run(stream_client.run_trace(server.url, jobs))
             same = sum(s.token_ids == output for s, output in zip(streams, alone.outputs, strict=True))
             ratios.append(seconds / alone.seconds)

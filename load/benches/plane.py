@@ -18,7 +18,6 @@ from load.options import Options
 from load.server import OrcaServer
 from load.workloads import Job
 
-HELP = "what all around the engine costs, with an engine that answers at once"
 LONE = 300
 STREAMS = (1, 32, 128)
 TOKENS = 256  # of each stream

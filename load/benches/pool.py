@@ -26,7 +26,6 @@ from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.requests import SamplingParams
 
-HELP = "submit and exchange on each Redis and Valkey found, 10,000 waiting"
 WAITING = 10_000
 RUNNING = (1, 32, 256)
 LATE = 8  # tokens for each sequence, where exchanges come later than iterations

@@ -23,7 +23,6 @@ from load.options import Options
 from load.server import OrcaServer
 from load.stream_client import open_session
 
-HELP = "SIGKILL of scheduler and engine under 16 streams: when they go on"
 ROUNDS = 5
 STREAMS, PROMPT, OUTPUT = 16, 16, 40  # tokens
 UNDER_WAY = 8  # events that each stream has had when the kill comes

@@ -16,7 +16,6 @@ from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
-HELP = "select() and update() with 1 to 1,024 running requests, as in the paper and with all knobs on"
 ITERATIONS = 500
 
 

@@ -13,9 +13,10 @@ from load.engine_floor.follower import Follower
 from load.engine_floor.machine_rates import MachineRates
 from load.engine_floor.measured import Measured, alike
 from load.engine_floor.model_shape import ModelShape
-from load.in_process import run_trace
+from load.in_process import Setup, run_trace
 from load.workloads import Job, paper, single
 from services.engine.engine import Engine
+from services.scheduling import Knobs
 
 MAX_BATCH_SIZE = 32
 BATCHES = (1, 8, 32)  # of increment iterations
@@ -40,7 +41,7 @@ def traced(subject: Subject, name: str, jobs: list[Job], max_batch_size: int) ->
     jobs = [Job([token % vocabulary for token in job.prompt], job.max_new_tokens) for job in jobs]
     follower = Follower(subject.engine)
     began = time.perf_counter()
-    asyncio.run(run_trace(follower, jobs, max_batch_size))
+    asyncio.run(run_trace(follower, jobs, Setup(Knobs(max_batch_size))))
     seconds = time.perf_counter() - began
     inside = sum(one.seconds for one in follower.ran)
     yield Measured(

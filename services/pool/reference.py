@@ -7,6 +7,7 @@ a real server runs. Every method is atomic up to its first wait, as a script is.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import takewhile
 
 from services.messages import (
     Exchange,
@@ -140,8 +141,9 @@ class ReferencePool(Rules):
         last = tuple(map(int, after.split("-"))) if after != "0" else None
         events: list[TokenEvent] = []
         if registered := self._gateways.get(gateway):
-            numbered = [((registered.registration, n), entry) for n, entry in registered.entries]
-            for at, entry in [e for e in numbered if last is None or e[0] > last][:ENTRIES_AT_ONCE]:
+            newest_first = (((registered.registration, n), entry) for n, entry in reversed(registered.entries))
+            newer = list(takewhile(lambda e: last is None or e[0] > last, newest_first))
+            for at, entry in newer[: -ENTRIES_AT_ONCE - 1 : -1]:
                 if last is not None and at != (last[0], last[1] + 1):
                     self._gaps.add(gateway)
                 events += entry

@@ -50,10 +50,11 @@ class Priority:
         return [o for o in reversed(running) if o.priority > entry.priority and o.rank > entry.rank]
 
     def _at_risk(self, entry: Entry) -> bool:
-        """Whether its first token comes late unless it starts now. The iteration in flight goes first."""
+        """Whether its first token comes late unless it starts now. Who begins an iteration later is late by one, and
+        the estimate leaves out the way to the client: two iterations to spare."""
         if entry.due is None or entry.output:
             return False
         tokens = entry.num_tokens
         iterations = ceil(tokens / self._budget.last)
         seconds = self._cost.seconds(tokens, tokens * tokens // 2) + (iterations - 1) * self._cost.fixed
-        return self._now() + self._cost.last + seconds >= entry.due
+        return self._now() + 2 * self._cost.last + seconds >= entry.due

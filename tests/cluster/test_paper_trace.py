@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from load.options import Options
 from load.server import OrcaServer
+from load.stock import load_stock
 from load.stream_client import run_trace
-from load.verify import load_stock
 from load.workloads import paper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -23,7 +24,7 @@ async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaSer
     assert after["orca:mixed_iterations_total"] > before["orca:mixed_iterations_total"]
     assert after["orca:peak_batch_size"] >= 4
 
-    model = load_stock("default")
+    model = load_stock(Options(device="cpu"))
     for job, stream in zip(jobs, streams, strict=True):
         assert stream.token_ids == likeliest(model, job.prompt, stream.token_ids)
 

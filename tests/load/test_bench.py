@@ -8,7 +8,7 @@ import pytest
 
 from load import bench
 from load.benches import policies, scheduling
-from load.in_process import run_trace
+from load.in_process import Setup, run_trace
 from load.workloads import Job, paper
 from services.engine.null import NullEngine
 from services.errors import EngineLost
@@ -23,7 +23,8 @@ def engine() -> NullEngine:
 
 def test_both_policies_give_each_job_its_tokens(engine: NullEngine) -> None:
     jobs = paper(12)
-    runs = [asyncio.run(run_trace(engine, jobs, 4, policy)) for policy in ("iteration", "request")]
+    setups = [Setup(Knobs(4), scheduler=policy) for policy in policies.POLICIES.values()]
+    runs = [asyncio.run(run_trace(engine, jobs, setup)) for setup in setups]
     for run in runs:
         assert [len(output) for output in run.outputs] == [job.max_new_tokens for job in jobs]
         assert run.iterations >= max(job.max_new_tokens for job in jobs)
@@ -37,7 +38,7 @@ class LostEngine(NullEngine):
 
 def test_an_engine_that_is_lost_ends_the_run(engine: NullEngine) -> None:
     with pytest.raises(EngineLost, match="in iteration 1"):
-        asyncio.run(run_trace(LostEngine(engine.figures), paper(2), 4))
+        asyncio.run(run_trace(LostEngine(engine.figures), paper(2), Setup(Knobs(4))))
 
 
 def test_the_policies_table(engine: NullEngine) -> None:
