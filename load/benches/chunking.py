@@ -30,7 +30,7 @@ class Size:
     tokens: int = 112
     prompt: int = 4000
     arrival: int = 16
-    budgets: tuple[int, ...] = (512, 256, 128)
+    budgets: tuple[int, ...] = (512, 128)
     rounds: int = 2
 
 

@@ -26,7 +26,7 @@ class Size:
     batches: tuple[int, ...] = (1, 8, 32)
     tokens: int = 48  # of each request; every other one stops at half of it
     null_tokens: int = 512
-    rounds: int = 3
+    rounds: int = 2
 
 
 def run(options: Options) -> str:

@@ -28,7 +28,7 @@ class Size:
     limit: int = 512
     lengths: tuple[int, ...] = (8, 96, 16, 88, 24, 96)
     kv_blocks: int = 80
-    rounds: int = 3
+    rounds: int = 2
 
 
 def run(options: Options) -> str:
