@@ -154,7 +154,18 @@ async def _engine_and_scheduler(site: Site) -> None:
 
 
 async def _stopped_scheduler(site: Site) -> None:
-    await _stop_for(_owner(site.server), site.past_lease)
+    """Without a spare nobody would take the seat, however long its owner slept."""
+    owners = _some(owning_schedulers(site.server), "scheduler with a seat")
+    _some(_without(site.server.pids(SCHEDULER), *owners), "spare scheduler")
+    stopped = random.choice(owners)
+    _signal(signal.SIGSTOP, stopped)
+    try:
+        await asyncio.sleep(site.past_lease)
+        async with asyncio.timeout(STUCK):  # the spare's process may still be starting
+            while stopped in owning_schedulers(site.server):  # noqa: ASYNC110 - another process, no event
+                await asyncio.sleep(0.1)
+    finally:
+        _signal(signal.SIGCONT, stopped)
 
 
 async def _stuck_engine(site: Site) -> None:
