@@ -70,7 +70,7 @@ def build_of(settings: Settings) -> str:
         "services/wire.py",
         "actors/engine.py",
     ):
-        for file in sorted((root / folder).rglob("*.py")) if (root / folder).is_dir() else [root / folder]:
+        for file in sorted((root / folder).rglob("*.[pch]*")) if (root / folder).is_dir() else [root / folder]:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -79,6 +79,8 @@ def engine_settings(settings: Settings) -> EngineSettings:
     return EngineSettings(
         device=settings.device,
         dtype=settings.dtype,
+        weights=settings.weights,
+        cache_dir=settings.cache_dir,
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,
         kv_memory_fraction=settings.kv_memory_fraction,

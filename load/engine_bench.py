@@ -20,7 +20,6 @@ from load.machine import machine
 from load.options import Options, model_folder
 from services.engine import loading, placement
 from services.engine.engine import Engine
-from services.engine.kv_cache import cache_dtype
 from services.engine.settings import EngineSettings
 
 PARTS = (*PHASES, "shares")
@@ -32,10 +31,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
     parser.add_argument("--cache-dir", type=Path, help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
-    report = run(Options(given.model, given.device, given.dtype, given.cache_dir), given.part or PARTS)
+    report = run(Options(given.model, given.device, given.dtype, given.cache_dir, given.weights), given.part or PARTS)
     if given.json:
         given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
 
@@ -43,13 +43,13 @@ def main(arguments: list[str] | None = None) -> None:
 def run(options: Options, parts: Sequence[str]) -> Report:
     """Measure the machine, then the engine in these parts; prints as it goes."""
     folder = model_folder(options)
-    settings = EngineSettings(device=options.device, dtype=options.dtype)
+    settings = EngineSettings(options.device, options.dtype, options.weights, cache_dir=options.cache_dir)
     engine = Engine.load(folder, settings)
     device = placement.choose_device(settings)
-    dtype = placement.choose_dtype(settings, device)
-    shape = ModelShape.of(loading.load_config(folder), dtype, cache_dtype(dtype, device))
+    decoder = engine.decoder
+    shape = ModelShape.of(loading.load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]
-    rates = measure_rates(device, dtype, *shape.widest)
+    rates = measure_rates(device, decoder.weight_dtype, *shape.widest)
     report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)
     print(f"{report.machine}; {report.numerics}; load average {load[0]:.1f}\n")
     print(rates_table(rates, report.matrix), flush=True)

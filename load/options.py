@@ -20,6 +20,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path | None = None
+    weights: Literal["dtype", "int8"] = "dtype"
 
 
 def model_folder(options: Options) -> Path:
@@ -33,7 +34,8 @@ def model_folder(options: Options) -> Path:
 
 def load_engine(options: Options) -> Engine:
     """The real engine, in this process."""
-    return Engine.load(model_folder(options), EngineSettings(device=options.device, dtype=options.dtype))
+    settings = EngineSettings(options.device, options.dtype, options.weights, cache_dir=options.cache_dir)
+    return Engine.load(model_folder(options), settings)
 
 
 def load_exact_engine(options: Options) -> Engine:

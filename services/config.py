@@ -45,7 +45,9 @@ class Settings(BaseSettings):
     data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = _home(
         "XDG_DATA_HOME", ".local/share"
     )
-    cache_dir: Annotated[Path, Field(description="where converted models are kept")] = _home("XDG_CACHE_HOME", ".cache")
+    cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = _home(
+        "XDG_CACHE_HOME", ".cache"
+    )
 
     engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
     gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 2
@@ -91,6 +93,10 @@ class Settings(BaseSettings):
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="auto: bfloat16 where the device computes it natively, else float32"),
     ] = "auto"
+    weights: Annotated[
+        Literal["dtype", "int8"],
+        Field(description="int8: weights of products in eight bits, half to a quarter of the memory; CPU only"),
+    ] = "dtype"
     block_size: Annotated[int, Field(ge=1, le=1024, description="tokens of one KV block")] = 16
     kv_blocks: Annotated[
         int, Field(ge=0, description="KV blocks of an engine; 0: what kv_memory_fraction of the free memory holds")

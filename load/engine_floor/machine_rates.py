@@ -45,10 +45,10 @@ class MachineRates:
         return float(np.interp(rows, [m.rows for m in self.matrix], [m.operations for m in self.matrix]))
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int) -> MachineRates:
-    """The rates for products [rows, inputs] x [inputs, outputs] in `dtype`."""
+def measure_rates(device: torch.device, stored: torch.dtype, inputs: int, outputs: int) -> MachineRates:
+    """The rates for products [rows, inputs] x [inputs, outputs] by weights stored in this dtype."""
     bandwidth = max(measure_bandwidth(device).values())
-    measured = (_matrix_rate(device, dtype, inputs, outputs, rows) for rows in ROW_COUNTS)
+    measured = (_matrix_rate(device, stored, inputs, outputs, rows) for rows in ROW_COUNTS)
     return MachineRates(bandwidth, tuple(accumulate(measured, _at_least)))
 
 
@@ -60,14 +60,15 @@ def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
     return MatrixRate(more.rows, fewer.operations, way, more.reached)
 
 
-def _matrix_rate(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
+def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
     """The best way at this row count, its weights read from memory."""
-    copies = -(-CACHES * last_level_cache(device) // (inputs * outputs * int(dtype.itemsize)))
+    copies = -(-CACHES * last_level_cache(device) // (inputs * outputs * int(stored.itemsize)))
+    dtype = stored if stored.is_floating_point else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
     reached = {}
     with torch.inference_mode():
-        for name, way in ways(device, dtype).items():
+        for name, way in ways(device, stored).items():
             seconds = best_seconds([way(left, weight.clone()) for _ in range(copies)], device)
             reached[name] = 2 * rows * inputs * outputs / seconds
     best = max(reached, key=reached.__getitem__)

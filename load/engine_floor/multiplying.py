@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable
 
 import torch
 from torch.nn.functional import linear
 
+from services.engine.lean.weights import Linear
+from services.engine.native.build import NoKernels, kernels
+from services.engine.native.packing import Packer
+
 Multiply = Callable[[], torch.Tensor]
 Way = Callable[[torch.Tensor, torch.Tensor], Multiply]
 
 
-def ways(device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
-    """Each takes rows [rows, inputs] and a weight [outputs, inputs], packs what it packs, and returns the product."""
+def ways(device: torch.device, stored: torch.dtype) -> dict[str, Way]:
+    """Each takes rows [rows, inputs] and a weight [outputs, inputs], packs what it packs, and returns the product.
+
+    `stored` is the dtype of the engine's weights; the engine's own kernel is one of the ways.
+    """
     known: dict[str, Way] = {"linear": _linear, "mm": _mm}
+    if device.type == "cpu":
+        with contextlib.suppress(NoKernels):
+            known["kernel"] = _kernel(kernels(None), stored)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         known["mkldnn packed"] = _mkldnn
-    if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available():
+    if device.type == "cpu" and stored != torch.bfloat16 and torch.backends.mkl.is_available():
         known["mkl packed"] = _mkl
     return known
 
@@ -28,6 +40,23 @@ def _linear(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
 def _mm(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
     transposed = weight.t().contiguous()
     return lambda: torch.mm(rows, transposed)
+
+
+def _kernel(library: ctypes.CDLL, stored: torch.dtype) -> Way:
+    def way(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
+        packer = Packer(library, stored, torch.get_num_threads())
+        matrix = packer.matrix(Linear(weight))
+        given = rows.to(torch.float32)
+        product = torch.empty(len(rows), len(weight))
+
+        def multiply() -> torch.Tensor:
+            x, to = ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(product.data_ptr())
+            library.orca_multiply(ctypes.byref(matrix), x, len(given), packer.threads, to)
+            return product
+
+        return multiply
+
+    return way
 
 
 def _mkldnn(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:

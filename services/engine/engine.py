@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from services.engine import loading, memory, placement
-from services.engine.attention import attending
 from services.engine.deadly import DeadlyToken
-from services.engine.flat_batch import FlatBatch, pack
-from services.engine.kv_cache import KVCache, block_bytes, cache_dtype
+from services.engine.decoder import Decoder
+from services.engine.flat_batch import pack
+from services.engine.kv_cache import KVCache, block_bytes
 from services.engine.rows import Rows
 from services.engine.sampler import Sampled, Sampler
-from services.engine.sdpa import SdpaAttention
 from services.engine.settings import EngineSettings
-from services.engine.support import check_attention
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo
@@ -31,14 +28,14 @@ class Engine:
 
     def __init__(
         self,
-        model: Any,
+        decoder: Decoder,
         cache: KVCache,
         figures: EngineFigures,
         eos_token_ids: frozenset[int],
         deadly: DeadlyToken,
     ) -> None:
         self.figures = figures
-        self._model = model
+        self.decoder = decoder
         self._cache = cache
         self._rows = Rows(figures.block_size)
         self._sampler = Sampler(eos_token_ids, figures.vocab_size)
@@ -57,20 +54,20 @@ class Engine:
         info = ModelInfo.load(folder)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
         config = loading.load_config(folder)
-        model = loading.load_model(folder, dtype, device)
-        layers = check_attention(model, config.num_hidden_layers)
-        kept = cache_dtype(dtype, device)
-        blocks = memory.count_blocks(settings, block_bytes(layers, settings.block_size, kept), length, device)
+        decoder = loading.load_decoder(folder, config, settings, length)
+        kept = block_bytes(decoder.layers, settings.block_size, decoder.cache_dtype)
+        blocks = memory.count_blocks(settings, kept, length, device)
         figures = EngineFigures(
             model=info.name,
             max_model_len=length,
             num_blocks=blocks,
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
-            numerics=f"{info.revision} {str(dtype).removeprefix('torch.')} {device.type} sdpa",
+            numerics=f"{info.revision} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
         )
-        cache = KVCache(layers, blocks, settings.block_size, kept, device)
-        return cls(model, cache, figures, info.eos_token_ids, DeadlyToken(settings.deadly_token))
+        cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
+        decoder.bind(cache)
+        return cls(decoder, cache, figures, info.eos_token_ids, DeadlyToken(settings.deadly_token))
 
     def reset(self, epoch: str) -> None:
         """Forget all requests and obey `epoch` from now on."""
@@ -90,10 +87,10 @@ class Engine:
         scheduled = self._rows.scheduled(iteration)
         result = Sampled()
         if scheduled:
-            batch = pack(scheduled, self._cache.block_size, self._model.device)
+            batch = pack(scheduled, self._cache.block_size)
             self._deadly.check(batch.input_ids)
             with torch.inference_mode():
-                result = self._sampler.sample(self._forward(batch), batch.sampling)
+                result = self._sampler.sample(self.decoder.forward(batch), batch.sampling)
             for row, count in scheduled:
                 row.num_computed_tokens += count
             self._keep(result)
@@ -105,18 +102,6 @@ class Engine:
             result.failed,
             time.perf_counter() - started,
         )
-
-    def _forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [sampling, vocab] after the last token of each request that is complete."""
-        with attending(SdpaAttention(batch, self._cache)):
-            output = self._model(
-                input_ids=batch.input_ids,
-                position_ids=batch.positions,
-                use_cache=False,
-                logits_to_keep=batch.ends,
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
     def _keep(self, result: Sampled) -> None:
         """Append the drawn tokens. What failed is not computed again."""

@@ -1,4 +1,4 @@
-"""FlatBatch: an iteration as flat tensors (paper, section 3.2: selective batching).
+"""FlatBatch: an iteration as flat arrays (paper, section 3.2: selective batching).
 
 Every operation but attention runs over one axis of all tokens of all requests; attention finds its requests by
 the lengths and block tables here.
@@ -7,25 +7,28 @@ the lengths and block tables here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import Any
 
-import torch
+import numpy as np
 
 from services.engine.rows import Row
+
+Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
     """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, behind `contexts[i]` computed ones."""
 
-    input_ids: torch.Tensor  # [1, total_tokens]
-    positions: torch.Tensor  # [1, total_tokens], of each token in its request
-    slots: torch.Tensor  # [total_tokens], where its key and value go: block * block_size + offset
-    starts: list[int]  # [requests + 1]
-    contexts: list[int]  # [requests], tokens computed before this iteration
-    block_tables: list[list[int]]  # [requests][blocks], those that hold context and new tokens
-    ends: torch.Tensor  # [sampling], flat index of the last token of each request that is complete after this
+    input_ids: Numbers  # [total_tokens]
+    starts: Numbers  # [requests + 1]
+    contexts: Numbers  # [requests], tokens computed before this iteration
+    table_starts: Numbers  # [requests + 1], into `tables`
+    tables: Numbers  # the blocks that hold each request's context and new tokens, one request after the other
+    ends: Numbers  # [sampling], flat index of the last token of each request that is complete after this
     sampling: list[Row]  # [sampling], those requests
+    block_size: int
 
     @property
     def num_requests(self) -> int:
@@ -33,32 +36,51 @@ class FlatBatch:
 
     def length(self, i: int) -> int:
         """Tokens of request i to compute in this iteration."""
-        return self.starts[i + 1] - self.starts[i]
+        return int(self.starts[i + 1] - self.starts[i])
+
+    def table(self, i: int) -> list[int]:
+        """Request i's blocks."""
+        return self.tables[self.table_starts[i] : self.table_starts[i + 1]].tolist()  # type: ignore[no-any-return]
+
+    def positions(self) -> Numbers:
+        """[total_tokens], of each token in its request."""
+        shifts = np.repeat(self.contexts - self.starts[:-1], np.diff(self.starts))
+        positions: Numbers = np.arange(len(self.input_ids), dtype=np.int32) + shifts
+        return positions
+
+    def slots(self) -> Numbers:
+        """[total_tokens], where each token's key and value go: block * block_size + offset."""
+        positions = self.positions()
+        tables = np.repeat(self.table_starts[:-1], np.diff(self.starts))
+        slots: Numbers = (
+            self.tables[tables + positions // self.block_size] * self.block_size + positions % self.block_size
+        )
+        return slots
 
 
-def pack(scheduled: list[tuple[Row, int]], block_size: int, device: torch.device) -> FlatBatch:
+def pack(scheduled: list[tuple[Row, int]], block_size: int) -> FlatBatch:
     """The flat batch of these rows, each with so many next tokens. Two counters tell all: there are no phases."""
     input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
     tables: list[list[int]] = []
     for row, count in scheduled:
         begin, end = row.num_computed_tokens, row.num_computed_tokens + count
         assert begin < end <= len(row.token_ids), f"{row.id}: {count} tokens from {begin} of {len(row.token_ids)}"
         assert end <= len(row.blocks) * block_size, f"{row.id}: {end} tokens in {len(row.blocks)} blocks"
         input_ids += row.token_ids[begin:end]
-        positions += range(begin, end)
-        slots += [row.blocks[p // block_size] * block_size + p % block_size for p in range(begin, end)]
         tables.append(row.blocks[: -(-end // block_size)])
     starts = [0, *accumulate(count for _, count in scheduled)]
     complete = [i for i, (row, count) in enumerate(scheduled) if row.num_computed_tokens + count == len(row.token_ids)]
     return FlatBatch(
-        input_ids=torch.tensor([input_ids], device=device),
-        positions=torch.tensor([positions], device=device),
-        slots=torch.tensor(slots, device=device),
-        starts=starts,
-        contexts=[row.num_computed_tokens for row, _ in scheduled],
-        block_tables=tables,
-        ends=torch.tensor([starts[i + 1] - 1 for i in complete], dtype=torch.long, device=device),
+        input_ids=_numbers(input_ids),
+        starts=_numbers(starts),
+        contexts=_numbers([row.num_computed_tokens for row, _ in scheduled]),
+        table_starts=_numbers([0, *accumulate(map(len, tables))]),
+        tables=_numbers(list(chain.from_iterable(tables))),
+        ends=_numbers([starts[i + 1] - 1 for i in complete]),
         sampling=[scheduled[i][0] for i in complete],
+        block_size=block_size,
     )
+
+
+def _numbers(values: list[int]) -> Numbers:
+    return np.array(values, dtype=np.int32)

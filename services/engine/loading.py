@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
+from services.engine import placement
 from services.engine.attention import NAME
-from services.engine.support import check_config
+from services.engine.decoder import Decoder
+from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.weights import DecoderWeights
+from services.engine.native.build import NoKernels, kernels
+from services.engine.native.decoder import NativeDecoder
+from services.engine.settings import EngineSettings
+from services.engine.stock import StockDecoder
+from services.engine.support import check_attention, check_config
 from services.errors import ModelError, SettingsError
+
+log = logging.getLogger(__name__)
 
 
 def load_config(folder: Path) -> Any:
@@ -24,12 +35,42 @@ def load_config(folder: Path) -> Any:
     return config
 
 
+def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: int) -> Decoder:
+    """The model in `folder` on the lean path where it has one, else transformers' own.
+
+    Raises ModelError for a model that cannot be read or served, SettingsError for settings that only the other way has.
+    """
+    device = placement.choose_device(settings)
+    dtype = placement.choose_dtype(settings, device)
+    spec = lean_spec(config, settings)
+    if spec:
+        try:
+            library = kernels(settings.cache_dir)
+        except NoKernels as error:
+            log.warning("transformers' own layers run, several times slower: %s", error)
+        else:
+            weights = DecoderWeights(spec, folder, dtype)
+            kept = torch.int8 if settings.weights == "int8" else dtype
+            return NativeDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
+    if settings.weights != "dtype":
+        raise SettingsError(f"weights={settings.weights} is served on the lean path only, which this model is not on")
+    model = load_model(folder, dtype, device)
+    return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+
+
+def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:
+    """What the lean path runs of this model; None where it is not to."""
+    if not settings.lean or placement.choose_device(settings).type != "cpu":
+        return None
+    return DecoderSpec.of(config)
+
+
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in `folder`, its attention replaced by ours where it lets us. Raises ModelError.
 
     Whether it did is known only after `support.check_attention`.
     """
-    logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, KeyError) as error:

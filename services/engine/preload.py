@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import services.engine.engine  # noqa: F401  what an engine runs with
 from services.engine import placement
-from services.engine.loading import load_config
+from services.engine.loading import lean_spec, load_config
+from services.engine.native.build import NoKernels, kernels
 from services.engine.settings import EngineSettings
 
 
@@ -21,6 +23,9 @@ def preload(folder: Path, settings: EngineSettings) -> None:
     """
     device = placement.choose_device(settings)
     config = load_config(folder)
+    if lean_spec(config, settings):
+        with contextlib.suppress(NoKernels):
+            kernels(settings.cache_dir)
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(config)
     torch.zeros(1, device=device)  # CUDA's context: the spare has it before it is needed

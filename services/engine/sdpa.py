@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -35,10 +36,11 @@ class _Span:
 class SdpaAttention:
     """Attention of one iteration. Indices and masks are made once, then used by all layers."""
 
-    def __init__(self, batch: FlatBatch, cache: KVCache) -> None:
+    def __init__(self, batch: FlatBatch, cache: KVCache, device: torch.device) -> None:
         self._cache = cache
-        self._slots = batch.slots
-        lengths = [context + batch.length(i) for i, context in enumerate(batch.contexts)]
+        self._device = device
+        self._slots = torch.from_numpy(batch.slots()).to(device, torch.long)
+        lengths = (batch.contexts + np.diff(batch.starts)).tolist()
         singles = [i for i in range(batch.num_requests) if batch.length(i) == 1]
         singles.sort(key=lengths.__getitem__)
         self._singles = [self._pad(batch, lengths, singles[i : i + GROUP]) for i in range(0, len(singles), GROUP)]
@@ -100,27 +102,22 @@ class SdpaAttention:
         return output[0].transpose(0, 1).to(query.dtype)
 
     def _pad(self, batch: FlatBatch, lengths: list[int], requests: list[int]) -> _Singles:
-        device = batch.slots.device
-        tables = [self._filled(batch.block_tables[i], lengths[i]) for i in requests]
+        tables = [batch.table(i) for i in requests]
         most = max(map(len, tables))
         blocks = [table + [self._cache.padding_block] * (most - len(table)) for table in tables]
-        keys = torch.arange(most * self._cache.block_size, device=device)
-        mask = keys < torch.tensor([lengths[i] for i in requests], device=device)[:, None]
+        keys = torch.arange(most * self._cache.block_size, device=self._device)
+        mask = keys < torch.tensor([lengths[i] for i in requests], device=self._device)[:, None]
         return _Singles(
-            tokens=torch.tensor([batch.starts[i] for i in requests], device=device),
-            blocks=torch.tensor(blocks, device=device),
+            tokens=torch.tensor([int(batch.starts[i]) for i in requests], device=self._device),
+            blocks=torch.tensor(blocks, device=self._device),
             mask=mask[:, None, None, :],
         )
 
-    def _filled(self, table: list[int], length: int) -> list[int]:
-        """The blocks that hold a request's `length` keys; those reserved for what is to come are not read."""
-        return table[: -(-length // self._cache.block_size)]
-
     def _span(self, batch: FlatBatch, i: int) -> _Span:
-        tokens = slice(batch.starts[i], batch.starts[i + 1])
+        tokens = slice(int(batch.starts[i]), int(batch.starts[i + 1]))
         if batch.contexts[i] == 0:
             return _Span(tokens, None, None)
-        filled = self._filled(batch.block_tables[i], batch.contexts[i] + batch.length(i))
-        blocks = torch.tensor([filled], device=batch.slots.device)
-        keys = torch.arange(blocks.numel() * self._cache.block_size, device=batch.slots.device)
-        return _Span(tokens, blocks, keys <= batch.positions[0, tokens][:, None])
+        blocks = torch.tensor([batch.table(i)], device=self._device)
+        keys = torch.arange(blocks.numel() * self._cache.block_size, device=self._device)
+        positions = torch.arange(int(batch.contexts[i]), int(batch.contexts[i]) + batch.length(i), device=self._device)
+        return _Span(tokens, blocks, keys <= positions[:, None])

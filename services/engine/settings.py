@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -10,11 +11,15 @@ from typing import Literal
 class EngineSettings:
     """Where and how the model runs; the defaults are those of `services.config.Settings`.
 
-    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it natively, else float32.
+    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it natively, else float32. `weights` int8: each output of a
+    product has its own scale, the rest is computed as with `dtype`; on the lean path only.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["dtype", "int8"] = "dtype"
+    lean: bool = True  # False: transformers' own layers for every family
+    cache_dir: Path | None = None  # where compiled kernels are kept; None: in the user's cache
     block_size: int = 16  # tokens of one KV block
     kv_blocks: int = 0  # 0: what kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.25

@@ -95,11 +95,12 @@ def test_the_parts_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> 
     """A machine with a GPU may have none of them."""
     code = f"""
 import importlib, sys
+from pathlib import Path
 sys.modules.update(dict.fromkeys(["ray", "redis", "pydantic", "aiohttp", "locust"]))
 from load import bench
 from load.options import Options, load_exact_engine
 for name in {list(PARTS)}:
     importlib.import_module("load.benches." + name)
-load_exact_engine(Options({options.model!r}, "cpu", cache_dir="unused"))
+load_exact_engine(Options({options.model!r}, "cpu", cache_dir=Path.home() / ".cache" / "orca"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

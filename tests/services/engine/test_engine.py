@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from driver import Driver, Job
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
@@ -122,16 +123,18 @@ def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
         llama.run(Iteration("e", 1, {"a/0": 5}, [NewRequest("a/0", [5] * 5, 5, GREEDY)], {"a/0": [0]}))
 
 
-def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lean", [True, False])
+def test_undefined_values_stay_with_their_request(tmp_path: Path, lean: bool) -> None:
     """One token's embedding is NaN: who has it fails alone, and its blocks harm no later owner."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
-    engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1))
+    settings = EngineSettings("cpu", "float32", lean=lean, block_size=4, kv_blocks=16, threads=1)
     good = [[5, 6, 7], [8, 9, 10, 11, 12]]
-    expected = alone(engine, [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
-    with torch.no_grad():
-        engine._model.get_input_embeddings().weight[40] = torch.nan
-    # tied or not, the output matrix keeps no NaN: every request would fail
-    assert engine._model.lm_head.weight.isfinite().all()
+    expected = alone(Engine.load(folder, settings), [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
+    weights = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" in weights  # were it tied to the embedding, every request would fail
+    weights["model.embed_tokens.weight"][40] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    engine = Engine.load(folder, settings)
     jobs = [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)]
     bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], GREEDY) for i in range(4)]
     driver = Driver(engine, random.Random(1), max_batch=3)
@@ -151,12 +154,14 @@ def test_logprobs_come_with_the_tokens(llama: Engine) -> None:
     assert [logprobs.top[0][1] for logprobs in job.logprobs] == [logprobs.token for logprobs in job.logprobs]
 
 
-def test_bfloat16_runs_and_keeps_keys_in_float32(tiny_model: Callable[[str], Path]) -> None:
-    engine = Engine.load(tiny_model("llama"), EngineSettings("cpu", "bfloat16", block_size=4, kv_blocks=64, threads=1))
+@pytest.mark.parametrize(("lean", "kept", "path"), [(True, torch.bfloat16, "native"), (False, torch.float32, "sdpa")])
+def test_bfloat16(tiny_model: Callable[[str], Path], lean: bool, kept: torch.dtype, path: str) -> None:
+    settings = EngineSettings("cpu", "bfloat16", lean=lean, block_size=4, kv_blocks=64, threads=1)
+    engine = Engine.load(tiny_model("llama"), settings)
     jobs = Driver(engine, random.Random(0)).run(seeded_jobs())
     assert all(len(job.output) == 12 for job in jobs)
-    assert engine._cache.keys[0].dtype == torch.float32
-    assert " bfloat16 cpu sdpa" in engine.figures.numerics
+    assert engine._cache.keys[0].dtype == kept
+    assert f" bfloat16 cpu {path}" in engine.figures.numerics
 
 
 def test_figures(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
@@ -164,7 +169,7 @@ def test_figures(llama: Engine, tiny_model: Callable[[str], Path]) -> None:
     assert figures.model == tiny_model("llama").name
     assert (figures.max_model_len, figures.vocab_size) == (256, 200)
     assert (figures.num_blocks, figures.block_size, figures.num_slots) == (256, 4, 1024)
-    assert figures.numerics.endswith(" float32 cpu sdpa")
+    assert figures.numerics.endswith(" float32 cpu native")
 
 
 def test_blocks_come_from_the_memory_there_is(

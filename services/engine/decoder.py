@@ -1,0 +1,29 @@
+"""Decoder: what runs a flat batch through a model's layers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from services.engine.flat_batch import FlatBatch
+from services.engine.kv_cache import KVCache, LayerShape
+
+
+class Decoder(Protocol):
+    """A loaded model. `path` names the way it computes, as a part of an engine's numerics."""
+
+    path: str
+    weight_dtype: torch.dtype  # of the products' weights as stored
+    cache_dtype: torch.dtype  # of keys and values
+
+    @property
+    def layers(self) -> list[LayerShape]: ...
+
+    def bind(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        ...
+
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
+        """Logits [sampling, vocab] after the last token of each request that is complete."""
+        ...

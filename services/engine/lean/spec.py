@@ -1,0 +1,92 @@
+"""DecoderSpec: what the layers of a family compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Pre-norm decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary.
+
+    `layer_norm`: with mean and bias, as in GPT; else by root mean square. `gated`: down(silu(gate x) * up x), else
+    down(gelu(up x)) in its tanh form. `rotary`: rotary embeddings over the whole head, else learned positions.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    epsilon: float
+    layer_norm: bool = False
+    gated: bool = True
+    rotary: bool = True
+    head_norm: bool = False  # queries and keys are normalised, head by head
+
+    @property
+    def scaling(self) -> float:
+        """Of attention scores."""
+        return float(self.head_dim**-0.5)
+
+    @classmethod
+    def of(cls, config: Any) -> DecoderSpec | None:
+        """Of a text model's config; None for a family, or a variant of one, without a lean path."""
+        read = _FAMILIES.get(config.model_type)
+        return read(config) if read else None
+
+
+def _llama(config: Any) -> DecoderSpec | None:
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    partial = "partial_rotary_factor" in config.rope_parameters
+    if config.hidden_act != "silu" or windowed or partial:
+        return None
+    return DecoderSpec(
+        family="llama",
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        head_norm=config.model_type == "qwen3",
+    )
+
+
+def _gpt2(config: Any) -> DecoderSpec | None:
+    if (
+        config.activation_function != "gelu_new"
+        or config.scale_attn_by_inverse_layer_idx
+        or not config.scale_attn_weights
+    ):
+        return None
+    return DecoderSpec(
+        family="gpt2",
+        layers=config.n_layer,
+        hidden=config.n_embd,
+        heads=config.n_head,
+        kv_heads=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        intermediate=config.n_inner or 4 * config.n_embd,
+        vocab=config.vocab_size,
+        epsilon=config.layer_norm_epsilon,
+        layer_norm=True,
+        gated=False,
+        rotary=False,
+    )
+
+
+_FAMILIES: dict[str, Callable[[Any], DecoderSpec | None]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "qwen3": _llama,
+    "gpt2": _gpt2,
+}

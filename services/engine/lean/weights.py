@@ -1,0 +1,187 @@
+"""The weights of a decoder, fused as its products run, read from safetensors: only what is asked for is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from services.engine.lean.spec import DecoderSpec
+from services.errors import ModelError
+
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product by `weight` [outputs, inputs], plus `bias` [outputs]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Of one layer; norms are Linears whose weight is a vector."""
+
+    attention_norm: Linear
+    qkv: Linear  # queries, keys, values
+    query_norm: torch.Tensor | None  # [head_dim]
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: Linear
+    up: Linear  # gated: gates, then what they let through
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `size` equal parts of every layer: some heads, some of the intermediate numbers."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, count: int) -> Rows:
+        """Its range of `count` equal things."""
+        assert count % self.size == 0, f"{count} in {self.size} parts"
+        part = count // self.size
+        return self.rank * part, (self.rank + 1) * part
+
+
+class Checkpoint:
+    """The tensors of a transformers folder with safetensors, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelError for a folder without any."""
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            names = {name: folder / file for name, file in files.items()}
+        else:
+            file = folder / "model.safetensors"
+            if not file.exists():
+                raise ModelError(f"{folder} holds no causal language model with safetensors")
+            with safe_open(file, framework="pt") as opened:
+                names = dict.fromkeys(opened.keys(), file)
+        self._files = names
+        self._opened: dict[Path, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
+        """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        if name not in self._files:
+            raise ModelError(f"the weights have no tensor {name!r}")
+        file = self._files[name]
+        if file not in self._opened:
+            self._opened[file] = safe_open(file, framework="pt")
+        part = self._opened[file].get_slice(name)
+        if columns:
+            return part[:, slice(*columns)]
+        return part[slice(*rows)] if rows else part[:]
+
+
+class DecoderWeights:
+    """Reads the parts of a decoder in `dtype`, each when it is asked for."""
+
+    def __init__(self, spec: DecoderSpec, folder: Path, dtype: torch.dtype, shard: Shard = Shard()) -> None:
+        self._spec = spec
+        self._file = Checkpoint(folder)
+        self._dtype = dtype
+        self._shard = shard
+        self._layer: Callable[[int], LayerWeights] = self._gpt2_layer if spec.family == "gpt2" else self._llama_layer
+        self._root = "transformer." if "transformer.wte.weight" in self._file else ""
+
+    def layer(self, index: int) -> LayerWeights:
+        """This shard's part of a layer."""
+        return self._layer(index)
+
+    def embedding(self) -> torch.Tensor:
+        """[vocab, hidden]"""
+        return self._read(f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight")
+
+    def positions(self) -> torch.Tensor:
+        """[positions, hidden], where they are learned."""
+        return self._read(f"{self._root}wpe.weight")
+
+    def last_norm(self) -> Linear:
+        return self._norm(f"{self._root}ln_f" if self._spec.family == "gpt2" else "model.norm")
+
+    def vocabulary(self) -> torch.Tensor:
+        """[vocab, hidden]: the embedding where both are one."""
+        return self._read("lm_head.weight") if "lm_head.weight" in self._file else self.embedding()
+
+    def _read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
+        return self._file.read(name, rows, columns).to(self._dtype)
+
+    def _norm(self, name: str) -> Linear:
+        bias = f"{name}.bias"
+        return Linear(self._read(f"{name}.weight"), self._read(bias) if bias in self._file else None)
+
+    def _optional(self, name: str, rows: Rows | None = None) -> torch.Tensor | None:
+        return self._read(name, rows) if name in self._file else None
+
+    def _stacked(self, names: list[str], rows: list[Rows]) -> Linear:
+        """Products of the same input, one below the other."""
+        weights = [self._read(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
+        if f"{names[0]}.bias" not in self._file:
+            return Linear(torch.cat(weights))
+        return Linear(
+            torch.cat(weights), torch.cat([self._read(f"{n}.bias", r) for n, r in zip(names, rows, strict=True)])
+        )
+
+    def _partial(self, name: str, columns: Rows) -> Linear:
+        """A product of this shard's inputs; the bias counts once in the sum over shards."""
+        bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
+        return Linear(self._read(f"{name}.weight", columns=columns), bias)
+
+    def _heads(self, count: int) -> Rows:
+        begin, end = self._shard.of(count)
+        return begin * self._spec.head_dim, end * self._spec.head_dim
+
+    def _llama_layer(self, index: int) -> LayerWeights:
+        layer, spec = f"model.layers.{index}", self._spec
+        queries, keys = self._heads(spec.heads), self._heads(spec.kv_heads)
+        inner = self._shard.of(spec.intermediate)
+        attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+        return LayerWeights(
+            attention_norm=self._norm(f"{layer}.input_layernorm"),
+            qkv=self._stacked(attention, [queries, keys, keys]),
+            query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
+            key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
+            output=self._partial(f"{layer}.self_attn.o_proj", queries),
+            mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
+            up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
+            down=self._partial(f"{layer}.mlp.down_proj", inner),
+        )
+
+    def _gpt2_layer(self, index: int) -> LayerWeights:
+        """GPT-2 keeps its weights [inputs, outputs]."""
+        layer, spec = f"{self._root}h.{index}", self._spec
+        heads, inner = self._heads(spec.heads), self._shard.of(spec.intermediate)
+        thirds = [(third * spec.hidden + heads[0], third * spec.hidden + heads[1]) for third in range(3)]
+
+        def columns(name: str, parts: list[Rows]) -> Linear:
+            weights = [self._read(f"{name}.weight", columns=part).t() for part in parts]
+            return Linear(torch.cat(weights), torch.cat([self._read(f"{name}.bias", part) for part in parts]))
+
+        def rows(name: str, part: Rows) -> Linear:
+            bias = self._read(f"{name}.bias") if self._shard.rank == 0 else None
+            return Linear(self._read(f"{name}.weight", part).t(), bias)
+
+        return LayerWeights(
+            attention_norm=self._norm(f"{layer}.ln_1"),
+            qkv=columns(f"{layer}.attn.c_attn", thirds),
+            query_norm=None,
+            key_norm=None,
+            output=rows(f"{layer}.attn.c_proj", heads),
+            mlp_norm=self._norm(f"{layer}.ln_2"),
+            up=columns(f"{layer}.mlp.c_fc", [inner]),
+            down=rows(f"{layer}.mlp.c_proj", inner),
+        )

@@ -1,0 +1,76 @@
+"""The compiled kernels: made by the machine's own compiler for its own processor, once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "kernels"
+COMPILER = "g++"
+# no -ffast-math: sums keep their order and NaN stays NaN
+FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+
+
+class NoKernels(Exception):
+    """This machine cannot compile them."""
+
+
+@functools.cache
+def kernels(cache_dir: Path | None) -> ctypes.CDLL:
+    """The library, compiled first (half a minute) if `cache_dir` does not hold it. Raises NoKernels."""
+    compiler = shutil.which(COMPILER)
+    if compiler is None:
+        raise NoKernels(f"there is no {COMPILER}")
+    library = (cache_dir or _default_cache()) / "kernels" / f"{_identity(compiler)}.so"
+    if not library.exists():
+        _compile(compiler, library)
+    return _typed(ctypes.CDLL(str(library)))
+
+
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.orca_new_buffers.restype = ctypes.c_void_p
+    return library
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca"
+
+
+def _identity(compiler: str) -> str:
+    """A hash of all that the library is made of: source, flags, compiler and the processor's abilities."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    digest = hashlib.sha256(repr((FLAGS, version, platform.machine(), _abilities())).encode())
+    for file in sorted(SOURCE.iterdir()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _abilities() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _compile(compiler: str, library: Path) -> None:
+    """Processes that do so at once each write a file of their own; the last one stays."""
+    library.parent.mkdir(parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", made], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()}")
+        Path(made).replace(library)
+    finally:
+        Path(made).unlink(missing_ok=True)

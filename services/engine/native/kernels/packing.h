@@ -1,0 +1,45 @@
+// Weights as `multiply` reads them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+inline void from_float(int8_t& to, float x) { to = int8_t(std::lrint(x)); }
+
+struct Packing {
+    const float* weights;  // [outputs, inputs]
+    int outputs, inputs;
+    bool gated;
+
+    int panels() const { return gated ? (outputs / 2 + LANES - 1) / LANES : (outputs + WIDTH - 1) / WIDTH; }
+
+    // The output in a column of a panel; -1 past the end.
+    int output(int panel, int lane) const {
+        if (!gated) return panel * WIDTH + lane < outputs ? panel * WIDTH + lane : -1;
+        const int column = panel * LANES + lane % LANES, half = outputs / 2;
+        return column >= half ? -1 : lane < LANES ? column : half + column;
+    }
+
+    template <class Number>
+    void pack(int panel, Number* to, float* scales) const {
+        to += size_t(panel) * inputs * WIDTH;
+        float factors[WIDTH];
+        const float* rows[WIDTH];
+        for (int lane = 0; lane < WIDTH; ++lane) {
+            const int row = output(panel, lane);
+            rows[lane] = row < 0 ? nullptr : weights + size_t(row) * inputs;
+            factors[lane] = 1.0f;
+            if (!scales) continue;
+            float most = 0;
+            for (int k = 0; rows[lane] && k < inputs; ++k) most = std::max(most, std::abs(rows[lane][k]));
+            scales[panel * WIDTH + lane] = most / 127.0f;
+            factors[lane] = most > 0 ? 127.0f / most : 0.0f;
+        }
+        for (int begin = 0; begin < inputs; begin += 16)  // what is written at once stays in the nearest cache
+            for (int lane = 0; lane < WIDTH; ++lane)
+                for (int k = begin; k < std::min(begin + 16, inputs); ++k)
+                    from_float(to[k * WIDTH + lane], rows[lane] ? rows[lane][k] * factors[lane] : 0.0f);
+    }
+};

@@ -1,0 +1,109 @@
+// Products of rows by packed weights.
+//
+// Each sum runs over the depth in one order, whatever the number of rows and threads: a row's product is bitwise the
+// same alone and in any company.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "team.h"
+#include "vectors.h"
+
+// [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH]; the last one is filled up with zeros.
+struct Matrix {
+    const void* panels;
+    const float* scales;  // [outputs] of int8, by which the sums are multiplied
+    const float* bias;    // [outputs] or null
+    int32_t inputs, outputs;
+    int32_t kind;  // 0 float, 1 bfloat16, 2 int8
+
+    int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
+};
+
+// How `count` rows are cut into tiles of nearly equal height: [tile][depth][ROWS].
+struct Tiles {
+    int count, height, tiles;
+
+    explicit Tiles(int rows) : count(rows) {
+        tiles = (rows + ROWS - 1) / ROWS;
+        height = (rows + tiles - 1) / tiles;
+        tiles = (rows + height - 1) / height;
+    }
+    int rows_of(int tile) const { return tile + 1 < tiles ? height : count - tile * height; }
+    // Where a row's first number is; the next is ROWS further.
+    size_t at(int row, int depth) const { return size_t(row / height) * depth * ROWS + row % height; }
+};
+
+constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
+
+// What a core fetches for its next panel while it multiplies by this one: `from` moves on by `step` bytes each depth.
+struct Later {
+    const char* from = nullptr;
+    int step = 0;
+};
+
+// sums[R][2] += rows [R, depth] by a panel [depth, WIDTH]; the row after is STEP further, the next depth `along`.
+template <int R, int STEP, class Weight>
+inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Weight* panel,
+                         Later later = {}) {
+    for (int k = 0; k < depth; ++k, rows += along, panel += WIDTH, later.from += later.step) {
+        __builtin_prefetch(later.from, 0, 2);
+        __builtin_prefetch(panel + AHEAD * WIDTH);
+        if constexpr (sizeof(Weight) > 2) __builtin_prefetch(panel + AHEAD * WIDTH + LANES);
+        const Vector first = load(panel), second = load(panel + LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            Vector x = broadcast(rows[r * STEP]);
+            sums[r][0] += x * first;
+            sums[r][1] += x * second;
+        }
+    }
+}
+
+// Calls work.template operator()<R>() with R = rows, 1 to ROWS.
+template <int R = ROWS, class Work>
+inline void with_rows(int rows, const Work& work) {
+    if constexpr (R > 0) {
+        if (rows == R) return work(std::integral_constant<int, R>{});
+        with_rows<R - 1>(rows, work);
+    }
+}
+
+constexpr size_t NEAR = 320 << 10;  // bytes of rows that stay in a core's second cache beside two panels
+
+// Calls finish(panel, row, first, second) with each row's sums in each panel.
+template <class Weight, class Finish>
+void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
+    const Tiles tiles(rows);
+    const int depth = matrix.inputs, panels = matrix.num_panels();
+    const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
+    const int block = std::max(1, int(NEAR / (tile_size * sizeof(float))));
+    // A core takes some neighbouring panels, each of which stays in its cache for a block of tiles.
+    const int taken = tiles.tiles == 1 ? 1 : std::max(1, panels / (4 * team.size()));
+    team.ranges(panels, taken, [&](int begin, int end) {
+        for (int first = 0; first < tiles.tiles; first += block) {
+            const int last = std::min(first + block, tiles.tiles);
+            const int step = int(WIDTH * sizeof(Weight)) / (last - first);
+            for (int panel = begin; panel < end; ++panel) {
+                const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
+                const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
+                for (int tile = first; tile < last; ++tile) {
+                    const Later later{next + size_t(tile - first) * depth * step, step};
+                    with_rows(tiles.rows_of(tile), [&](auto R) {
+                        Vector sums[R][2] = {};
+                        add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, later);
+                        for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
+                    });
+                }
+            }
+        }
+    });
+}
+
+template <class Finish>
+void multiply(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
+    if (matrix.kind == 0) multiply_by<float>(team, matrix, packed, rows, finish);
+    if (matrix.kind == 1) multiply_by<bfloat16>(team, matrix, packed, rows, finish);
+    if (matrix.kind == 2) multiply_by<int8_t>(team, matrix, packed, rows, finish);
+}

@@ -1,0 +1,117 @@
+// Vectors of floats as wide as the processor has them, and the numbers that are stored in fewer bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 14;  // ROWS * 2 sums, 2 weights and 1 activation in 32 registers
+#elif defined(__AVX__)
+constexpr int LANES = 8, ROWS = 6;  // in 16 registers
+#else
+constexpr int LANES = 4, ROWS = 6;
+#endif
+constexpr int WIDTH = 2 * LANES;  // columns of a panel
+
+typedef float Vector __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+template <class To, class From>
+inline To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline Vector broadcast(float x) { return x - Vector{}; }
+
+inline Vector load(const float* from) {
+    Vector v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+// The compiler takes the general form of these conversions apart, number by number.
+inline Vector load(const bfloat16* from) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return Vector(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)));
+#elif defined(__AVX2__)
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return Vector(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)));
+#else
+    Halves v;
+    std::memcpy(&v, from, sizeof v);
+    return same_bits<Vector>(__builtin_convertvector(v, Ints) << 16);
+#endif
+}
+
+inline Vector load(const int8_t* from) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return Vector(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return Vector(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#else
+    Bytes v;
+    std::memcpy(&v, from, sizeof v);
+    return __builtin_convertvector(v, Vector);
+#endif
+}
+
+inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
+
+inline float to_float(float x) { return x; }
+inline float to_float(bfloat16 x) { return same_bits<float>(uint32_t(x.bits) << 16); }
+
+inline void from_float(float& to, float x) { to = x; }
+inline void from_float(bfloat16& to, float x) {  // to the nearest, ties to even; a NaN stays one
+    uint32_t bits = same_bits<uint32_t>(x);
+    to.bits = x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+inline float total(Vector v) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] += v[i + half];
+    return v[0];
+}
+
+inline float highest(Vector v) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b where one is NaN
+inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
+
+// e^x to 2 units in the last place; 0 below the smallest normal number, finite above the largest, NaN of NaN.
+inline Vector exponential(Vector x) {
+    const Vector low = broadcast(-87.33654f), magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds
+    Vector bounded = smaller(broadcast(88.37626f), larger(low, x));
+    Vector shifted = bounded * 1.44269504f + magic;
+    Vector whole = shifted - magic;
+    Vector rest = bounded - whole * 0.693359375f;
+    rest = rest + whole * 2.12194440e-4f;
+    Vector p = rest * 1.9875691500e-4f + 1.3981999507e-3f;  // Cephes' expf
+    p = p * rest + 8.3334519073e-3f;
+    p = p * rest + 4.1665795894e-2f;
+    p = p * rest + 1.6666665459e-1f;
+    p = p * rest + 5.0000001201e-1f;
+    p = p * (rest * rest) + rest + 1.0f;
+    Ints power = same_bits<Ints>(shifted) << 23;
+    Vector result = same_bits<Vector>(same_bits<Ints>(p) + power);
+    return x < low ? Vector{} : x != x ? x : result;
+}
