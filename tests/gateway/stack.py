@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class OwnedSeat:
     call: int = 0
 
 
-class Background:
+class Background(ABC):
     """An event loop in a thread, for as long as a `with` lasts; `_run` lives in it and says `_up` once it serves."""
 
     def __init__(self) -> None:
@@ -70,8 +71,8 @@ class Background:
         finally:
             self._up.set()
 
-    async def _run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self) -> None: ...
 
 
 class Server(Background):
