@@ -15,7 +15,11 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     another model, or two that share a pool server, never run each other's requests.
     """
     kind = "null" if settings.null_engine else model.revision
-    limits = Limits(
+    return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits_of(settings))
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(
         max_waiting=settings.max_waiting,
         max_bytes=settings.max_pool_bytes,
         keep_ended=settings.keep_ended,
@@ -24,4 +28,3 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
         ageing=settings.ageing,
         ttft_target=settings.ttft_target,
     )
-    return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits)

@@ -6,7 +6,6 @@ a machine with a GPU may have neither Ray nor Redis, and needs them only for tho
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from load import benches
 from load.machine import machine
 from load.options import Options
+from load.parts import parser as part_parser
 
 
 def parts() -> dict[str, str]:
@@ -28,13 +28,7 @@ def _about(file: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     known = parts()
-    parser = argparse.ArgumentParser(
-        prog="python -m load.bench",
-        description="Benchmarks of Orca.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="parts:\n" + "\n".join(f"  {name:14}{about}" for name, about in known.items()),
-    )
-    parser.add_argument("--part", action="append", choices=list(known), help="run only this part; may be repeated")
+    parser = part_parser("load.bench", "Benchmarks of Orca.", known)
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])

@@ -57,8 +57,12 @@ async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
         await server.stop()
 
 
-async def run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
+def run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
     """Submit each of `jobs` when it is due and wait for all; raises whatever the engine raises."""
+    return asyncio.run(_run_trace(engine, jobs, setup))
+
+
+async def _run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
     async with serving(engine, setup) as server:
         answers = await asyncio.gather(*(server.ask(job) for job in jobs))
     return await server.summary(answers)

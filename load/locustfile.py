@@ -17,7 +17,7 @@ import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import gevent
 from locust import FastHttpUser, constant, events, task
@@ -50,14 +50,23 @@ def _arguments(parser: ArgumentParser) -> None:
     )
 
 
+class Endpoint(Protocol):
+    """Where a user asks, and how it says it there."""
+
+    path: str
+    texts: tuple[str, ...]
+
+    def from_text(self, text: str) -> dict[str, Any]: ...
+    def from_tokens(self, ids: list[int]) -> dict[str, Any]: ...
+
+
 class StreamingUser(FastHttpUser):
-    """Sends one request after the other; subclasses say where and what."""
+    """Sends one request after the other to its `endpoint`."""
 
     abstract = True
     wait_time = constant(0)
     network_timeout = SILENCE  # between two reads
-    path: str
-    texts: tuple[str, ...]
+    endpoint: Endpoint
     _started = itertools.count()  # numbers requests over all users of this process
     _ended = itertools.count(1)
 
@@ -92,16 +101,10 @@ class StreamingUser(FastHttpUser):
         """The JSON of the request of this number."""
         common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         if self._options.trace == "questions":
-            text = self.texts[number % len(self.texts)]
-            return common | {"max_tokens": self._options.max_tokens} | self.from_text(text)
+            text = self.endpoint.texts[number % len(self.endpoint.texts)]
+            return common | {"max_tokens": self._options.max_tokens} | self.endpoint.from_text(text)
         job = TRACE[number % len(TRACE)]
-        return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.from_tokens(job.prompt)
-
-    def from_text(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def from_tokens(self, ids: list[int]) -> dict[str, Any]:
-        raise NotImplementedError
+        return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.endpoint.from_tokens(job.prompt)
 
     def _stream(self, body: dict[str, Any]) -> None:
         answer, first, error = Answer(), None, None
@@ -125,7 +128,9 @@ class StreamingUser(FastHttpUser):
     def _connection(self, body: dict[str, Any], comeback: Comeback, answer: Answer) -> Iterator[bool]:
         """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
         # never entered as a context, the response fires no event of its own
-        response = self.client.post(self.path, json=body, headers=comeback.headers(), stream=True, catch_response=True)
+        response = self.client.post(
+            self.endpoint.path, json=body, headers=comeback.headers(), stream=True, catch_response=True
+        )
         if response.status_code not in (0, 200):
             headers: Any = response.headers or {}
             text = (response.text or "").encode()
@@ -151,16 +156,16 @@ class StreamingUser(FastHttpUser):
             response_time=seconds * 1000,
             response_length=tokens,
             exception=error,
-            context={"path": self.path},
+            context={"path": self.endpoint.path},
         )
 
 
 TRACE = paper()
 
 
-class ChatUser(StreamingUser):
+class Chat:
     path = "/v1/chat/completions"
-    texts = QUESTIONS
+    texts: tuple[str, ...] = QUESTIONS
 
     def from_text(self, text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}]}
@@ -169,12 +174,20 @@ class ChatUser(StreamingUser):
         return self.from_text(text_of(len(ids)))
 
 
-class CompletionUser(StreamingUser):
+class Completion:
     path = "/v1/completions"
-    texts = BEGINNINGS
+    texts: tuple[str, ...] = BEGINNINGS
 
     def from_text(self, text: str) -> dict[str, Any]:
         return {"prompt": text}
 
     def from_tokens(self, ids: list[int]) -> dict[str, Any]:
         return {"prompt": ids}
+
+
+class ChatUser(StreamingUser):
+    endpoint = Chat()
+
+
+class CompletionUser(StreamingUser):
+    endpoint = Completion()

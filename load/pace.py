@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 
 from load.in_process import Engine, Setup, run_trace
@@ -14,5 +13,5 @@ TOKENS = 12
 
 def increment_seconds(engine: Engine, requests: int, prompt: int = 32) -> float:
     """Of an iteration of so many increment requests, a median; the first iterations warm the engine up."""
-    run = asyncio.run(run_trace(engine, [Job([FILLER] * prompt, TOKENS)] * requests, Setup(Knobs(requests))))
+    run = run_trace(engine, [Job([FILLER] * prompt, TOKENS)] * requests, Setup(Knobs(requests)))
     return statistics.median(ran.seconds for ran in run.ran if ran.computed == ran.requests == requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -76,7 +77,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None  # nothing is obfuscated; the text is the same
 
 
-class GenerationFields(Strict):
+class GenerationFields(Strict, ABC):
     """Sampling, stopping and streaming fields; null means the default, as OpenAI has it."""
 
     model: str | None = None  # absent: the one there is
@@ -138,9 +139,9 @@ class GenerationFields(Strict):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def asked_logprobs(self) -> int | None:
         """How many likeliest tokens to report besides the sampled one; None: no log probabilities."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:

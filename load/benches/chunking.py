@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -45,7 +44,7 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     knobs = {"none": Knobs(MAX_BATCH_SIZE)}
     knobs |= {f"{budget} tokens": Knobs(MAX_BATCH_SIZE, token_budget=budget) for budget in size.budgets}
     knobs |= {f"{TARGET * pace * 1e3:.0f} ms between tokens": Knobs(MAX_BATCH_SIZE, tbt_target=TARGET * pace)}
-    variants = {name: partial(measure, engine, jobs, Setup(choice)) for name, choice in knobs.items()}
+    variants = {name: partial(run_trace, engine, jobs, Setup(choice)) for name, choice in knobs.items()}
     runs = in_turn(variants, size.rounds)
     head = [
         "budget",
@@ -62,10 +61,6 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
         f"{size.rounds} rounds in turn. {agreement(engine, runs, check, 5)}\n\n"
         + table(head, [[name, *cells(rounds)] for name, rounds in runs.items()])
     )
-
-
-def measure(engine: Engine, jobs: list[Job], setup: Setup) -> Run:
-    return asyncio.run(run_trace(engine, jobs, setup))
 
 
 def cells(runs: list[Run]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +41,8 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
         for batch in size.batches:
             jobs = some_stop_early(one, prompts[:batch], tokens)
             runs = in_turn(
-                {f"lookahead {k}": partial(measure, one, jobs, Knobs(batch, lookahead=k)) for k in (0, 1)}, size.rounds
+                {f"lookahead {k}": partial(run_trace, one, jobs, Setup(Knobs(batch, lookahead=k))) for k in (0, 1)},
+                size.rounds,
             )
             words.append(f"{name}, {batch}: {agreement(one, runs, None if one is null else check, 1)}")
             rows.append([name, batch, *cells(*runs.values())])
@@ -57,15 +57,11 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
 def some_stop_early(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Job]:
     """Every other one, not the first, has a stop token; what they say is looked at first, to choose it."""
     jobs = [Job(prompt, tokens) for prompt in prompts]
-    outputs = measure(engine, jobs, Knobs(len(jobs))).outputs
+    outputs = run_trace(engine, jobs, Setup(Knobs(len(jobs)))).outputs
     return [
         ending(job, output, tokens // 2) if i % 2 == 1 else job
         for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
     ]
-
-
-def measure(engine: Engine, jobs: list[Job], knobs: Knobs) -> Run:
-    return asyncio.run(run_trace(engine, jobs, Setup(knobs)))
 
 
 def cells(off: Sequence[Run], on: Sequence[Run]) -> list[str]:

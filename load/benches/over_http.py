@@ -27,11 +27,11 @@ def run(options: Options) -> str:
     flags += ["--max-batch-size", str(MAX_BATCH_SIZE)]
     rows, ratios = [], []
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
-        asyncio.run(in_process.run_trace(engine, paper(4, 9), SETUP))  # warm up
+        in_process.run_trace(engine, paper(4, 9), SETUP)  # warm up
         asyncio.run(stream_client.run_trace(server.url, paper(4, 9)))
         for number in range(1, ROUNDS + 1):
             gc.collect()
-            alone = asyncio.run(in_process.run_trace(engine, jobs, SETUP))
+            alone = in_process.run_trace(engine, jobs, SETUP)
             seconds, streams = asyncio.run(stream_client.run_trace(server.url, jobs))
             same = sum(s.token_ids == output for s, output in zip(streams, alone.outputs, strict=True))
             ratios.append(seconds / alone.seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from load.answers import Run
 from load.in_process import Engine, Setup, run_trace
 from load.markdown import table
@@ -33,7 +31,7 @@ def measured(engine: Engine, name: str, jobs: list[Job], policy: str) -> list[ob
 
 
 def measure(engine: Engine, jobs: list[Job], scheduler: type[Scheduler]) -> Run:
-    run = asyncio.run(run_trace(engine, jobs, Setup(Knobs(MAX_BATCH_SIZE), scheduler=scheduler)))
+    run = run_trace(engine, jobs, Setup(Knobs(MAX_BATCH_SIZE), scheduler=scheduler))
     for answer in run.answers:
         assert len(answer.tokens) == answer.job.max_new_tokens, f"{len(answer.tokens)} of {answer.job.max_new_tokens}"
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +42,7 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
         "reserve": Setup(Knobs(size.requests), kv_blocks=size.kv_blocks),
         "on_demand": Setup(Knobs(size.requests, admission="on_demand"), kv_blocks=size.kv_blocks),
     }
-    runs = in_turn({name: partial(measure, engine, jobs, setup) for name, setup in setups.items()}, size.rounds)
+    runs = in_turn({name: partial(run_trace, engine, jobs, setup) for name, setup in setups.items()}, size.rounds)
     head = ["admission", "seconds", "output tokens/s", "requests at once", "most", "iterations", "preemptions"]
     lengths = [len(output) for output in runs["reserve"][0].outputs]
     return (
@@ -58,15 +57,11 @@ def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> l
     """Jobs that end long before their limit: what they say is looked at first, to choose where each stops."""
     longest = max(size.lengths)
     jobs = [Job(prompt, longest) for prompt in prompts[: size.requests]]
-    outputs = measure(engine, jobs, Setup(Knobs(size.requests))).outputs
+    outputs = run_trace(engine, jobs, Setup(Knobs(size.requests))).outputs
     return [
         replace(ending(job, output, size.lengths[i % len(size.lengths)]), max_new_tokens=size.limit)
         for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
     ]
-
-
-def measure(engine: Engine, jobs: list[Job], setup: Setup) -> Run:
-    return asyncio.run(run_trace(engine, jobs, setup))
 
 
 def cells(runs: Sequence[Run]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +54,7 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
         )
         for seed in range(1, size.urgent + 1)
     ]
-    variants = {name: partial(measure, engine, jobs, setup) for name, setup in setups(size.places).items()}
+    variants = {name: partial(run_trace, engine, jobs, setup) for name, setup in setups(size.places).items()}
     runs = in_turn(variants, size.rounds)
     head = ["order", "urgent TTFT, s", "max", "in time", "patient TTFT, s", "max", "iterations", "output tokens/s"]
     return (
@@ -73,10 +72,6 @@ def setups(places: int) -> dict[str, Setup]:
         "priority among those that wait": Setup(Knobs(places), ranked),
         "priority, and others give way": Setup(Knobs(places, order="priority"), ranked),
     }
-
-
-def measure(engine: Engine, jobs: list[Job], setup: Setup) -> Run:
-    return asyncio.run(run_trace(engine, jobs, setup))
 
 
 def cells(runs: Sequence[Run]) -> list[str]:

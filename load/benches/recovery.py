@@ -16,7 +16,7 @@ import aiohttp
 
 from load.chaos.faults import ENGINE, SCHEDULER, loaded_engine, owning_schedulers
 from load.chaos.report import Recovery, recovery
-from load.chaos.streams import Streams
+from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import ChaosJob
 from load.markdown import table
 from load.options import Options
@@ -93,7 +93,7 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(JOB)) for _ in range(STREAMS)]
     outcomes = streams.outcomes
-    while len(outcomes) < STREAMS or min(len(o.arrivals) for o in outcomes) < UNDER_WAY:  # noqa: ASYNC110
+    while not _under_way(outcomes):  # noqa: ASYNC110 - a stream sets no event
         await asyncio.sleep(0.01)
     recomputed = sum(PROMPT + len(o.answer.choices[0].token_ids) for o in outcomes)
     pid = await asyncio.to_thread(VICTIMS[victim], server)
@@ -108,6 +108,10 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
     found = recovery(at, outcomes)
     assert found is not None, "all streams were open"
     return Kill(found, phases, metrics["orca:recovery_loading_seconds"], recomputed)
+
+
+def _under_way(outcomes: list[Outcome]) -> bool:
+    return len(outcomes) == STREAMS and all(len(outcome.arrivals) >= UNDER_WAY for outcome in outcomes)
 
 
 async def _until_there_are_spares(server: OrcaServer) -> None:

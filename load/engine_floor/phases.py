@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ def traced(subject: Subject, name: str, jobs: list[Job], max_batch_size: int) ->
     jobs = [Job([token % vocabulary for token in job.prompt], job.max_new_tokens) for job in jobs]
     follower = Follower(subject.engine)
     began = time.perf_counter()
-    asyncio.run(run_trace(follower, jobs, Setup(Knobs(max_batch_size))))
+    run_trace(follower, jobs, Setup(Knobs(max_batch_size)))
     seconds = time.perf_counter() - began
     inside = sum(one.seconds for one in follower.ran)
     yield Measured(

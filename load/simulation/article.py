@@ -47,10 +47,11 @@ ARTICLE = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds until what is measured begins, and of it."""
+    """Seconds until what is measured begins, and of it; seeds of other draws of requests."""
 
     warm_up: float = 30.0
     seconds: float = 40.0
+    seeds: tuple[int, ...] = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +72,21 @@ def run(out: Path | None) -> str:
 def report(chunks: tuple[int, ...], budgets: tuple[int, ...], scale: Scale, out: Path | None) -> str:
     orca = measure(scale)
     outcomes = {"static": measure(scale, request_level=True), "Orca": orca}
-    outcomes |= {f"chunk {chunk}": measure(scale, token_budget=USERS + chunk) for chunk in chunks}
-    by_budget = {f"{budget:,}": measure(scale, token_budget=budget) for budget in budgets} | {"none": orca}
+    outcomes |= {f"chunk {chunk}": measure(scale, USERS + chunk) for chunk in chunks}
+    by_budget = {f"{budget:,}": measure(scale, budget) for budget in budgets} | {"none": orca}
     if out:
         draw(out / "article.png", [_panel(by_budget)])
     return (
         f"{LLAMA_70B.name} on {PARTITION.ranks} {H100_80GB.name}, {USERS} users, {PARTITION.num_slots:,} slots.\n\n"
         f"### Simulated\n\n{_table(outcomes)}\n\n"
         f"### Beside the article, relative to Orca\n\n{_ratios(outcomes)}\n\n"
+        f"### Other draws of requests\n\n{other_draws(chunks, scale)}\n\n"
         f"### Token budgets\n\n{_table(by_budget)}"
     )
 
 
-def measure(scale: Scale, token_budget: int | None = None, request_level: bool = False) -> Outcome:
-    """What the users see of one policy."""
+def measure(scale: Scale, token_budget: int | None = None, request_level: bool = False, seed: int = 0) -> Outcome:
+    """What the users see of one policy, whose requests are drawn by `seed`."""
     policy = Policy(
         USERS,
         PARTITION.num_slots,
@@ -92,11 +94,11 @@ def measure(scale: Scale, token_budget: int | None = None, request_level: bool =
         token_budget=token_budget,
         request_level=request_level,
     )
-    return run_in_virtual_time(_measure(policy, scale))
+    return run_in_virtual_time(_measure(policy, scale, seed))
 
 
-async def _measure(policy: Policy, scale: Scale) -> Outcome:
-    pool, draws = SimulatedPool(), random.Random(0)
+async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
+    pool, draws = SimulatedPool(), random.Random(seed)
     async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _size(draws)):
         await asyncio.sleep(scale.warm_up + scale.seconds)
     window = Window(scale.warm_up, scale.warm_up + scale.seconds)
@@ -137,6 +139,16 @@ def _ratios(outcomes: dict[str, Outcome]) -> str:
         pairs = zip(here, figures["Orca"], ARTICLE[name], ARTICLE["Orca"], strict=True)
         rows.append([name, *(f"{a / b:.2f}, {c / d:.2f}" for a, b, c, d in pairs)])
     return table(head, rows)
+
+
+def other_draws(chunks: tuple[int, ...], scale: Scale) -> str:
+    """Orca's throughput without chunks, and with them what it is of that."""
+    rows = []
+    for seed in scale.seeds:
+        orca = measure(scale, seed=seed).throughput
+        gains = (measure(scale, USERS + chunk, seed=seed).throughput / orca for chunk in chunks)
+        rows.append([seed, f"{orca:,.0f}", *(f"{gain:.2f}" for gain in gains)])
+    return table(["seed", "Orca, tokens/s", *(f"chunk {chunk}" for chunk in chunks)], rows)
 
 
 def _panel(by_budget: dict[str, Outcome]) -> Panel:

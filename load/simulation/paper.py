@@ -19,6 +19,7 @@ from load.simulation.world import Policy, serve_trace
 HELP = "figures 10 and 11 of the paper: Orca against FasterTransformer"
 BEST = ((1, 1), (8, 8))  # (max batch size, micro-batch size) of FasterTransformer, as the paper found
 OTHERS = ((2, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 4), (16, 8), (16, 16), (32, 16), (32, 32))
+MEAN_INPUT = 272  # tokens of a request of section 6.2's trace
 MEAN_TOKENS = 336  # of a request of section 6.2's trace, in and out
 HOMOGENEOUS = (Size(32, 32), Size(128, 32))  # the requests of section 6.1; the text has none for figure 11
 
@@ -52,7 +53,10 @@ def report(models: dict[str, Partition], scale: Scale, out: Path | None) -> str:
     parts += [f"### Figure 10: {name}\n\n{paper_tables.curves(of_model)}" for name, of_model in curves.items()]
     parts += [f"### Throughput at the same latency\n\n{paper_tables.gains(models, curves)}"]
     parts += [f"### Uneven batches\n\n{uneven_batches(models, scale.largest)}"]
-    parts += [f"### Peaks of FasterTransformer\n\n{paper_tables.peaks(models, BEST + OTHERS, scale.baseline)}"]
+    parts += [f"### Peaks of FasterTransformer\n\n{paper_tables.peaks(models, BEST + OTHERS, paper(scale.baseline))}"]
+    inputs_alike = [Size(MEAN_INPUT, size.output) for size in paper(scale.baseline)]
+    title = f"### Peaks of FasterTransformer, all inputs of {MEAN_INPUT} tokens"
+    parts += [f"{title}\n\n{paper_tables.peaks(models, BEST, inputs_alike)}"]
     if out:
         paper_tables.plot_figure_10(out / "figure_10.png", curves)
     if "175B" in models:

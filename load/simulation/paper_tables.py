@@ -11,7 +11,7 @@ from load.simulation.curves import LOADS, Curve
 from load.simulation.outcome import request_throughput
 from load.simulation.plots import Line, Panel, draw
 from load.simulation.table1 import execution_seconds
-from load.simulation.traces import Size, at_once, paper
+from load.simulation.traces import Size, at_once
 
 SHOWN = (0.1, 0.5, 0.7, 0.9, 1.0)  # of LOADS
 BATCHES = (1, 2, 4, 8, 16, 32)  # of the engine alone
@@ -60,9 +60,9 @@ def gains(partitions: dict[str, Partition], of_models: dict[str, list[Curve]]) -
     return table(head, rows)
 
 
-def peaks(partitions: dict[str, Partition], configurations: tuple[tuple[int, int], ...], requests: int) -> str:
+def peaks(partitions: dict[str, Partition], configurations: tuple[tuple[int, int], ...], sizes: list[Size]) -> str:
     """Requests/s of FasterTransformer at most, all requests there at once; empty where the batch does not fit."""
-    trace = at_once(paper(requests))
+    trace = at_once(sizes)
     rows = []
     for name, p in partitions.items():
         most = faster_transformer.largest_batch(p)

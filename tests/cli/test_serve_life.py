@@ -28,7 +28,7 @@ from services.requests import SamplingParams
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1")
-LENGTH = 2000  # tokens; some seconds
+LENGTH = 1000  # tokens; two seconds and more
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]

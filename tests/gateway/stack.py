@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import uvicorn
 from echo_engine import EchoEngine
 
+from actors.pool import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
 from services.clock import RealClock
@@ -23,7 +25,6 @@ from services.loop import EngineLoop
 from services.messages import EngineFigures
 from services.models import ModelInfo
 from services.pool.binaries import choose_server
-from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Knobs, Scheduler
@@ -43,7 +44,7 @@ class OwnedSeat:
     call: int = 0
 
 
-class Background:
+class Background(ABC):
     """An event loop in a thread, for as long as a `with` lasts; `_run` lives in it and says `_up` once it serves."""
 
     def __init__(self) -> None:
@@ -70,8 +71,8 @@ class Background:
         finally:
             self._up.set()
 
-    async def _run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self) -> None: ...
 
 
 class Server(Background):
@@ -119,9 +120,7 @@ class Stack(Background):
         self._end()
 
     def open_pool(self) -> RequestPool:
-        s = self.settings
-        limits = Limits(s.max_waiting, s.max_pool_bytes, s.keep_ended, s.grace, s.order, s.ageing, s.ttft_target)
-        return RequestPool(self._redis_url, self._pool_name, limits)
+        return RequestPool(self._redis_url, self._pool_name, limits_of(self.settings))
 
     async def _run(self) -> None:
         self.pool = self.open_pool()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from load import bench
@@ -24,7 +22,7 @@ def engine() -> NullEngine:
 def test_both_policies_give_each_job_its_tokens(engine: NullEngine) -> None:
     jobs = paper(12)
     setups = [Setup(Knobs(4), scheduler=policy) for policy in policies.POLICIES.values()]
-    runs = [asyncio.run(run_trace(engine, jobs, setup)) for setup in setups]
+    runs = [run_trace(engine, jobs, setup) for setup in setups]
     for run in runs:
         assert [len(output) for output in run.outputs] == [job.max_new_tokens for job in jobs]
         assert run.iterations >= max(job.max_new_tokens for job in jobs)
@@ -38,7 +36,7 @@ class LostEngine(NullEngine):
 
 def test_an_engine_that_is_lost_ends_the_run(engine: NullEngine) -> None:
     with pytest.raises(EngineLost, match="in iteration 1"):
-        asyncio.run(run_trace(LostEngine(engine.figures), paper(2), Setup(Knobs(4))))
+        run_trace(LostEngine(engine.figures), paper(2), Setup(Knobs(4)))
 
 
 def test_the_policies_table(engine: NullEngine) -> None:

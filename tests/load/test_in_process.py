@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from load.answers import Run
@@ -24,7 +22,7 @@ def engine() -> NullEngine:
 
 
 def run(engine: NullEngine, jobs: list[Job], knobs: Knobs, limits: Limits | None = None, kv_blocks: int = 0) -> Run:
-    return asyncio.run(run_trace(engine, jobs, Setup(knobs, limits or Limits(), kv_blocks)))
+    return run_trace(engine, jobs, Setup(knobs, limits or Limits(), kv_blocks))
 
 
 def test_a_job_comes_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine) -> None:

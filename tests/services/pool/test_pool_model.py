@@ -1,36 +1,18 @@
 """Random calls on a real server and on the reference model: same replies, same events (invariants 1, 2, 5)."""
 
-import asyncio
 import dataclasses
-import itertools
-import time
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
-from pool_helpers import CANCELLED, FIGURES, STOP, WallClock, group, rung
+from hypothesis.stateful import Bundle, consumes, initialize, multiple, rule, run_state_machine_as_test
+from pool_helpers import CANCELLED, STOP, group
+from pool_pair import GATEWAYS, LEASE, UNIT, PoolPair, names
 
 from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Limits
-from services.pool.pool import RequestPool
-from services.pool.reference import ReferencePool
 
-LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)
-LEASE = 1000.0  # longer than any run: time plays no part here; a grace is over at once
-UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
+LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
 RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
-SEATS = ("x", "y")
-GATEWAYS = ("g", "h")
-_names = itertools.count()
 
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
@@ -42,47 +24,19 @@ rooms = st.one_of(
 )
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """`url` is set by the test. Every call goes to both pools; replies are compared less epochs, times to a UNIT."""
+class PoolMachine(PoolPair):
+    """What gateways and schedulers may do, in any order."""
 
-    url = ""
     requests = Bundle("requests")
     dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
 
     @initialize(limits=st.sampled_from([LIMITS, RANKED]))
     def start(self, limits):
-        self.loop = asyncio.new_event_loop()
-        self.real = RequestPool(self.url, f"model-{next(_names)}", limits)
-        self.reference = ReferencePool(WallClock(), limits)
-        self.epochs = {}  # seat -> its epoch in both pools
-        self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
-        self.last = {}  # seat -> its last exchange
-        self.cursors = dict.fromkeys(GATEWAYS, ("0", "0"))
-        self.ended = {g: set() for g in GATEWAYS}  # ids whose end the gateway has seen
-        self.tokens = {}  # id -> tokens seen so far
-        self.submitted = 0
-        for seat in SEATS:
-            self.acquire(seat, None)
+        self.open(limits)
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
             self.both("submit", group(f"first-{gateway}", 2, gateway, prompt))
             self.submitted += 2
         self.exchange_now("x", [], Room(3, 100, 4), idle=False)
-
-    def teardown(self):
-        if hasattr(self, "loop"):
-            self.loop.run_until_complete(self.real.close())
-            self.loop.close()
-
-    def each(self, name, *args):
-        """The method's replies of both pools."""
-        run = self.loop.run_until_complete
-        return run(getattr(self.real, name)(*args)), run(getattr(self.reference, name)(*args))
-
-    def both(self, name, *args):
-        """The method's reply, which must be that of the model."""
-        real, reference = self.each(name, *args)
-        assert real == reference
-        return real
 
     # --- gateways ---
 
@@ -103,7 +57,7 @@ class PoolMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["default", "é"]),
     )
     def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):
-        name = f"r{next(_names)}"
+        name = f"r{next(names)}"
         submission = group(name, n, gateway, prompt, new, key, body=name.encode(), logprobs=logprobs)
         sequences = [with_output(s, output) for s in submission.sequences]
         more |= {"sequences": sequences, "resumable": resumable, "background": background}
@@ -124,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Requests of all classes and lengths (prompt and tokens that are there), and not room for all."""
         submitted = []
         for priority, length, output in crowd:
-            submission = group(f"r{next(_names)}", 1, "g", range(length), 8)
+            submission = group(f"r{next(names)}", 1, "g", range(length), 8)
             sequences = [with_output(s, output) for s in submission.sequences]
             submission = dataclasses.replace(submission, sequences=sequences, priority=priority)
             if not self.both("submit", submission).refused:
@@ -180,47 +134,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(gateway=gateways)
     def read_events(self, gateway):
-        real, reference = (
-            self.loop.run_until_complete(pool.read_events(gateway, after, 0.001))
-            for pool, after in zip((self.real, self.reference), self.cursors[gateway], strict=True)
-        )
-        assert real[0].split("-")[1:] == reference[0].split("-")[1:]
-
-        # one entry's order among sequences that a seat gave back is the server's own
-        def order(event):
-            return (event.id, event.index, event.token is None)
-
-        assert sorted(real[1], key=order) == sorted(reference[1], key=order)
-        self.cursors[gateway] = (real[0], reference[0])
-        for event in real[1]:
-            if event.end:
-                assert event.id not in self.ended[gateway], "a second end"
-                self.ended[gateway].add(event.id)
-            else:
-                known = self.tokens.setdefault(event.id, [])
-                if event.index < len(known):
-                    assert known[event.index] == event.token, "a committed token changed"
-                elif event.index == len(known):
-                    known.append(event.token)
-
-    def forget(self, submission):
-        for sequence in submission.sequences:
-            self.tokens.pop(sequence.id, None)
-            for ended in self.ended.values():
-                ended.discard(sequence.id)
+        self.same_events(gateway)
 
     # --- schedulers ---
-
-    def acquire(self, seat, dead):
-        """A new epoch on a free seat or one whose epoch (a pair, one of each pool) is known to be dead."""
-        owner = f"owner-{next(_names)}"
-        pools = (self.real, self.reference)
-        run = self.loop.run_until_complete
-        pair = [run(pool.acquire(seat, owner, LEASE, dead[i] if dead else None)) for i, pool in enumerate(pools)]
-        assert [(grant.granted, grant.owner) for grant in pair] == [(True, owner)] * 2
-        assert [run(pool.acquire(seat, owner, LEASE)) for pool in pools] == pair, "a repeat gave another epoch"
-        self.epochs[seat], self.calls[seat] = [grant.epoch for grant in pair], 0
-        self.last.pop(seat, None)
 
     @rule(seat=seats)
     def acquire_a_held_seat(self, seat):
@@ -278,13 +194,6 @@ class PoolMachine(RuleBasedStateMachine):
         running, known = sorted(self.reference._seats[seat].running), sorted(self.reference._sequences)
         return st.lists(st.sampled_from([*running, *running, *known, "never/0"]), max_size=4)
 
-    def exchange_now(self, seat, commits, room, idle, leap=1, holds=None):
-        self.calls[seat] += leap
-        call = self.calls[seat]
-        more = {"figures": FIGURES, "counters": {"n": 1.0}, "gauges": {"g": float(call)}, "summary": f"step {call}"}
-        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more, holds=holds)
-        self.same_exchange(self.last[seat], self.epochs[seat])
-
     @rule(seat=seats)
     def repeat_exchange(self, seat):
         if seat in self.last:
@@ -318,37 +227,6 @@ class PoolMachine(RuleBasedStateMachine):
         if sequence.new.sampling.logprobs is None:
             return None
         return [Logprobs(-float(i), [(token, -0.5)]) for i, token in enumerate(tokens)]
-
-    def same_exchange(self, exchange, epochs):
-        replies = [
-            self.loop.run_until_complete(pool.exchange(dataclasses.replace(exchange, epoch=epoch)))
-            for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
-        ]
-        timeless = [dataclasses.replace(r, claims=[to_a_unit(claim) for claim in r.claims]) for r in replies]
-        assert timeless[0] == timeless[1]
-        return replies[0]
-
-    # --- always ---
-
-    @invariant()
-    def pools_agree(self):
-        if not hasattr(self, "loop"):
-            return
-        real, reference = self.each("overview")
-        by_name = [sorted(o.seats, key=lambda seat: seat.name) for o in (real, reference)]
-        assert by_name[0] == by_name[1]
-        assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
-        assert real.waiting + real.running + real.ended <= self.submitted
-        assert real.waiting + real.running + real.ended == len(self.reference._sequences)
-        for seat in SEATS:
-            heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
-            assert heard[0] == heard[1]
-
-
-def to_a_unit(claim):
-    """Times in units: the rank after the arrival, and how long ago that was."""
-    after = claim.rank - (time.time() - claim.waited)
-    return dataclasses.replace(claim, rank=round(after / UNIT), waited=round(claim.waited / UNIT))
 
 
 def with_output(sequence, count):

@@ -1,0 +1,139 @@
+"""A real server and the reference model side by side: each call goes to both, and they must say the same."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+from pool_helpers import FIGURES, WallClock, rung
+
+from services.messages import Exchange
+from services.pool.pool import RequestPool
+from services.pool.reference import ReferencePool
+
+SEATS = ("x", "y")
+GATEWAYS = ("g", "h")
+LEASE = 1000.0  # longer than any run: time plays no part here
+UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
+names = itertools.count()
+
+
+class PoolPair(RuleBasedStateMachine):
+    """`url` is set by the test. Replies are compared less epochs, times to a UNIT."""
+
+    url = ""
+
+    def open(self, limits):
+        self.loop = asyncio.new_event_loop()
+        self.real = RequestPool(self.url, f"model-{next(names)}", limits)
+        self.reference = ReferencePool(WallClock(), limits)
+        self.epochs = {}  # seat -> its epoch in both pools
+        self.calls = dict.fromkeys((*SEATS, *GATEWAYS), 0)
+        self.last = {}  # seat -> its last exchange
+        self.cursors = dict.fromkeys(GATEWAYS, ("0", "0"))
+        self.ended = {g: set() for g in GATEWAYS}  # ids whose end the gateway has seen
+        self.tokens = {}  # id -> tokens seen so far
+        self.submitted = 0
+        for seat in SEATS:
+            self.acquire(seat, None)
+
+    def teardown(self):
+        if hasattr(self, "loop"):
+            self.loop.run_until_complete(self.real.close())
+            self.loop.close()
+
+    def each(self, name, *args):
+        """The method's replies of both pools."""
+        run = self.loop.run_until_complete
+        return run(getattr(self.real, name)(*args)), run(getattr(self.reference, name)(*args))
+
+    def both(self, name, *args):
+        """The method's reply, which must be that of the model."""
+        real, reference = self.each(name, *args)
+        assert real == reference
+        return real
+
+    # --- gateways ---
+
+    def same_events(self, gateway):
+        """What both tell the gateway; each token as it was told before, each end once."""
+        real, reference = (
+            self.loop.run_until_complete(pool.read_events(gateway, after, 0.001))
+            for pool, after in zip((self.real, self.reference), self.cursors[gateway], strict=True)
+        )
+        assert real[0].split("-")[1:] == reference[0].split("-")[1:]
+
+        # one entry's order among sequences that a seat gave back is the server's own
+        def order(event):
+            return (event.id, event.index, event.token is None)
+
+        assert sorted(real[1], key=order) == sorted(reference[1], key=order)
+        self.cursors[gateway] = (real[0], reference[0])
+        for event in real[1]:
+            if event.end:
+                assert event.id not in self.ended[gateway], "a second end"
+                self.ended[gateway].add(event.id)
+            else:
+                known = self.tokens.setdefault(event.id, [])
+                if event.index < len(known):
+                    assert known[event.index] == event.token, "a committed token changed"
+                elif event.index == len(known):
+                    known.append(event.token)
+
+    def forget(self, submission):
+        for sequence in submission.sequences:
+            self.tokens.pop(sequence.id, None)
+            for ended in self.ended.values():
+                ended.discard(sequence.id)
+
+    # --- schedulers ---
+
+    def acquire(self, seat, dead):
+        """A new epoch on a free seat or one whose epoch (a pair, one of each pool) is known to be dead."""
+        owner = f"owner-{next(names)}"
+        pools = (self.real, self.reference)
+        run = self.loop.run_until_complete
+        pair = [run(pool.acquire(seat, owner, LEASE, dead[i] if dead else None)) for i, pool in enumerate(pools)]
+        assert [(grant.granted, grant.owner) for grant in pair] == [(True, owner)] * 2
+        assert [run(pool.acquire(seat, owner, LEASE)) for pool in pools] == pair, "a repeat gave another epoch"
+        self.epochs[seat], self.calls[seat] = [grant.epoch for grant in pair], 0
+        self.last.pop(seat, None)
+
+    def exchange_now(self, seat, commits, room, idle, leap=1, holds=None):
+        self.calls[seat] += leap
+        call = self.calls[seat]
+        more = {"figures": FIGURES, "counters": {"n": 1.0}, "gauges": {"g": float(call)}, "summary": f"step {call}"}
+        self.last[seat] = Exchange(seat, "", call, commits, room, idle, **more, holds=holds)
+        self.same_exchange(self.last[seat], self.epochs[seat])
+
+    def same_exchange(self, exchange, epochs):
+        replies = [
+            self.loop.run_until_complete(pool.exchange(dataclasses.replace(exchange, epoch=epoch)))
+            for pool, epoch in zip((self.real, self.reference), epochs, strict=True)
+        ]
+        timeless = [dataclasses.replace(r, claims=[to_a_unit(claim) for claim in r.claims]) for r in replies]
+        assert timeless[0] == timeless[1]
+        return replies[0]
+
+    # --- always ---
+
+    @invariant()
+    def pools_agree(self):
+        if not hasattr(self, "loop"):
+            return
+        real, reference = self.each("overview")
+        by_name = [sorted(o.seats, key=lambda seat: seat.name) for o in (real, reference)]
+        assert by_name[0] == by_name[1]
+        assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
+        assert real.waiting + real.running + real.ended <= self.submitted
+        assert real.waiting + real.running + real.ended == len(self.reference._sequences)
+        for seat in SEATS:
+            heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
+            assert heard[0] == heard[1]
+
+
+def to_a_unit(claim):
+    """Times in units: the rank after the arrival, and how long ago that was."""
+    after = claim.rank - (time.time() - claim.waited)
+    return dataclasses.replace(claim, rank=round(after / UNIT), waited=round(claim.waited / UNIT))
