@@ -76,4 +76,4 @@ class Batches:
         """Write to the first blocks: pages nobody has written to are all one page, read from cache."""
         cache = self._engine._cache
         for store in (*cache.keys, *cache.values):
-            store[: blocks * self._figures.block_size].uniform_(-1.0, 1.0)
+            store[:blocks].uniform_(-1.0, 1.0)

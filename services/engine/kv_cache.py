@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+
+from services.engine.pages import zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,10 @@ class LayerShape:
 
 
 class KVCache:
-    """Per layer a key and a value tensor [(num_blocks + 1) * block_size, heads, dim], indexed by slot.
+    """Per layer keys [num_blocks + 1, heads, dim, block_size] and values [num_blocks + 1, heads, block_size, dim].
+
+    What one head reads of a block lies in one piece, in the order in which attention reads it: a score is a sum over
+    dimensions for many keys at once, an output a sum over keys for many dimensions at once.
 
     The block after the last one stays zero: it pads block tables, so that no request ever reads another's values,
     not even behind a mask (0 * NaN is NaN).
@@ -35,9 +39,9 @@ class KVCache:
         self.num_blocks = num_blocks
         self.dtype = dtype
         self.block_size = block_size
-        slots = (num_blocks + 1) * block_size
-        self.keys = [_zeros((slots, s.heads, s.key_dim), dtype, device) for s in layers]
-        self.values = [_zeros((slots, s.heads, s.value_dim), dtype, device) for s in layers]
+        blocks = num_blocks + 1
+        self.keys = [zeros((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
+        self.values = [zeros((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
 
     @property
     def padding_block(self) -> int:
@@ -45,31 +49,26 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys [tokens, heads, key_dim] and values [tokens, heads, value_dim] at `slots` [tokens]."""
-        self.keys[layer].index_copy_(0, slots, keys.to(self.dtype))
-        self.values[layer].index_copy_(0, slots, values.to(self.dtype))
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        self.keys[layer][blocks, :, :, offsets] = keys.to(self.dtype)
+        self.values[layer][blocks, :, offsets] = values.to(self.dtype)
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [requests, blocks * block_size, heads, dim] of block tables [requests, blocks]."""
-        return self._gather(self.keys[layer], blocks), self._gather(self.values[layer], blocks)
+        """Keys and values [requests, heads, blocks * block_size, dim] of block tables [requests, blocks]."""
+        return _gather(self.keys[layer].transpose(2, 3), blocks), _gather(self.values[layer], blocks)
 
     def erase(self, blocks: list[int]) -> None:
         """Zero these blocks: what a request with infinite or undefined values leaves must reach nobody."""
         index = torch.tensor(blocks, dtype=torch.long, device=self.keys[0].device)
         for store in (*self.keys, *self.values):
-            store.view(self.num_blocks + 1, -1).index_fill_(0, index, 0)
+            store.index_fill_(0, index, 0)
 
-    def _gather(self, store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        rows = store.view(self.num_blocks + 1, -1).index_select(0, blocks.flatten())
-        return rows.view(blocks.shape[0], -1, *store.shape[1:])
+
+def _gather(store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    found = store.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
+    return found.transpose(1, 2).flatten(2, 3)
 
 
 def block_bytes(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers: block_size * sum of heads * (key_dim + value_dim) * bytes of a number."""
     return block_size * sum(s.numbers for s in layers) * int(dtype.itemsize)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        bits = {4: np.float32, 2: np.int16}[dtype.itemsize]
-        return torch.from_numpy(np.zeros(shape, bits)).view(dtype)  # pages come when they are first written
-    return torch.zeros(shape, dtype=dtype, device=device)

@@ -70,10 +70,8 @@ class SdpaAttention:
     ) -> torch.Tensor:
         keys, values = self._cache.read(layer, singles.blocks)
         # query heads that share a key head take the place of query tokens: nothing is repeated
-        grouped = query[singles.tokens].to(keys.dtype).unflatten(1, (keys.shape[2], -1))
-        output = scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=singles.mask, scale=scaling
-        )
+        grouped = query[singles.tokens].to(keys.dtype).unflatten(1, (keys.shape[1], -1))
+        output = scaled_dot_product_attention(grouped, keys, values, attn_mask=singles.mask, scale=scaling)
         return output.flatten(1, 2).to(query.dtype)
 
     def _attend_span(
@@ -86,14 +84,14 @@ class SdpaAttention:
         scaling: float | None,
     ) -> torch.Tensor:
         if span.blocks is None:
-            keys, values = (part[span.tokens].to(self._cache.dtype) for part in (key, value))
+            keys, values = (part[None, span.tokens].to(self._cache.dtype).transpose(1, 2) for part in (key, value))
         else:
-            keys, values = (part[0] for part in self._cache.read(layer, span.blocks))
+            keys, values = self._cache.read(layer, span.blocks)
         queries = query[span.tokens].to(keys.dtype).transpose(0, 1)
         output = scaled_dot_product_attention(
             queries[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
+            keys,
+            values,
             attn_mask=span.mask,
             is_causal=span.mask is None,
             scale=scaling,

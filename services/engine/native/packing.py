@@ -8,6 +8,7 @@ import torch
 
 from services.engine.lean.weights import LayerWeights, Linear
 from services.engine.native.structs import Layer, Matrix, Norm
+from services.engine.pages import zeros
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -46,7 +47,7 @@ class Packer:
         """`gated`: half the outputs are gates, each in the same panel as what it lets through."""
         outputs, inputs = linear.weight.shape
         panels = -(-outputs // self._width) if not gated else -(-outputs // 2 // (self._width // 2))
-        packed = torch.empty(panels * self._width * inputs, dtype=self._kind)
+        packed = zeros((panels * self._width * inputs,), self._kind, torch.device("cpu"))
         scales = torch.ones(panels * self._width) if self._kind == torch.int8 else None
         weight = linear.weight.to(torch.float32).contiguous()
         self._library.orca_pack(

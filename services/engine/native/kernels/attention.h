@@ -27,6 +27,9 @@ struct Heads {
     float scaling;
 
     int group() const { return queries / keys; }
+    // Where what is kept of a block for a head begins: keys [dim][block_size], values [block_size][dim].
+    size_t at(int block, int head) const { return (size_t(block) * keys + head) * block_size * dim; }
+
     int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 };
 
@@ -68,10 +71,10 @@ public:
         std::fill_n(s.outputs.begin(), size_t(rows) * padded, 0.0f);
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin);
-            fetch(s, span.request, head, begin, count);
-            scores(s, own, count);
+            const int ahead = std::min(KEYS, length - begin - count);
+            scores(s, own, span.request, head, begin, count, ahead);
             for (int row = 0; row < rows; ++row) weigh(s, row, first_position + row / group + 1 - begin, padded);
-            collect(s, own, count, padded);
+            collect(s, own, span.request, head, begin, count, ahead);
         }
         for (int row = 0; row < rows; ++row) {
             const float share = 1.0f / s.total[row];
@@ -100,36 +103,62 @@ private:
         return s;
     }
 
-    // A tile's keys as panels [KEYS / WIDTH][dim][WIDTH], and its values as panels [padded / WIDTH][KEYS][WIDTH].
-    void fetch(Scratch& s, int request, int head, int begin, int count) const {
-        const int dim = heads_.dim;
-        const int32_t* table = batch_.tables + batch_.table_starts[request];
-        for (int j = 0; j < count; ++j) {
-            const int position = begin + j;
-            const size_t slot = size_t(table[position / heads_.block_size]) * heads_.block_size + position % heads_.block_size;
-            const Number* key = keys_ + (slot * heads_.keys + head) * dim;
-            const Number* value = values_ + (slot * heads_.keys + head) * dim;
-            float* column = s.keys.data() + size_t(j / WIDTH) * dim * WIDTH + j % WIDTH;
-            for (int d = 0; d < dim; ++d) column[d * WIDTH] = to_float(key[d]);
-            for (int d = 0; d < dim; ++d)
-                s.values[size_t(d / WIDTH) * KEYS * WIDTH + j * WIDTH + d % WIDTH] = to_float(value[d]);
+    const int32_t* table(int request) const { return batch_.tables + batch_.table_starts[request]; }
+
+    // The tile's scores, read where the keys are if its vectors lie in whole blocks, else from a copy.
+    void scores(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
+        const int size = heads_.block_size, dim = heads_.dim;
+        auto key = [&](int position) {
+            return keys_ + heads_.at(table(request)[position / size], head) + position % size;
+        };
+        if (size % LANES) {
+            for (int j = 0; j < count; ++j) {
+                float* column = s.keys.data() + size_t(j / LANES) * dim * LANES + j % LANES;
+                const Number* from = key(begin + j);
+                for (int d = 0; d < dim; ++d) column[d * LANES] = to_float(from[d * size]);
+            }
+            for (int j = 0; j < count; j += WIDTH) {
+                const float* first = s.keys.data() + size_t(j) * dim;
+                score(s, own, j, first, j + LANES < count ? first + LANES * dim : first, LANES, first, first);
+            }
+            return;
+        }
+        for (int j = 0; j < count; j += WIDTH) {
+            const Number* first = key(begin + j);
+            const Number* second = j + LANES < count ? key(begin + j + LANES) : first;
+            const Number* later = j < ahead ? key(begin + KEYS + j) : first;
+            score(s, own, j, first, second, size, later, j + LANES < ahead ? key(begin + KEYS + j + LANES) : later);
         }
     }
 
-    void scores(Scratch& s, const Tiles& own, int count) const {
+    // The scores of two vectors of keys; what follows the tile is asked for meanwhile.
+    template <class Stored>
+    void score(Scratch& s, const Tiles& own, int j, const Stored* first, const Stored* second, int step,
+               const Stored* later, const Stored* last) const {
         const int dim = heads_.dim;
-        for (int panel = 0; panel * WIDTH < count; ++panel)
-            for (int tile = 0; tile < own.tiles; ++tile)
-                with_rows(own.rows_of(tile), [&](auto R) {
-                    Vector sums[R][2] = {};
-                    add_products<R, 1>(sums, dim, s.queries.data() + size_t(tile) * dim * ROWS, ROWS,
-                                       s.keys.data() + size_t(panel) * dim * WIDTH);
-                    for (int r = 0; r < R; ++r) {
-                        float* to = s.weights.data() + size_t(tile * own.height + r) * KEYS + panel * WIDTH;
-                        store(to, sums[r][0]);
-                        store(to + LANES, sums[r][1]);
+        for (int tile = 0; tile < own.tiles; ++tile)
+            with_rows(own.rows_of(tile), [&](auto R) {
+                Vector sums[R][2] = {};
+                const float* queries = s.queries.data() + size_t(tile) * dim * ROWS;
+                for (int d = 0; d < dim; ++d, queries += ROWS) {
+                    const Vector a = load(first + size_t(d) * step), b = load(second + size_t(d) * step);
+                    if (tile == 0) {
+                        __builtin_prefetch(later + size_t(d) * step);
+                        __builtin_prefetch(last + size_t(d) * step);
                     }
-                });
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) {
+                        const Vector x = broadcast(queries[r]);
+                        sums[r][0] += x * a;
+                        sums[r][1] += x * b;
+                    }
+                }
+                for (int r = 0; r < R; ++r) {
+                    float* to = s.weights.data() + size_t(tile * own.height + r) * KEYS + j;
+                    store(to, sums[r][0]);
+                    store(to + LANES, sums[r][1]);
+                }
+            });
     }
 
     // Scores to weights exp(score - highest), those of keys from `visible` on to 0; what was collected is scaled.
@@ -155,19 +184,56 @@ private:
             }
     }
 
-    void collect(Scratch& s, const Tiles& own, int count, int padded) const {
+    // Adds the tile's values by their weights, read where they are if a head is whole panels, else from a copy.
+    void collect(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
+        const int size = heads_.block_size, dim = heads_.dim, padded = heads_.padded_dim();
+        if (dim != padded) {
+            for (int j = 0; j < count; ++j) {
+                const int position = begin + j;
+                const Number* from = values_ + heads_.at(table(request)[position / size], head) + position % size * dim;
+                for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
+            }
+            return add(s, own, 0, count, s.values.data(), 0);
+        }
+        for (int j = 0; j < count;) {
+            const int position = begin + j, offset = position % size, some = std::min(count - j, size - offset);
+            const Number* from = values_ + heads_.at(table(request)[position / size], head) + offset * dim;
+            const int later = position + KEYS;
+            const Number* next = j < ahead ? values_ + heads_.at(table(request)[later / size], head) + later % size * dim : from;
+            add(s, own, j, some, from, next - from);
+            j += some;
+        }
+    }
+
+    // Adds the values of `count` positions, one row of the cache after the other.
+    template <class Stored>
+    void add(Scratch& s, const Tiles& own, int j, int count, const Stored* from, ptrdiff_t later) const {
+        const int padded = heads_.padded_dim();
         for (int d = 0; d < padded; d += WIDTH)
             for (int tile = 0; tile < own.tiles; ++tile)
                 with_rows(own.rows_of(tile), [&](auto R) {
                     const int row = tile * own.height;
                     float* outputs = s.outputs.data() + size_t(row) * padded + d;
+                    const float* weights = s.weights.data() + size_t(row) * KEYS + j;
                     Vector sums[R][2];
                     for (int r = 0; r < R; ++r) {
                         sums[r][0] = load(outputs + size_t(r) * padded);
                         sums[r][1] = load(outputs + size_t(r) * padded + LANES);
                     }
-                    add_products<R, KEYS>(sums, count, s.weights.data() + size_t(row) * KEYS, 1,
-                                          s.values.data() + size_t(d) * KEYS);
+                    const Stored* value = from + d;
+                    for (int k = 0; k < count; ++k, value += padded) {
+                        const Vector a = load(value), b = load(value + LANES);
+                        if (tile == 0) {
+                            __builtin_prefetch(value + later);
+                            __builtin_prefetch(value + later + LANES);
+                        }
+#pragma GCC unroll 16
+                        for (int r = 0; r < R; ++r) {
+                            const Vector x = broadcast(weights[size_t(r) * KEYS + k]);
+                            sums[r][0] += x * a;
+                            sums[r][1] += x * b;
+                        }
+                    }
                     for (int r = 0; r < R; ++r) {
                         store(outputs + size_t(r) * padded, sums[r][0]);
                         store(outputs + size_t(r) * padded + LANES, sums[r][1]);

@@ -161,7 +161,7 @@ struct Call {
         const int dim = heads.dim, width = (heads.queries + 2 * heads.keys) * dim;
         const int position = batch.contexts[request] + token - batch.starts[request];
         const int32_t* table = batch.tables + batch.table_starts[request];
-        const size_t slot = size_t(table[position / heads.block_size]) * heads.block_size + position % heads.block_size;
+        const int32_t block = table[position / heads.block_size];
         float* row = buffers.qkv.data() + size_t(token) * width;
         for (int head = 0; head < heads.queries + heads.keys; ++head) {
             float* x = row + head * dim;
@@ -170,11 +170,14 @@ struct Call {
             if (model.cosines)
                 rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
         }
-        Number* keys = static_cast<Number*>(layer.keys) + slot * heads.keys * dim;
-        Number* values = static_cast<Number*>(layer.values) + slot * heads.keys * dim;
-        const float* key = row + heads.queries * dim;
-        for (int i = 0; i < heads.keys * dim; ++i) from_float(keys[i], key[i]);
-        for (int i = 0; i < heads.keys * dim; ++i) from_float(values[i], key[heads.keys * dim + i]);
+        const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        for (int head = 0; head < heads.keys; ++head, key += dim, value += dim) {
+            const int offset = position % heads.block_size;
+            Number* keys = static_cast<Number*>(layer.keys) + heads.at(block, head) + offset;
+            Number* values = static_cast<Number*>(layer.values) + heads.at(block, head) + size_t(offset) * dim;
+            for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * heads.block_size], key[i]);
+            for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
+        }
     }
 
     template <class Number>

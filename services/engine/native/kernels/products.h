@@ -37,20 +37,13 @@ struct Tiles {
 
 constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
 
-// What a core fetches for its next panel while it multiplies by this one: `from` moves on by `step` bytes each depth.
-struct Later {
-    const char* from = nullptr;
-    int step = 0;
-};
-
 // sums[R][2] += rows [R, depth] by a panel [depth, WIDTH]; the row after is STEP further, the next depth `along`.
-template <int R, int STEP, class Weight>
+// `fetch(k)` asks for what is needed later.
+template <int R, int STEP, class Weight, class Fetch>
 inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Weight* panel,
-                         Later later = {}) {
-    for (int k = 0; k < depth; ++k, rows += along, panel += WIDTH, later.from += later.step) {
-        __builtin_prefetch(later.from, 0, 2);
-        __builtin_prefetch(panel + AHEAD * WIDTH);
-        if constexpr (sizeof(Weight) > 2) __builtin_prefetch(panel + AHEAD * WIDTH + LANES);
+                         const Fetch& fetch) {
+    for (int k = 0; k < depth; ++k, rows += along, panel += WIDTH) {
+        fetch(panel);
         const Vector first = load(panel), second = load(panel + LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -59,6 +52,11 @@ inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int
             sums[r][1] += x * second;
         }
     }
+}
+
+template <int R, int STEP>
+inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const float* panel) {
+    add_products<R, STEP>(sums, depth, rows, along, panel, [](const float*) {});
 }
 
 // Calls work.template operator()<R>() with R = rows, 1 to ROWS.
@@ -89,10 +87,16 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
                 const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
                 const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
                 for (int tile = first; tile < last; ++tile) {
-                    const Later later{next + size_t(tile - first) * depth * step, step};
+                    const char* later = next + size_t(tile - first) * depth * step;
+                    const auto fetch = [&](const Weight* now) {  // this panel's rest, and a share of the next one
+                        __builtin_prefetch(now + AHEAD * WIDTH);
+                        if constexpr (sizeof(Weight) > 2) __builtin_prefetch(now + AHEAD * WIDTH + LANES);
+                        __builtin_prefetch(later, 0, 2);
+                        later += step;
+                    };
                     with_rows(tiles.rows_of(tile), [&](auto R) {
                         Vector sums[R][2] = {};
-                        add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, later);
+                        add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, fetch);
                         for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
                     });
                 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -80,6 +81,26 @@ inline void from_float(float& to, float x) { to = x; }
 inline void from_float(bfloat16& to, float x) {  // to the nearest, ties to even; a NaN stays one
     uint32_t bits = same_bits<uint32_t>(x);
     to.bits = x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+template <int HALF, int... I>
+inline void swap_blocks(Vector (&rows)[LANES], std::integer_sequence<int, I...>) {
+    constexpr Ints low = {(I & HALF ? LANES + (I ^ HALF) : I)...};
+    constexpr Ints high = {(I & HALF ? LANES + I : I ^ HALF)...};
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+        if (i & HALF) continue;
+        const Vector a = rows[i], b = rows[i + HALF];
+        rows[i] = __builtin_shuffle(a, b, low);
+        rows[i + HALF] = __builtin_shuffle(a, b, high);
+    }
+}
+
+// Swaps rows and columns of LANES vectors: of blocks of 1, 2, 4, ... numbers.
+template <int HALF = 1>
+inline void transpose(Vector (&rows)[LANES]) {
+    swap_blocks<HALF>(rows, std::make_integer_sequence<int, LANES>());
+    if constexpr (HALF * 2 < LANES) transpose<HALF * 2>(rows);
 }
 
 inline float total(Vector v) {
