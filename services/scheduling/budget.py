@@ -32,11 +32,10 @@ class Budget:
         self._chunks = 0
 
     @property
-    def last(self) -> float:
-        """Tokens of one iteration at most, as far as that can be said before its requests are known."""
-        if self._target is not None and self._cost.known:
-            return min(self._fixed or inf, max(1.0, self._affordable(0)))
-        return self._fixed or inf
+    def most(self) -> float:
+        """Tokens an iteration may compute at most: those of a prompt alone, from its beginning. Infinite without a
+        budget."""
+        return self._fitting(0, 0, 0, LEAST_CHUNK) if self._limited else inf
 
     def decodes(self, wanted: int) -> int:
         """How many of so many requests get their one token."""
@@ -63,18 +62,22 @@ class Budget:
         return max(0, count)
 
     def _room(self, context: int) -> int:
-        room = inf if self._fixed is None else self._fixed - self.tokens
+        return self._fitting(context, self.tokens, self.pairs, 0 if self._chunks else LEAST_CHUNK)
+
+    def _fitting(self, context: int, tokens: int, pairs: int, least: int) -> int:
+        """So many tokens behind `context` others fit into an iteration that has `tokens` and `pairs`; `least` where
+        its time is up."""
+        room = inf if self._fixed is None else self._fixed - tokens
         if self._target is not None:
-            least = 0 if self._chunks else LEAST_CHUNK
-            guess = FIRST_GUESS - self.tokens
-            room = min(room, max(least, int(self._affordable(context)) if self._cost.known else guess))
+            time = self._affordable(context, tokens, pairs) if self._cost.known else FIRST_GUESS - tokens
+            room = min(room, max(least, time))
         return int(min(room, 1 << 30))
 
-    def _affordable(self, context: int) -> float:
+    def _affordable(self, context: int, tokens: int, pairs: int) -> float:
         """The most n with cost(tokens + n, pairs + n * context + n * n / 2) <= target: a quadratic in n."""
         cost = self._cost
         assert self._target is not None
-        left = self._target - cost.seconds(self.tokens, self.pairs)
+        left = self._target - cost.seconds(tokens, pairs)
         if left <= 0:
             return 0.0
         slope, bend = cost.per_token + cost.per_pair * (context + 0.5), cost.per_pair / 2

@@ -55,6 +55,6 @@ class Priority:
         if entry.due is None or entry.output:
             return False
         tokens = entry.num_tokens
-        iterations = ceil(tokens / self._budget.last)
+        iterations = ceil(tokens / self._budget.most)
         seconds = self._cost.seconds(tokens, tokens * tokens // 2) + (iterations - 1) * self._cost.fixed
         return self._now() + 2 * self._cost.last + seconds >= entry.due

@@ -291,10 +291,10 @@ class Scheduler:
 
     def gauges(self) -> dict[str, float]:
         """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
-        and do not run; `token_budget` of an iteration, where there is one."""
-        last = self._budget.last
+        and do not run; `token_budget`, the most an iteration can take, where it is limited."""
+        most = self._budget.most
         paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
-        limited = {"token_budget": last} if last < inf else {}
+        limited = {"token_budget": float(most)} if most < inf else {}
         return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited
 
     def take_counters(self) -> dict[str, float]:
