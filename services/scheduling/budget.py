@@ -22,6 +22,8 @@ class Budget:
         self._fixed = knobs.token_budget
         self._target = knobs.tbt_target
         self._cost = cost
+        self._batch = knobs.max_batch_size
+        self._context = 0.0  # tokens that a decode of the last iteration was behind, as a mean
         self._limited = self._fixed is not None or self._target is not None
         self.begin()
 
@@ -45,6 +47,20 @@ class Budget:
         """They are so many, behind `context` tokens in all."""
         self.tokens += decodes
         self.pairs += decodes + context
+        self._context = context / max(1, decodes)
+
+    def seconds(self, tokens: int, running: int) -> float:
+        """How long a prompt takes that nobody else's delays: its iterations, in each of which the others that run
+        (`running`, as many as fit beside it) have one token, behind as many as in the last iteration.
+
+        Not foreseen: chunks of other prompts, blocks of its prefix that are there, and who ends or starts meanwhile.
+        """
+        others = min(running, self._batch - 1)
+        pairs = int(others * (1 + self._context))
+        chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK))
+        count = -(-tokens // chunk)
+        cost, own = self._cost, tokens * (tokens + 1) // 2
+        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.fixed
 
     def left(self) -> bool:
         """Some token of a prompt fits."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from services.messages import Claim, Room
 from services.scheduling import Knobs
+from services.scheduling.budget import Budget
 from tests.services.scheduling.scripted import Script, claim, scripted
+from tests.services.scheduling.test_token_budget import known
 
 
 class Clocked:
@@ -21,6 +25,44 @@ class Clocked:
         self.s.step(elapsed=0.1)
         self.now += 0.1
         return list(self.s.batch)
+
+
+class Priced:
+    """A scheduler of four places on an engine whose iterations cost exactly what a law says."""
+
+    def __init__(self, law: tuple[float, float, float], **knobs: object) -> None:
+        self.law = law
+        self.now = 0.0
+        settings = Knobs(4, order="priority", **knobs)  # type: ignore[arg-type]
+        self.s: Script = scripted(blocks=1000, length=1000, knobs=settings, now=lambda: self.now)
+        self.computed: dict[str, int] = {}
+
+    def step(self) -> float:
+        """Seconds of one iteration."""
+        self.s.select()
+        fixed, per_token, per_pair = self.law
+        pairs = sum(n * self.computed.get(id, 0) + n * (n + 1) // 2 for id, n in self.s.batch.items())
+        for id, n in self.s.batch.items():
+            self.computed[id] = self.computed.get(id, 0) + n
+        seconds = fixed + per_token * sum(self.s.batch.values()) + per_pair * pairs
+        self.s.finish(elapsed=seconds)
+        self.now += seconds
+        return seconds
+
+    def running(self, count: int) -> None:
+        """So many requests of a later class at increments, after prompts of several lengths: the cost is known."""
+        for i in range(count):
+            self.s.scheduler.add([replace(claim(f"r{i}", 1000 + i, 20 * 3**i, 900), priority=1)])
+            for _ in range(40):
+                self.step()
+
+    def first_token(self, id: str) -> float:
+        """Seconds from its first iteration to its first token."""
+        seconds = 0.0
+        while not any(commit.id == id for commit in self.s.commits):
+            taken = self.step()
+            seconds += taken if id in self.s.batch else 0.0
+        return seconds
 
 
 def of(id: str, rank: float, priority: int = 0, ttft: float = 0.0, new: int = 20) -> Claim:
@@ -104,3 +146,40 @@ def test_room_tells_what_each_class_would_give() -> None:
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()
     assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)])
+
+
+LAWS = [(0.01, 1e-4, 0.0), (0.001, 1e-3, 0.0), (0.01, 1e-4, 1e-6)]
+BUDGETS: list[dict[str, object]] = [{}, {"token_budget": 8}, {"tbt_target": 0.03}, {"tbt_target": 0.001}]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("knobs", BUDGETS)
+@pytest.mark.parametrize("prompt", [1, 9, 250])
+def test_the_time_of_a_prompt_beside_others_is_foreseen(
+    law: tuple[float, float, float], knobs: dict[str, object], prompt: int
+) -> None:
+    world = Priced(law, **knobs)
+    world.running(3)
+    contexts = [world.computed[f"r{i}"] for i in range(3)]
+    budget = Budget(world.s.scheduler.knobs, known(*law))
+    budget.took(3, sum(contexts))
+    foreseen = budget.seconds(prompt, running=3)
+    world.s.scheduler.add([replace(claim("urgent", 1, prompt, 2), ttft=1.0)])
+    assert foreseen == pytest.approx(world.first_token("urgent"), rel=0.15)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("knobs", BUDGETS)
+def test_who_is_urgent_starts_in_time_and_not_long_before(
+    law: tuple[float, float, float], knobs: dict[str, object]
+) -> None:
+    world = Priced(law, **knobs)
+    world.running(4)
+    one = world.step()
+    budget = Budget(world.s.scheduler.knobs, known(*law))
+    budget.took(3, 3 * 180)
+    needed = budget.seconds(100, running=3)
+    due = world.now + 3 * needed
+    world.s.scheduler.add([replace(claim("urgent", 1, 100, 2), ttft=3 * needed)])
+    world.first_token("urgent")
+    assert 0 <= due - world.now <= 4 * one + 0.2 * needed
