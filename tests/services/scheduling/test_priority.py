@@ -26,6 +26,10 @@ class Clocked:
         self.now += 0.1
         return list(self.s.batch)
 
+    def preemptions(self) -> float:
+        """Since the last call."""
+        return self.s.scheduler.take_counters().get("vllm:num_preemptions", 0)
+
 
 class Priced:
     """A scheduler of four places on an engine whose iterations cost exactly what a law says."""
@@ -96,7 +100,7 @@ def test_who_paused_keeps_its_blocks_and_loses_nothing() -> None:
     world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=2)])
     assert [world.step() for _ in range(3)] == [["urgent"], ["urgent"], ["x"]]
     assert world.s.batch == {"x": 1}
-    assert world.s.scheduler.take_counters().get("vllm:num_preemptions") is None
+    assert world.preemptions() == 0
 
 
 def test_its_own_class_and_earlier_ones_do_not_give_way() -> None:
@@ -124,7 +128,57 @@ def test_blocks_are_taken_too_where_they_are_not_reserved() -> None:
     urgent = replace(claim("urgent", 1, 8, 2), ttft=0.001)
     world.s.scheduler.add([urgent])
     assert world.step() == ["urgent"]
-    assert world.s.scheduler.take_counters()["vllm:num_preemptions"] == 1
+    assert world.preemptions() == 1
+
+
+def short_of_blocks() -> Clocked:
+    """x and y of a later class fill 6 blocks, y had to give up its own; x goes on with 4, 2 are free."""
+    world = Clocked(blocks=6, batch=4, admission="on_demand")
+    world.s.scheduler.add([of("x", 60, priority=1, new=20), of("y", 61, priority=1, new=20)])
+    batches = [world.step() for _ in range(10)]
+    assert batches == [["x", "y"]] * 9 + [["x"]]
+    assert world.preemptions() == 1
+    return world
+
+
+def test_while_blocks_are_short_earlier_classes_still_find_what_later_ones_yield() -> None:
+    world = short_of_blocks()
+    # y waits for 4 blocks and one stays free for x: 2 - 4 - 1; there is a place, but for nobody of x's class
+    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)])
+    world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
+    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)])
+
+
+def test_while_blocks_are_short_one_in_time_waits_and_one_at_risk_takes_them() -> None:
+    world = short_of_blocks()
+    urgent = replace(claim("urgent", 1, 8, 2), ttft=1.0)
+    world.s.scheduler.add([urgent])
+    batches = [world.step() for _ in range(12)]
+    start = batches.index(["urgent"])  # 2 blocks and one for x are more than are free: x gives up its own
+    assert 4 <= start <= 8
+    assert batches[:start] == [["x"]] * start
+    assert batches[start:] == [["urgent"]] * 2 + [["x"]] * (10 - start)  # its end lets the next in rank start
+    assert world.preemptions() == 1
+
+
+def test_while_blocks_are_short_nobody_is_preempted_in_vain() -> None:
+    world = short_of_blocks()
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=3)])  # a block for it and one for x are free
+    assert [world.step() for _ in range(3)] == [["x", "urgent"], ["urgent", "x"], ["urgent", "x"]]
+    assert world.preemptions() == 0
+
+
+def test_urgent_requests_one_after_the_other_let_nobody_start_in_between_who_gave_way() -> None:
+    """x holds 4 of 6 blocks; each urgent request needs 2, then 3."""
+    world = short_of_blocks()
+    batches = []
+    for i in range(3):
+        world.s.scheduler.add([replace(claim(f"u{i}", 1 + i, 8, 4), ttft=0.001)])
+        batches.append(world.step())
+    batches += [world.step() for _ in range(5)]
+    assert batches == [["u0"]] * 4 + [["u1", "u2"]] * 4  # nobody yields to u1 while u0 runs alone
+    assert world.preemptions() == 1
+    assert world.step() == ["x"]
 
 
 def test_with_reservation_nobody_gives_way_in_vain() -> None:
