@@ -23,7 +23,7 @@ from actors.lifeline import Lifeline
 from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
-from services.engine.warm_up import iteration, warm_up
+from services.engine.warm_up import WarmUp
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
@@ -106,6 +106,7 @@ class EngineActor:
         self._node = ray.util.get_node_ip_address()
         self._lifeline = Lifeline(self._node).address
         self._engine: Any = None
+        self._warm_up: WarmUp | None = None
         self._epoch: str | None = None
         self._silence = 0  # seconds
         if not self._null:
@@ -127,12 +128,12 @@ class EngineActor:
         the seconds that took.
         """
         started = time.monotonic()
-        if self._engine is None:
+        if self._warm_up is None:
             self._engine = self._load()
+            self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
         loading = time.monotonic() - started
         figures: EngineFigures = self._engine.figures
-        first = iteration(epoch, figures.block_size, self._settings.deadly_token)
-        seconds = warm_up(self._engine, first)
+        first, seconds = self._warm_up(epoch)
         self._epoch = epoch
         return pack(figures), loading, pack(first), seconds
 
@@ -148,7 +149,7 @@ class EngineActor:
         the one this engine serves: a scheduler that was stopped says it late."""
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
-        self._engine = self._epoch = None
+        self._engine = self._warm_up = self._epoch = None
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from services.errors import PoolUnavailable
-from services.messages import EngineFigures, Overview
+from services.messages import EngineFigures
+from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 

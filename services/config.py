@@ -137,6 +137,8 @@ class Settings(BaseSettings):
                 f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
                 "each request of a full batch needs a token"
             )
+        if self.share_prefixes and not self.prefix_caching:
+            raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self

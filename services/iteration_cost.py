@@ -33,7 +33,7 @@ class IterationCost:
 
     def __init__(self) -> None:
         self._slowest: dict[int, float] = {}  # seconds, by the bits of the work
-        self._begun: dict[str, int] = {}  # tokens computed of prompts that are not through
+        self._begun: dict[str, tuple[int, int]] = {}  # prompts that are not through: tokens computed, and in all
         self._epoch = ""
 
     def finished(self, iteration: Iteration, seconds: float) -> None:
@@ -54,7 +54,8 @@ class IterationCost:
 
     def work(self, iteration: Iteration) -> int:
         """Tokens to compute, with the pairs of prompts in the same coin."""
-        contexts = self._begun | {new.id: new.num_computed_tokens for new in iteration.new}
+        contexts = {id: computed for id, (computed, _) in self._begun.items()}
+        contexts |= {new.id: new.num_computed_tokens for new in iteration.new}
         counts = iteration.scheduled
         pairs = sum(counts[id] * context + counts[id] ** 2 // 2 for id, context in contexts.items() if id in counts)
         return sum(counts.values()) + pairs // PAIRS
@@ -64,10 +65,10 @@ class IterationCost:
             self._epoch, self._begun = iteration.epoch, {}
         for id in iteration.released:
             self._begun.pop(id, None)
-        self._begun |= {new.id: new.num_computed_tokens for new in iteration.new}
-        for id in list(self._begun):
-            count = iteration.scheduled.get(id, 0)
-            if count == 1:  # a decode, or as good as one
-                del self._begun[id]
+        self._begun |= {new.id: (new.num_computed_tokens, len(new.token_ids)) for new in iteration.new}
+        for id, (computed, total) in list(self._begun.items()):
+            computed += iteration.scheduled.get(id, 0)
+            if computed < total:
+                self._begun[id] = computed, total
             else:
-                self._begun[id] += count
+                del self._begun[id]

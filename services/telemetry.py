@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from services.messages import Overview, Seat
+from services.overview import Overview, Seat
 
 _SECONDS = (
     0.001,

@@ -1,4 +1,4 @@
-"""A first iteration that is nobody's: it pays what only comes once, and shows how fast the engine is."""
+"""WarmUp: iterations that are nobody's, which pay what only comes once and show how fast an engine is."""
 
 from __future__ import annotations
 
@@ -24,12 +24,28 @@ def iteration(epoch: str, block_size: int, deadly_token: int = -1) -> Iteration:
     return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: list(range(-(-TOKENS // block_size)))})
 
 
-def warm_up(engine: Engine, one: Iteration) -> float:
-    """Seconds of the second of two: the first may compile, or read from disk. The engine then knows no request."""
-    for _ in range(2):
-        engine.reset(one.epoch)
+class WarmUp:
+    """Of one loaded engine, whoever it serves."""
+
+    def __init__(self, engine: Engine, block_size: int, deadly_token: int = -1) -> None:
+        self._engine = engine
+        self._block_size = block_size
+        self._deadly_token = deadly_token
+        self._cold = True
+
+    def __call__(self, epoch: str) -> tuple[Iteration, float]:
+        """An iteration and its seconds, without what a first one pays to compile or to read from disk: the second of
+        two, or the only one where the engine had some before. It then serves `epoch` and knows no request."""
+        one = iteration(epoch, self._block_size, self._deadly_token)
+        if self._cold:
+            self._run(one)
+            self._cold = False
+        return one, self._run(one)
+
+    def _run(self, one: Iteration) -> float:
+        self._engine.reset(one.epoch)
         began = time.perf_counter()
-        engine.run(one)
-    seconds = time.perf_counter() - began
-    engine.reset(one.epoch)
-    return seconds
+        self._engine.run(one)
+        seconds = time.perf_counter() - began
+        self._engine.reset(one.epoch)
+        return seconds

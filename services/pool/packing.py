@@ -24,12 +24,11 @@ from services.messages import (
     Group,
     Logprobs,
     NewSequence,
-    Overview,
-    Seat,
     SeatGrant,
     Snapshot,
     TokenEvent,
 )
+from services.overview import Overview, Seat
 from services.pool.limits import sequence_bytes
 from services.requests import SamplingParams
 

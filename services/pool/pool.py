@@ -15,13 +15,13 @@ from services.messages import (
     Exchange,
     ExchangeReply,
     Group,
-    Overview,
     SeatGrant,
     Snapshot,
     Submission,
     SubmitReply,
     TokenEvent,
 )
+from services.overview import Overview
 from services.pool import packing
 from services.pool.connection import Connection
 from services.pool.limits import Limits

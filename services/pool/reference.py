@@ -12,7 +12,6 @@ from itertools import takewhile
 from services.messages import (
     Exchange,
     ExchangeReply,
-    Overview,
     SeatGrant,
     Snapshot,
     Submission,
@@ -20,6 +19,7 @@ from services.messages import (
     TokenEvent,
 )
 from services.messages import Group as GroupView
+from services.overview import Overview
 from services.pool.limits import sequence_bytes
 from services.pool.reference_rules import Rules
 from services.pool.reference_state import Said, Seat, Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
-from services.messages import Seat as SeatView
+from services.overview import Seat as SeatView
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Said, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON

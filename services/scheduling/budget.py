@@ -22,6 +22,8 @@ class Budget:
         self._fixed = knobs.token_budget
         self._target = knobs.tbt_target
         self._cost = cost
+        self._batch = knobs.max_batch_size
+        self._context = 0.0  # tokens that a decode of the last iteration was behind, as a mean
         self._limited = self._fixed is not None or self._target is not None
         self.begin()
 
@@ -32,11 +34,10 @@ class Budget:
         self._chunks = 0
 
     @property
-    def last(self) -> float:
-        """Tokens of one iteration at most, as far as that can be said before its requests are known."""
-        if self._target is not None and self._cost.known:
-            return min(self._fixed or inf, max(1.0, self._affordable(0)))
-        return self._fixed or inf
+    def most(self) -> float:
+        """Tokens an iteration may compute at most: those of a prompt alone, from its beginning. Infinite without a
+        budget."""
+        return self._fitting(0, 0, 0, LEAST_CHUNK) if self._limited else inf
 
     def decodes(self, wanted: int) -> int:
         """How many of so many requests get their one token."""
@@ -46,6 +47,20 @@ class Budget:
         """They are so many, behind `context` tokens in all."""
         self.tokens += decodes
         self.pairs += decodes + context
+        self._context = context / max(1, decodes)
+
+    def seconds(self, tokens: int, running: int) -> float:
+        """How long a prompt takes that nobody else's delays: its iterations, in each of which the others that run
+        (`running`, as many as fit beside it) have one token, behind as many as in the last iteration.
+
+        Not foreseen: chunks of other prompts, blocks of its prefix that are there, and who ends or starts meanwhile.
+        """
+        others = min(running, self._batch - 1)
+        pairs = int(others * (1 + self._context))
+        chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK))
+        count = -(-tokens // chunk)
+        cost, own = self._cost, tokens * (tokens + 1) // 2
+        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.fixed
 
     def left(self) -> bool:
         """Some token of a prompt fits."""
@@ -63,18 +78,22 @@ class Budget:
         return max(0, count)
 
     def _room(self, context: int) -> int:
-        room = inf if self._fixed is None else self._fixed - self.tokens
+        return self._fitting(context, self.tokens, self.pairs, 0 if self._chunks else LEAST_CHUNK)
+
+    def _fitting(self, context: int, tokens: int, pairs: int, least: int) -> int:
+        """So many tokens behind `context` others fit into an iteration that has `tokens` and `pairs`; `least` where
+        its time is up."""
+        room = inf if self._fixed is None else self._fixed - tokens
         if self._target is not None:
-            least = 0 if self._chunks else LEAST_CHUNK
-            guess = FIRST_GUESS - self.tokens
-            room = min(room, max(least, int(self._affordable(context)) if self._cost.known else guess))
+            time = self._affordable(context, tokens, pairs) if self._cost.known else FIRST_GUESS - tokens
+            room = min(room, max(least, time))
         return int(min(room, 1 << 30))
 
-    def _affordable(self, context: int) -> float:
+    def _affordable(self, context: int, tokens: int, pairs: int) -> float:
         """The most n with cost(tokens + n, pairs + n * context + n * n / 2) <= target: a quadratic in n."""
         cost = self._cost
         assert self._target is not None
-        left = self._target - cost.seconds(self.tokens, self.pairs)
+        left = self._target - cost.seconds(tokens, pairs)
         if left <= 0:
             return 0.0
         slope, bend = cost.per_token + cost.per_pair * (context + 0.5), cost.per_pair / 2

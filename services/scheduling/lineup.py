@@ -81,28 +81,36 @@ class Lineup:
 
     def make_way(self) -> None:
         """Let the first that waits have the place, and where blocks are not reserved the blocks, of those who yield to
-        it; if that is enough for it to start."""
-        head = next((entry for entry in self.waiting if not entry.flights), None)
-        if head is None or (not self.full and self.fits(head)):
+        it, and start; if that is enough. Also while `pressed`: who starts has a rank before one that runs, so the last
+        rank that runs never grows, and nobody starts twice between two ends."""
+        head = self.waiting[0] if self.waiting else None
+        if head is None or head.flights or (not self.full and self.fits(head)):
             return
         yielding = self._order.yielding(head, self.running)
         if not yielding:
             return
-        if self.fits(head):
-            self._pause(yielding[0])
+        if self._found(head):
+            if self.full:
+                self._pause(yielding[0])
+            self.enter(head)
         elif not self.admission.whole:
             for count in range(1, len(yielding) + 1):
-                if self.fits(head, self.blocks.held_by(e.id for e in yielding[:count])):
+                if self._found(head, self.blocks.held_by(e.id for e in yielding[:count])):
                     for entry in yielding[:count]:
                         self._preempt(entry)
+                    self.enter(head)
                     return
 
-    def fits(self, entry: Entry, more: int = 0) -> bool:
+    def fits(self, entry: Entry) -> bool:
+        """Whether it may start, or go on, beside those that run."""
+        if self.pressed and self.running and not entry.capacity:
+            return False
+        return self._found(entry)
+
+    def _found(self, entry: Entry, more: int = 0) -> bool:
         """Whether its blocks are there, or would be with `more` free ones."""
         if entry.capacity:  # where they are all held, and nobody runs, one that paused gives up its own
             return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not self.running
-        if self.pressed and self.running:
-            return False
         margin = self.admission.margin(len(self.running)) if self.running else 0
         return self.blocks.fits(self._shared(entry), self.admission.blocks(entry), margin - more)
 
@@ -147,14 +155,15 @@ class Lineup:
         entry.next_full = (entry.published + 1) * size
 
     def room(self, closing: list[Entry]) -> Room:
-        """What can be claimed, with the places and blocks of `closing` as good as free."""
+        """What can be claimed, with the places and blocks of `closing` as good as free. While `pressed` only what
+        later classes yield."""
         size, whole = self.blocks.block_size, self.admission.whole
-        if self.pressed:
-            return Room(0, 0, size, whole)
         requests = self._places - len(self) + len(closing)
         waiting = sum(self.admission.blocks(entry) for entry in self.waiting if not entry.capacity)
         ending = self.blocks.held_by(entry.id for entry in closing)
         blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
+        if self.pressed:
+            requests, blocks = min(0, requests), min(0, blocks)
         if not self._order.classes:
             return Room(max(0, requests), max(0, blocks), size, whole)
         yields: dict[int, list[int]] = {}

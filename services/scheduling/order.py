@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from typing import Protocol
 
 from services.scheduling.budget import Budget
@@ -45,16 +44,14 @@ class Priority:
         self._now = now
 
     def yielding(self, entry: Entry, running: list[Entry]) -> list[Entry]:
-        if not self._at_risk(entry):
+        if not self._at_risk(entry, len(running)):
             return []
         return [o for o in reversed(running) if o.priority > entry.priority and o.rank > entry.rank]
 
-    def _at_risk(self, entry: Entry) -> bool:
-        """Whether its first token comes late unless it starts now. Who begins an iteration later is late by one, and
-        the estimate leaves out the way to the client: two iterations to spare."""
+    def _at_risk(self, entry: Entry, running: int) -> bool:
+        """Whether its first token comes late unless it starts now. Estimated are its own iterations, from the one it
+        starts in (`Budget.seconds`); who begins an iteration later is late by one, and the way to the client is not
+        estimated: two iterations like the last one to spare."""
         if entry.due is None or entry.output:
             return False
-        tokens = entry.num_tokens
-        iterations = ceil(tokens / self._budget.last)
-        seconds = self._cost.seconds(tokens, tokens * tokens // 2) + (iterations - 1) * self._cost.fixed
-        return self._now() + 2 * self._cost.last + seconds >= entry.due
+        return self._now() + 2 * self._cost.last + self._budget.seconds(entry.num_tokens, running) >= entry.due

@@ -32,6 +32,7 @@ from services.scheduling.lineup import Lineup
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
 from services.scheduling.prefix import PrefixKeys
+from services.scheduling.refusal import refusal
 from services.text import TextTables
 
 
@@ -55,7 +56,7 @@ class Scheduler:
         self.epoch = epoch
         self.knobs = knobs
         self.blocks = BlockPool(figures.num_blocks, figures.block_size)
-        self._vocab_size = figures.vocab_size
+        self._figures = figures
         self._rules = Rules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
         self._cost = CostModel()
@@ -80,24 +81,12 @@ class Scheduler:
             salt = "" if self.knobs.share_prefixes else claim.tenant
             entry = Entry(claim, self._rules, PrefixKeys(salt, self.blocks.block_size), self._now())
             self._entries[claim.id] = entry
-            if refusal := self._refuse(entry):
-                self._end(entry, End(FinishReason.ERROR, error=refusal))
+            if reason := refusal(entry, self._figures):
+                self._end(entry, End(FinishReason.ERROR, error=reason))
             elif entry.end:
                 self._end(entry, entry.end)
             else:
                 self._lineup.add(entry)
-
-    def _refuse(self, entry: Entry) -> str | None:
-        """Why it can never run here; an id outside the vocabulary would take a CUDA process down."""
-        prompt, needed = len(entry.prompt), self.blocks.blocks_for(entry.last)
-        for id in (min(entry.prompt), max(entry.prompt), *entry.logit_bias):
-            if not 0 <= id < self._vocab_size:
-                return f"token id {id} is outside the vocabulary of {self._vocab_size}"
-        if prompt >= self._rules.max_model_len:
-            return f"the prompt has {prompt} tokens, the model's length is {self._rules.max_model_len}"
-        if needed > self.blocks.num_blocks:
-            return f"the request needs {needed} KV blocks, this engine has {self.blocks.num_blocks}"
-        return None
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are; unknown ids are those that have ended already.
@@ -291,10 +280,10 @@ class Scheduler:
 
     def gauges(self) -> dict[str, float]:
         """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
-        and do not run; `token_budget` of an iteration, where there is one."""
-        last = self._budget.last
+        and do not run; `token_budget`, the most an iteration can take, where it is limited."""
+        most = self._budget.most
         paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
-        limited = {"token_budget": last} if last < inf else {}
+        limited = {"token_budget": float(most)} if most < inf else {}
         return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited
 
     def take_counters(self) -> dict[str, float]:

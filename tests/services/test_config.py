@@ -60,6 +60,7 @@ def test_an_unknown_flag_ends_the_program(capsys: pytest.CaptureFixture[str]) ->
         ({"pool": "a b"}, "pool"),
         ({"redis_url": "redis://h", "durability": "strict"}, "durability"),
         ({"device": "cpu", "dtype": "float16"}, "dtype"),
+        ({"share_prefixes": True, "prefix_caching": False}, "share_prefixes=True.*prefix_caching=False"),
     ],
 )
 def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], named: str) -> None:

@@ -76,7 +76,18 @@ def test_a_chunk_counts_what_it_attends_to_and_a_prefix_that_was_found_does_not_
     cost.finished(first, 1.0)
     assert cost.work(Iteration("e", 2, {"a": 1024})) == 1024 + (1024 * 1024 + 1024**2 // 2) // 512
     cost.finished(Iteration("e", 2, {"a": 3072}), 1.0)
-    cost.finished(Iteration("e", 3, {"a": 1}), 1.0)
     assert cost.work(Iteration("e", 4, {"a": 1})) == 1
     found = NewRequest("b", [5] * 4096, 4096, SamplingParams(9), num_computed_tokens=4080)
     assert cost.work(Iteration("e", 5, {"b": 16}, [found])) == 16 + (16 * 4080 + 128) // 512
+
+
+def test_a_prompt_is_followed_to_its_end_whatever_the_size_of_its_chunks() -> None:
+    cost = IterationCost()
+    long = NewRequest("a", [5] * 4096, 4096, SamplingParams(9))
+    cost.finished(Iteration("e", 1, {"a": 1}, [long]), 1.0)  # a chunk of one token
+    assert cost.work(Iteration("e", 2, {"a": 4095})) == 4095 + (4095 + 4095**2 // 2) // 512
+    cost.finished(Iteration("e", 2, {"a": 4095}), 1.0)
+    assert cost.work(Iteration("e", 3, {"a": 512})) == 512  # nothing is left of it: it is nobody's prompt
+    cost.finished(Iteration("e", 3, {"b": 1}, [long, NewRequest("b", [5], 1, SamplingParams(1))]), 1.0)
+    cost.finished(Iteration("e", 4, {"c": 1}, [NewRequest("c", [5], 1, SamplingParams(1))], released=["a"]), 1.0)
+    assert cost.work(Iteration("e", 5, {"a": 512, "b": 512, "c": 512})) == 3 * 512

@@ -4,7 +4,7 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.messages import Overview, Seat
+from services.overview import Overview, Seat
 from services.telemetry import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
 
 

@@ -155,8 +155,7 @@ class World:
             self.land()
         self.commit()
         self.scheduler.blocks.check()
-        if self.knobs.order == "fcfs":
-            self.check_preemptions()
+        self.check_preemptions()
         self.now += 0.01
 
     def land(self) -> None:
@@ -195,10 +194,12 @@ class World:
             self.writers |= dict.fromkeys(blocks[shared:], tenant)
 
     def check_preemptions(self) -> None:
-        """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends."""
+        """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends.
+        With priorities they also give way to each urgent one, as often as that starts before its first token."""
         most = self.knobs.max_batch_size * self.knobs.batches_in_flight
+        urgent = len(self.claims) if self.knobs.order == "priority" else 0
         self.preemptions += self.scheduler.take_counters().get("vllm:num_preemptions", 0)
-        assert self.preemptions <= most * (len(self.ends) + self.left + 1)
+        assert self.preemptions <= most * (len(self.ends) + self.left + 1 + urgent)
 
     def check_room(self) -> None:
         room = self.scheduler.room()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from services.messages import Claim, Room
 from services.scheduling import Knobs
+from services.scheduling.budget import Budget
 from tests.services.scheduling.scripted import Script, claim, scripted
+from tests.services.scheduling.test_token_budget import known
 
 
 class Clocked:
@@ -21,6 +25,48 @@ class Clocked:
         self.s.step(elapsed=0.1)
         self.now += 0.1
         return list(self.s.batch)
+
+    def preemptions(self) -> float:
+        """Since the last call."""
+        return self.s.scheduler.take_counters().get("vllm:num_preemptions", 0)
+
+
+class Priced:
+    """A scheduler of four places on an engine whose iterations cost exactly what a law says."""
+
+    def __init__(self, law: tuple[float, float, float], **knobs: object) -> None:
+        self.law = law
+        self.now = 0.0
+        settings = Knobs(4, order="priority", **knobs)  # type: ignore[arg-type]
+        self.s: Script = scripted(blocks=1000, length=1000, knobs=settings, now=lambda: self.now)
+        self.computed: dict[str, int] = {}
+
+    def step(self) -> float:
+        """Seconds of one iteration."""
+        self.s.select()
+        fixed, per_token, per_pair = self.law
+        pairs = sum(n * self.computed.get(id, 0) + n * (n + 1) // 2 for id, n in self.s.batch.items())
+        for id, n in self.s.batch.items():
+            self.computed[id] = self.computed.get(id, 0) + n
+        seconds = fixed + per_token * sum(self.s.batch.values()) + per_pair * pairs
+        self.s.finish(elapsed=seconds)
+        self.now += seconds
+        return seconds
+
+    def running(self, count: int) -> None:
+        """So many requests of a later class at increments, after prompts of several lengths: the cost is known."""
+        for i in range(count):
+            self.s.scheduler.add([replace(claim(f"r{i}", 1000 + i, 20 * 3**i, 900), priority=1)])
+            for _ in range(40):
+                self.step()
+
+    def first_token(self, id: str) -> float:
+        """Seconds from its first iteration to its first token."""
+        seconds = 0.0
+        while not any(commit.id == id for commit in self.s.commits):
+            taken = self.step()
+            seconds += taken if id in self.s.batch else 0.0
+        return seconds
 
 
 def of(id: str, rank: float, priority: int = 0, ttft: float = 0.0, new: int = 20) -> Claim:
@@ -54,7 +100,7 @@ def test_who_paused_keeps_its_blocks_and_loses_nothing() -> None:
     world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=2)])
     assert [world.step() for _ in range(3)] == [["urgent"], ["urgent"], ["x"]]
     assert world.s.batch == {"x": 1}
-    assert world.s.scheduler.take_counters().get("vllm:num_preemptions") is None
+    assert world.preemptions() == 0
 
 
 def test_its_own_class_and_earlier_ones_do_not_give_way() -> None:
@@ -82,7 +128,57 @@ def test_blocks_are_taken_too_where_they_are_not_reserved() -> None:
     urgent = replace(claim("urgent", 1, 8, 2), ttft=0.001)
     world.s.scheduler.add([urgent])
     assert world.step() == ["urgent"]
-    assert world.s.scheduler.take_counters()["vllm:num_preemptions"] == 1
+    assert world.preemptions() == 1
+
+
+def short_of_blocks() -> Clocked:
+    """x and y of a later class fill 6 blocks, y had to give up its own; x goes on with 4, 2 are free."""
+    world = Clocked(blocks=6, batch=4, admission="on_demand")
+    world.s.scheduler.add([of("x", 60, priority=1, new=20), of("y", 61, priority=1, new=20)])
+    batches = [world.step() for _ in range(10)]
+    assert batches == [["x", "y"]] * 9 + [["x"]]
+    assert world.preemptions() == 1
+    return world
+
+
+def test_while_blocks_are_short_earlier_classes_still_find_what_later_ones_yield() -> None:
+    world = short_of_blocks()
+    # y waits for 4 blocks and one stays free for x: 2 - 4 - 1; there is a place, but for nobody of x's class
+    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)])
+    world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
+    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)])
+
+
+def test_while_blocks_are_short_one_in_time_waits_and_one_at_risk_takes_them() -> None:
+    world = short_of_blocks()
+    urgent = replace(claim("urgent", 1, 8, 2), ttft=1.0)
+    world.s.scheduler.add([urgent])
+    batches = [world.step() for _ in range(12)]
+    start = batches.index(["urgent"])  # 2 blocks and one for x are more than are free: x gives up its own
+    assert 4 <= start <= 8
+    assert batches[:start] == [["x"]] * start
+    assert batches[start:] == [["urgent"]] * 2 + [["x"]] * (10 - start)  # its end lets the next in rank start
+    assert world.preemptions() == 1
+
+
+def test_while_blocks_are_short_nobody_is_preempted_in_vain() -> None:
+    world = short_of_blocks()
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=3)])  # a block for it and one for x are free
+    assert [world.step() for _ in range(3)] == [["x", "urgent"], ["urgent", "x"], ["urgent", "x"]]
+    assert world.preemptions() == 0
+
+
+def test_urgent_requests_one_after_the_other_let_nobody_start_in_between_who_gave_way() -> None:
+    """x holds 4 of 6 blocks; each urgent request needs 2, then 3."""
+    world = short_of_blocks()
+    batches = []
+    for i in range(3):
+        world.s.scheduler.add([replace(claim(f"u{i}", 1 + i, 8, 4), ttft=0.001)])
+        batches.append(world.step())
+    batches += [world.step() for _ in range(5)]
+    assert batches == [["u0"]] * 4 + [["u1", "u2"]] * 4  # nobody yields to u1 while u0 runs alone
+    assert world.preemptions() == 1
+    assert world.step() == ["x"]
 
 
 def test_with_reservation_nobody_gives_way_in_vain() -> None:
@@ -104,3 +200,40 @@ def test_room_tells_what_each_class_would_give() -> None:
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()
     assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)])
+
+
+LAWS = [(0.01, 1e-4, 0.0), (0.001, 1e-3, 0.0), (0.01, 1e-4, 1e-6)]
+BUDGETS: list[dict[str, object]] = [{}, {"token_budget": 8}, {"tbt_target": 0.03}, {"tbt_target": 0.001}]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("knobs", BUDGETS)
+@pytest.mark.parametrize("prompt", [1, 9, 250])
+def test_the_time_of_a_prompt_beside_others_is_foreseen(
+    law: tuple[float, float, float], knobs: dict[str, object], prompt: int
+) -> None:
+    world = Priced(law, **knobs)
+    world.running(3)
+    contexts = [world.computed[f"r{i}"] for i in range(3)]
+    budget = Budget(world.s.scheduler.knobs, known(*law))
+    budget.took(3, sum(contexts))
+    foreseen = budget.seconds(prompt, running=3)
+    world.s.scheduler.add([replace(claim("urgent", 1, prompt, 2), ttft=1.0)])
+    assert foreseen == pytest.approx(world.first_token("urgent"), rel=0.15)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("knobs", BUDGETS)
+def test_who_is_urgent_starts_in_time_and_not_long_before(
+    law: tuple[float, float, float], knobs: dict[str, object]
+) -> None:
+    world = Priced(law, **knobs)
+    world.running(4)
+    one = world.step()
+    budget = Budget(world.s.scheduler.knobs, known(*law))
+    budget.took(3, 3 * 180)
+    needed = budget.seconds(100, running=3)
+    due = world.now + 3 * needed
+    world.s.scheduler.add([replace(claim("urgent", 1, 100, 2), ttft=3 * needed)])
+    world.first_token("urgent")
+    assert 0 <= due - world.now <= 4 * one + 0.2 * needed

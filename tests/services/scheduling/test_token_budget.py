@@ -1,10 +1,12 @@
 """A budget: decodes first, the rest to chunks of prompts, of any size."""
 
+from math import inf
+
 import pytest
 
 from services.messages import Claim
 from services.scheduling import Knobs
-from services.scheduling.budget import LEAST_CHUNK, Budget
+from services.scheduling.budget import FIRST_GUESS, LEAST_CHUNK, Budget
 from services.scheduling.cost_model import CostModel
 from tests.services.scheduling.scripted import Script, claim, scripted
 
@@ -96,6 +98,36 @@ def test_both_bounds_hold() -> None:
     budget = Budget(Knobs(8, token_budget=10, tbt_target=1.0), known(0.01, 1e-4, 0.0))
     budget.took(4, 0)
     assert budget.chunk(0, 100) == 6
+
+
+@pytest.mark.parametrize(
+    ("knobs", "most"),
+    [
+        (Knobs(8), inf),
+        (Knobs(8, token_budget=300), 300),
+        (Knobs(8, tbt_target=0.05), 400),  # 0.01 + 400 * 1e-4
+        (Knobs(8, token_budget=300, tbt_target=0.05), 300),
+        (Knobs(8, tbt_target=0.001), LEAST_CHUNK),
+    ],
+)
+def test_the_most_of_an_iteration_does_not_depend_on_the_last_one(knobs: Knobs, most: float) -> None:
+    budget = Budget(knobs, known(0.01, 1e-4, 0.0))
+    assert budget.most == pytest.approx(most, rel=0.02)
+    budget.took(8, 800)
+    budget.chunk(100, 250)
+    assert budget.most == pytest.approx(most, rel=0.02)
+
+
+def test_the_gauge_is_the_same_before_and_behind_an_iteration_that_takes_it_all() -> None:
+    s = scripted(blocks=1000, length=1000, knobs=Knobs(8, tbt_target=0.05))
+    assert s.scheduler.gauges()["token_budget"] == FIRST_GUESS
+    assert "token_budget" not in scripted().scheduler.gauges()
+    s.scheduler.add([claim("a", 1, 900, 40)])
+    s.step(elapsed=0.03)
+    before = s.scheduler.gauges()["token_budget"]
+    s.select()
+    assert s.scheduler.gauges()["token_budget"] == before
+    assert before >= s.batch["a"] > before / 2
 
 
 def test_a_target_is_met_by_the_whole_scheduler() -> None:
