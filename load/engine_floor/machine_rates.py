@@ -12,6 +12,7 @@ from load.engine_floor.bandwidth import measure_bandwidth
 from load.engine_floor.caches import last_level_cache
 from load.engine_floor.multiplying import ways
 from load.engine_floor.timing import best_seconds
+from services.engine import placement
 
 ROW_COUNTS = tuple(2**i for i in range(12))  # 1 to 2,048
 CACHES = 2  # weights are taken in turn from so many times what the last cache holds
@@ -63,12 +64,13 @@ def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
 def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
     """The best way at this row count, its weights read from memory."""
     copies = -(-CACHES * last_level_cache(device) // (inputs * outputs * int(stored.itemsize)))
-    dtype = stored if stored.is_floating_point else torch.float32
+    native = device.type == "cuda" or placement.cpu_multiplies_bfloat16()
+    dtype = stored if stored.is_floating_point and native else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
     reached = {}
     with torch.inference_mode():
-        for name, way in ways(device, stored).items():
+        for name, way in ways(device, dtype, stored).items():
             seconds = best_seconds([way(left, weight.clone()) for _ in range(copies)], device)
             reached[name] = 2 * rows * inputs * outputs / seconds
     best = max(reached, key=reached.__getitem__)

@@ -17,10 +17,9 @@ Multiply = Callable[[], torch.Tensor]
 Way = Callable[[torch.Tensor, torch.Tensor], Multiply]
 
 
-def ways(device: torch.device, stored: torch.dtype) -> dict[str, Way]:
-    """Each takes rows [rows, inputs] and a weight [outputs, inputs], packs what it packs, and returns the product.
-
-    `stored` is the dtype of the engine's weights; the engine's own kernel is one of the ways.
+def ways(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[str, Way]:
+    """Each takes rows [rows, inputs] and a weight [outputs, inputs] in `dtype`, packs what it packs, and returns the
+    product. One is the engine's own kernel, with weights in the dtype in which the engine keeps them, `stored`.
     """
     known: dict[str, Way] = {"linear": _linear, "mm": _mm}
     if device.type == "cpu":
@@ -28,7 +27,7 @@ def ways(device: torch.device, stored: torch.dtype) -> dict[str, Way]:
             known["kernel"] = _kernel(kernels(None), stored)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         known["mkldnn packed"] = _mkldnn
-    if device.type == "cpu" and stored != torch.bfloat16 and torch.backends.mkl.is_available():
+    if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available():
         known["mkl packed"] = _mkl
     return known
 

@@ -49,7 +49,7 @@ def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: in
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
         else:
-            weights = DecoderWeights(spec, folder, dtype)
+            weights = DecoderWeights(spec, folder)
             kept = torch.int8 if settings.weights == "int8" else dtype
             return NativeDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
     if settings.weights != "dtype":

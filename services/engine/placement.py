@@ -26,7 +26,7 @@ def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
     if settings.dtype != "auto":
         dtype: torch.dtype = getattr(torch, settings.dtype)
         return dtype
-    return torch.bfloat16 if device.type == "cuda" or _cpu_multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if device.type == "cuda" or cpu_multiplies_bfloat16() else torch.float32
 
 
 def set_threads(settings: EngineSettings) -> None:
@@ -34,6 +34,6 @@ def set_threads(settings: EngineSettings) -> None:
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
 
 
-def _cpu_multiplies_bfloat16() -> bool:
+def cpu_multiplies_bfloat16() -> bool:
     """Whether the CPU has AVX512-BF16 or AMX; elsewhere bfloat16 is converted and slower than float32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -88,12 +88,11 @@ class Checkpoint:
 
 
 class DecoderWeights:
-    """Reads the parts of a decoder in `dtype`, each when it is asked for."""
+    """Reads the parts of a decoder, each when it is asked for, in the dtype in which it is stored."""
 
-    def __init__(self, spec: DecoderSpec, folder: Path, dtype: torch.dtype, shard: Shard = Shard()) -> None:
+    def __init__(self, spec: DecoderSpec, folder: Path, shard: Shard = Shard()) -> None:
         self._spec = spec
         self._file = Checkpoint(folder)
-        self._dtype = dtype
         self._shard = shard
         self._layer: Callable[[int], LayerWeights] = self._gpt2_layer if spec.family == "gpt2" else self._llama_layer
         self._root = "transformer." if "transformer.wte.weight" in self._file else ""
@@ -118,7 +117,7 @@ class DecoderWeights:
         return self._read("lm_head.weight") if "lm_head.weight" in self._file else self.embedding()
 
     def _read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
-        return self._file.read(name, rows, columns).to(self._dtype)
+        return self._file.read(name, rows, columns)
 
     def _norm(self, name: str) -> Linear:
         bias = f"{name}.bias"

@@ -37,12 +37,12 @@ class NativeDecoder:
         threads: int,
         max_model_len: int,
     ) -> None:
-        self._library, self._spec = library, spec
-        self.weight_dtype, self.cache_dtype = weight_dtype, cache_dtype
+        self._library, self._spec, self.cache_dtype = library, spec, cache_dtype
         self.path = "native int8" if weight_dtype == torch.int8 else "native"
         packer = Packer(library, weight_dtype, threads)
         self._layers = (Layer * spec.layers)(*(packer.layer(weights.layer(i), spec.gated) for i in range(spec.layers)))
         self._embedding = weights.embedding()
+        self.weight_dtype = packer.kind(self._embedding)
         self._positions = None if spec.rotary else weights.positions()
         cosines, sines = rotary_table(config, max_model_len) if spec.rotary else (None, None)
         self._model = Model(

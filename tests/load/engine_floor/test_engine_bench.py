@@ -73,7 +73,7 @@ def test_all_ways_to_multiply_give_the_same_product() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         rows, weight = torch.randn(5, 32, dtype=dtype), torch.randn(48, 32, dtype=dtype)
         with torch.inference_mode():
-            for way in ways(torch.device("cpu"), dtype).values():
+            for way in ways(torch.device("cpu"), dtype, dtype).values():
                 torch.testing.assert_close(way(rows, weight)().to(dtype), rows @ weight.t(), rtol=2e-2, atol=2e-1)
 
 

@@ -263,18 +263,23 @@ void orca_seconds(const Buffers* buffers, double* seconds) { std::copy_n(buffers
 
 void orca_delete_buffers(Buffers* buffers) { delete buffers; }
 
-// Packs weights [outputs, inputs] into panels of `kind`; of int8 with one scale for each of the panels' columns. `gated`:
-// outputs are gates and then as many that they let through.
-void orca_pack(const float* weights, int outputs, int inputs, int kind, int gated, int threads, void* panels,
-               float* scales) {
-    const Packing packing{weights, outputs, inputs, gated != 0};
-    together(threads, [&](Team& team) {
-        team.each(packing.panels(), [&](int panel) {
-            if (kind == 0) packing.pack(panel, static_cast<float*>(panels), nullptr);
-            if (kind == 1) packing.pack(panel, static_cast<bfloat16*>(panels), nullptr);
-            if (kind == 2) packing.pack(panel, static_cast<int8_t*>(panels), scales);
+// Packs weights [outputs, inputs], floats or bfloat16, into panels of `kind`; of int8 with one scale for each of the
+// panels' columns. `gated`: outputs are gates and then as many that they let through.
+void orca_pack(const void* weights, int bfloat16_weights, int outputs, int inputs, int kind, int gated, int threads,
+               void* panels, float* scales) {
+    auto all = [&](auto packing) {
+        together(threads, [&](Team& team) {
+            team.each(packing.panels(), [&](int panel) {
+                if (kind == 0) packing.pack(panel, static_cast<float*>(panels), nullptr);
+                if (kind == 1) packing.pack(panel, static_cast<bfloat16*>(panels), nullptr);
+                if (kind == 2) packing.pack(panel, static_cast<int8_t*>(panels), scales);
+            });
         });
-    });
+    };
+    if (bfloat16_weights)
+        all(Packing<bfloat16>{static_cast<const bfloat16*>(weights), outputs, inputs, gated != 0});
+    else
+        all(Packing<float>{static_cast<const float*>(weights), outputs, inputs, gated != 0});
 }
 
 // to [rows, outputs] = x [rows, inputs] times a matrix.

@@ -8,8 +8,9 @@
 
 inline void from_float(int8_t& to, float x) { to = int8_t(std::lrint(x)); }
 
+template <class Source>
 struct Packing {
-    const float* weights;  // [outputs, inputs]
+    const Source* weights;  // [outputs, inputs]
     int outputs, inputs;
     bool gated;
 
@@ -26,20 +27,20 @@ struct Packing {
     void pack(int panel, Number* to, float* scales) const {
         to += size_t(panel) * inputs * WIDTH;
         float factors[WIDTH];
-        const float* rows[WIDTH];
+        const Source* rows[WIDTH];
         for (int lane = 0; lane < WIDTH; ++lane) {
             const int row = output(panel, lane);
             rows[lane] = row < 0 ? nullptr : weights + size_t(row) * inputs;
             factors[lane] = 1.0f;
             if (!scales) continue;
             float most = 0;
-            for (int k = 0; rows[lane] && k < inputs; ++k) most = std::max(most, std::abs(rows[lane][k]));
+            for (int k = 0; rows[lane] && k < inputs; ++k) most = std::max(most, std::abs(to_float(rows[lane][k])));
             scales[panel * WIDTH + lane] = most / 127.0f;
             factors[lane] = most > 0 ? 127.0f / most : 0.0f;
         }
         for (int begin = 0; begin < inputs; begin += 16)  // what is written at once stays in the nearest cache
             for (int lane = 0; lane < WIDTH; ++lane)
                 for (int k = begin; k < std::min(begin + 16, inputs); ++k)
-                    from_float(to[k * WIDTH + lane], rows[lane] ? rows[lane][k] * factors[lane] : 0.0f);
+                    from_float(to[k * WIDTH + lane], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
     }
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "team.h"
 #include "vectors.h"
@@ -70,6 +71,15 @@ inline void with_rows(int rows, const Work& work) {
 
 constexpr size_t NEAR = 320 << 10;  // bytes of rows that stay in a core's second cache beside two panels
 
+// Tiles up to which short weights are made floats anew for each; beyond, they are once for all.
+constexpr int SHORT = 3;
+
+template <class Weight>
+void widen(const Weight* from, size_t count, std::vector<float>& to) {
+    if (to.size() < count) to.resize(count);
+    for (size_t i = 0; i < count; i += LANES) store(to.data() + i, load(from + i));
+}
+
 // Calls finish(panel, row, first, second) with each row's sums in each panel.
 template <class Weight, class Finish>
 void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
@@ -77,28 +87,37 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
     const int depth = matrix.inputs, panels = matrix.num_panels();
     const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
     const int block = std::max(1, int(NEAR / (tile_size * sizeof(float))));
+    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step) {
+        const auto fetch = [&](const auto* now) {  // this panel's rest, and a share of the next one
+            __builtin_prefetch(now + AHEAD * WIDTH);
+            if constexpr (sizeof(*now) > 2) __builtin_prefetch(now + AHEAD * WIDTH + LANES);
+            __builtin_prefetch(later, 0, 2);
+            later += step;
+        };
+        with_rows(tiles.rows_of(tile), [&](auto R) {
+            Vector sums[R][2] = {};
+            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, fetch);
+            for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
+        });
+    };
     // A core takes some neighbouring panels, each of which stays in its cache for a block of tiles.
     const int taken = tiles.tiles == 1 ? 1 : std::max(1, panels / (4 * team.size()));
     team.ranges(panels, taken, [&](int begin, int end) {
+        thread_local std::vector<float> wide;
         for (int first = 0; first < tiles.tiles; first += block) {
             const int last = std::min(first + block, tiles.tiles);
             const int step = int(WIDTH * sizeof(Weight)) / (last - first);
             for (int panel = begin; panel < end; ++panel) {
                 const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
                 const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
+                const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
+                if (widened) widen(weights, size, wide);
                 for (int tile = first; tile < last; ++tile) {
                     const char* later = next + size_t(tile - first) * depth * step;
-                    const auto fetch = [&](const Weight* now) {  // this panel's rest, and a share of the next one
-                        __builtin_prefetch(now + AHEAD * WIDTH);
-                        if constexpr (sizeof(Weight) > 2) __builtin_prefetch(now + AHEAD * WIDTH + LANES);
-                        __builtin_prefetch(later, 0, 2);
-                        later += step;
-                    };
-                    with_rows(tiles.rows_of(tile), [&](auto R) {
-                        Vector sums[R][2] = {};
-                        add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, fetch);
-                        for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
-                    });
+                    if (widened)
+                        multiply_tile(tile, panel, wide.data(), later, step);
+                    else
+                        multiply_tile(tile, panel, weights, later, step);
                 }
             }
         }
