@@ -9,8 +9,9 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
+
+from filelock import FileLock
 
 SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
@@ -24,13 +25,16 @@ class NoKernels(Exception):
 
 @functools.cache
 def kernels(cache_dir: Path | None) -> ctypes.CDLL:
-    """The library, compiled first (half a minute) if `cache_dir` does not hold it. Raises NoKernels."""
+    """The library, compiled first (a third of a minute) if `cache_dir` does not hold it. Raises NoKernels."""
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise NoKernels(f"there is no {COMPILER}")
     library = (cache_dir or _default_cache()) / "kernels" / f"{_identity(compiler)}.so"
     if not library.exists():
-        _compile(compiler, library)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock")):
+            if not library.exists():
+                _compile(compiler, library)
     return _typed(ctypes.CDLL(str(library)))
 
 
@@ -61,16 +65,10 @@ def _abilities() -> str:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Processes that do so at once each write a file of their own; the last one stays."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
-    try:
-        done = subprocess.run(
-            [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", made], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()}")
-        Path(made).replace(library)
-    finally:
-        Path(made).unlink(missing_ok=True)
+    """What is half made is never seen."""
+    made = library.with_suffix(".part")
+    command = [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
+    made.replace(library)

@@ -139,20 +139,12 @@ private:
         for (int tile = 0; tile < own.tiles; ++tile)
             with_rows(own.rows_of(tile), [&](auto R) {
                 Vector sums[R][2] = {};
-                const float* queries = s.queries.data() + size_t(tile) * dim * ROWS;
-                for (int d = 0; d < dim; ++d, queries += ROWS) {
-                    const Vector a = load(first + size_t(d) * step), b = load(second + size_t(d) * step);
-                    if (tile == 0) {
-                        __builtin_prefetch(later + size_t(d) * step);
-                        __builtin_prefetch(last + size_t(d) * step);
-                    }
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) {
-                        const Vector x = broadcast(queries[r]);
-                        sums[r][0] += x * a;
-                        sums[r][1] += x * b;
-                    }
-                }
+                const auto fetch = [&](const Stored* one, const Stored* other) {
+                    if (tile) return;
+                    __builtin_prefetch(one + (later - first));
+                    __builtin_prefetch(other + (last - second));
+                };
+                add_products<R, 1>(sums, dim, s.queries.data() + size_t(tile) * dim * ROWS, ROWS, first, second, step, fetch);
                 for (int r = 0; r < R; ++r) {
                     float* to = s.weights.data() + size_t(tile * own.height + r) * KEYS + j;
                     store(to, sums[r][0]);
@@ -220,20 +212,12 @@ private:
                         sums[r][0] = load(outputs + size_t(r) * padded);
                         sums[r][1] = load(outputs + size_t(r) * padded + LANES);
                     }
-                    const Stored* value = from + d;
-                    for (int k = 0; k < count; ++k, value += padded) {
-                        const Vector a = load(value), b = load(value + LANES);
-                        if (tile == 0) {
-                            __builtin_prefetch(value + later);
-                            __builtin_prefetch(value + later + LANES);
-                        }
-#pragma GCC unroll 16
-                        for (int r = 0; r < R; ++r) {
-                            const Vector x = broadcast(weights[size_t(r) * KEYS + k]);
-                            sums[r][0] += x * a;
-                            sums[r][1] += x * b;
-                        }
-                    }
+                    const auto fetch = [&](const Stored* one, const Stored* other) {
+                        if (tile) return;
+                        __builtin_prefetch(one + later);
+                        __builtin_prefetch(other + later);
+                    };
+                    add_products<R, KEYS>(sums, count, weights, 1, from + d, from + d + LANES, padded, fetch);
                     for (int r = 0; r < R; ++r) {
                         store(outputs + size_t(r) * padded, sums[r][0]);
                         store(outputs + size_t(r) * padded + LANES, sums[r][1]);

@@ -38,26 +38,21 @@ struct Tiles {
 
 constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
 
-// sums[R][2] += rows [R, depth] by a panel [depth, WIDTH]; the row after is STEP further, the next depth `along`.
-// `fetch(k)` asks for what is needed later.
-template <int R, int STEP, class Weight, class Fetch>
-inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Weight* panel,
-                         const Fetch& fetch) {
-    for (int k = 0; k < depth; ++k, rows += along, panel += WIDTH) {
-        fetch(panel);
-        const Vector first = load(panel), second = load(panel + LANES);
+// sums[R][2] += rows [R, depth] by two vectors of columns, `first` and `second`: the row after is STEP further, the next
+// depth `along` in the rows and `step` in the columns. `fetch(first, second)` asks for what is needed later.
+template <int R, int STEP, class Stored, class Fetch>
+inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Stored* first,
+                         const Stored* second, size_t step, const Fetch& fetch) {
+    for (int k = 0; k < depth; ++k, rows += along, first += step, second += step) {
+        fetch(first, second);
+        const Vector a = load(first), b = load(second);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            Vector x = broadcast(rows[r * STEP]);
-            sums[r][0] += x * first;
-            sums[r][1] += x * second;
+            const Vector x = broadcast(rows[r * STEP]);
+            sums[r][0] += x * a;
+            sums[r][1] += x * b;
         }
     }
-}
-
-template <int R, int STEP>
-inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const float* panel) {
-    add_products<R, STEP>(sums, depth, rows, along, panel, [](const float*) {});
 }
 
 // Calls work.template operator()<R>() with R = rows, 1 to ROWS.
@@ -88,15 +83,15 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
     const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
     const int block = std::max(1, int(NEAR / (tile_size * sizeof(float))));
     auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step) {
-        const auto fetch = [&](const auto* now) {  // this panel's rest, and a share of the next one
-            __builtin_prefetch(now + AHEAD * WIDTH);
-            if constexpr (sizeof(*now) > 2) __builtin_prefetch(now + AHEAD * WIDTH + LANES);
+        const auto fetch = [&](const auto* one, const auto* other) {  // this panel's rest, and a share of the next one
+            __builtin_prefetch(one + AHEAD * WIDTH);
+            if constexpr (sizeof(*one) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
             __builtin_prefetch(later, 0, 2);
             later += step;
         };
         with_rows(tiles.rows_of(tile), [&](auto R) {
             Vector sums[R][2] = {};
-            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, fetch);
+            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, weights + LANES, WIDTH, fetch);
             for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
         });
     };
