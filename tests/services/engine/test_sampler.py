@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from services.engine import batch_choice, lone_choice
 from services.engine.rows import Row
 from services.engine.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCAB, EOS = 50, 49
 SAMPLER = Sampler(frozenset({EOS}), VOCAB)
+
+
+@pytest.fixture(autouse=True, params=["alone", "batched"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with both ways to choose: that of a CPU, and that of an accelerator, here on a CPU."""
+    if request.param == "batched":
+        monkeypatch.setattr(lone_choice, "choose", batch_choice.choose)
 
 
 def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> Row:
