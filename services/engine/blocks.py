@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.engine.truncation import WHOLE, weights
+from services.engine.truncation import WHOLE, weigh
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -22,6 +22,12 @@ WIDEST = 64  # ids of a block
 def width(vocab_size: int) -> int:
     """How many ids a block has: a divisor of the vocabulary."""
     return next(width for width in range(min(WIDEST, vocab_size), 0, -1) if vocab_size % width == 0)
+
+
+@cache
+def every(vocab_size: int) -> Ids:
+    """All ids."""
+    return np.arange(vocab_size)
 
 
 def maxima(logits: torch.Tensor) -> torch.Tensor:
@@ -49,13 +55,15 @@ class Blocks:
         hit = np.flatnonzero(self.maxima > floor)
         if len(hit) > len(self.maxima) // 4:
             return np.flatnonzero(self.logits > floor)
-        ids = self.within(hit)
-        return ids[self.logits[ids] > floor]
+        blocks = self.logits.reshape(len(self.maxima), -1)
+        block, place = np.divmod(np.flatnonzero(blocks[hit] > floor), blocks.shape[1])
+        return hit[block] * blocks.shape[1] + place
 
-    def within(self, blocks: npt.NDArray[np.intp]) -> Ids:
-        """The ids of these blocks."""
-        size = len(self.logits) // len(self.maxima)
-        return (blocks[:, None] * size + np.arange(size)).reshape(-1)
+    def reaching(self, floor: np.float32) -> Ids:
+        """The ids of all blocks with a logit of at least `floor`, in their order."""
+        hit = self.maxima >= floor
+        ids = every(len(self.logits))
+        return ids if hit.all() else ids.reshape(len(hit), -1)[hit].reshape(-1)
 
     def kth(self, k: int) -> np.float32:
         """A logit that at least k are as large as; the largest that the blocks alone tell."""
@@ -70,15 +78,15 @@ class Blocks:
         """The ids of the k largest logits, these falling; lower ids first among equals."""
         ids = self.above(np.nextafter(self.kth(k), np.float32(-math.inf))) if k else np.zeros(0, np.int64)
         if len(ids) < k:
-            ids = np.arange(len(self.logits))
+            ids = every(len(self.logits))
         return ids[np.argsort(-self.logits[ids], kind="stable")[:k]]
 
     def weight(self, temperature: np.float32) -> int:
-        """What all ids weigh, see `truncation.weights`."""
+        """What all ids weigh, see `truncation.weigh`."""
         scores = torch.from_numpy(self.logits) - float(self.best)
         if temperature != 1.0:
             scores /= float(temperature)
-        return int(weights(scores).sum())
+        return int(weigh(scores.numpy()).sum())
 
     def log_sum(self) -> float:
         """The logarithm of the sum of all exponentials."""

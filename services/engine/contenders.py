@@ -10,7 +10,7 @@ import torch
 
 from services.engine.blocks import Blocks, Floats, Ids
 from services.engine.noise import LARGEST, UNIFORMS, gumbel, uniform
-from services.engine.truncation import Limits, weights
+from services.engine.truncation import Limits, weigh
 
 NEAR = np.float32(8.0)  # scores above -NEAR are drawn from first, for a bound of what all others must reach
 NUCLEUS = np.float32(10.0)  # top_p is sought among scores above -NUCLEUS first; only flat distributions need all
@@ -39,11 +39,11 @@ def _lucky(row: Blocks, limits: Limits, key: np.int64) -> Ids:
     near = row.above(floor)
     secret = torch.tensor([key])
     best = (row.score(row.logits[near], limits.temperature) + gumbel(secret, torch.from_numpy(near)).numpy()).max()
-    far = torch.from_numpy(row.within(np.flatnonzero(row.score(row.maxima, limits.temperature) > best - LARGEST)))
-    # noise is at most -log of its uniform, and the scores of the others are at most the floor's
+    far = row.reaching(_logit(row, limits, best - LARGEST))
+    # noise is at most -log of its uniform, and the scores of all others are at most the floor's
     likely = math.exp(min(0.0, float(row.score(floor, limits.temperature) - best + MARGIN)))
-    lucky = far.numpy()[(uniform(secret, far) <= int(likely * UNIFORMS)).numpy()]
-    return np.union1d(near, lucky)
+    lucky = far[(uniform(secret, torch.from_numpy(far)) <= int(likely * UNIFORMS)).numpy()]
+    return np.sort(np.concatenate([near, lucky]))
 
 
 def _kept(row: Blocks, limits: Limits, key: np.int64) -> Ids:
@@ -82,7 +82,7 @@ def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) ->
     known = every or lowest > outside  # all that min_p and top_k leave
     if limits.top_p < 1.0 and (known or not limits.narrow):
         left = np.sort(scores[scores >= lowest])[::-1]
-        held = np.cumsum(weights(torch.from_numpy(left.copy())).numpy())
+        held = np.cumsum(weigh(left.copy()))
         whole = int(held[-1]) if known else row.weight(limits.temperature)
         reached = int(np.searchsorted(held, int(limits.top_p * float(whole))))
         if reached == len(held):

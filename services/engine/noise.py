@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 # the increment and the two multipliers of SplitMix64 (Steele, Lea and Flood, 2014)
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _LEAST = 2.0**-54  # what the exponential is clamped at, and so
-LARGEST = 37.5  # no noise is larger: -log(_LEAST) is 37.43
+LARGEST = 38.0  # no noise is larger: -log(_LEAST) is 37.43
 UNIFORMS = 1 << 53  # how many values `uniform` has
 
 

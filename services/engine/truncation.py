@@ -27,6 +27,12 @@ def weights(scores: torch.Tensor) -> torch.Tensor:
     return (scores.exp() * WHOLE).long()
 
 
+def weigh(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """`weights` on a CPU, where numpy converts twice as fast as torch. The scores are lost."""
+    heavy: npt.NDArray[np.float32] = torch.from_numpy(scores).exp_().mul_(WHOLE).numpy()
+    return heavy.astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The settings of one draw, as in `Truncation`."""
