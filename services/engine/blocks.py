@@ -24,12 +24,6 @@ def width(vocab_size: int) -> int:
     return next(width for width in range(min(WIDEST, vocab_size), 0, -1) if vocab_size % width == 0)
 
 
-@cache
-def every(vocab_size: int) -> Ids:
-    """All ids."""
-    return np.arange(vocab_size)
-
-
 def maxima(logits: torch.Tensor) -> torch.Tensor:
     """[requests, blocks] of `logits` [requests, vocab]; NaN where a block has one."""
     return logits.unflatten(-1, (-1, width(logits.shape[-1]))).amax(dim=-1)
@@ -59,12 +53,6 @@ class Blocks:
         block, place = np.divmod(np.flatnonzero(blocks[hit] > floor), blocks.shape[1])
         return hit[block] * blocks.shape[1] + place
 
-    def reaching(self, floor: np.float32) -> Ids:
-        """The ids of all blocks with a logit of at least `floor`, in their order."""
-        hit = self.maxima >= floor
-        ids = every(len(self.logits))
-        return ids if hit.all() else ids.reshape(len(hit), -1)[hit].reshape(-1)
-
     def kth(self, k: int) -> np.float32:
         """A logit that at least k are as large as; the largest that the blocks alone tell."""
         place = len(self.maxima) - k
@@ -78,7 +66,7 @@ class Blocks:
         """The ids of the k largest logits, these falling; lower ids first among equals."""
         ids = self.above(np.nextafter(self.kth(k), np.float32(-math.inf))) if k else np.zeros(0, np.int64)
         if len(ids) < k:
-            ids = every(len(self.logits))
+            ids = np.arange(len(self.logits))
         return ids[np.argsort(-self.logits[ids], kind="stable")[:k]]
 
     def weight(self, temperature: np.float32) -> int:

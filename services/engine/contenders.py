@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from services.engine.blocks import Blocks, Floats, Ids
-from services.engine.noise import LARGEST, UNIFORMS, gumbel, uniform
+from services.engine.noise import gumbel_of, lucky
 from services.engine.truncation import Limits, weigh
 
 NEAR = np.float32(8.0)  # scores above -NEAR are drawn from first, for a bound of what all others must reach
@@ -37,13 +36,11 @@ def _lucky(row: Blocks, limits: Limits, key: np.int64) -> Ids:
     """Those near the likeliest, and those whose noise is large enough to beat the best of these."""
     floor = _logit(row, limits, -NEAR)
     near = row.above(floor)
-    secret = torch.tensor([key])
-    best = (row.score(row.logits[near], limits.temperature) + gumbel(secret, torch.from_numpy(near)).numpy()).max()
-    far = row.reaching(_logit(row, limits, best - LARGEST))
+    noise = gumbel_of(key, near)
+    best = (row.score(row.logits[near], limits.temperature) + noise).max()
     # noise is at most -log of its uniform, and the scores of all others are at most the floor's
-    likely = math.exp(min(0.0, float(row.score(floor, limits.temperature) - best + MARGIN)))
-    lucky = far[(uniform(secret, torch.from_numpy(far)) <= int(likely * UNIFORMS)).numpy()]
-    return np.sort(np.concatenate([near, lucky]))
+    share = math.exp(min(0.0, float(row.score(floor, limits.temperature) - best + MARGIN)))
+    return np.sort(np.concatenate([near, lucky(key, len(row.logits), share)]))
 
 
 def _kept(row: Blocks, limits: Limits, key: np.int64) -> Ids:

@@ -13,7 +13,7 @@ from services.engine import adjustments
 from services.engine.blocks import Blocks, maxima
 from services.engine.choice import Choice, is_plain
 from services.engine.contenders import Contenders, contenders
-from services.engine.noise import gumbel, keys
+from services.engine.noise import gumbel_of, keys
 from services.engine.rows import Row
 from services.engine.truncation import Truncation
 from services.messages import Logprobs
@@ -83,7 +83,7 @@ def _winners(found: list[Contenders]) -> list[int]:
     ids = np.concatenate([one.ids for one in found])
     scores = np.concatenate([one.scores for one in found])
     secret = np.repeat([one.key for one in found], np.diff(starts))
-    scores += gumbel(torch.from_numpy(secret), torch.from_numpy(ids)).numpy()
+    scores += gumbel_of(secret, ids)
     return [int(ids[begin + scores[begin:end].argmax()]) for begin, end in pairwise(starts)]
 
 

@@ -6,6 +6,7 @@ Integer arithmetic modulo 2**64 makes the bits: the same in any batch, in any pr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,6 @@ import torch
 _MASK = (1 << 64) - 1
 # the increment and the two multipliers of SplitMix64 (Steele, Lea and Flood, 2014)
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_LEAST = 2.0**-54  # what the exponential is clamped at, and so
-LARGEST = 38.0  # no noise is larger: -log(_LEAST) is 37.43
 UNIFORMS = 1 << 53  # how many values `uniform` has
 
 
@@ -30,15 +29,44 @@ def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int])
 
 def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float32, of int64 keys and vocabulary ids; the two are broadcast."""
-    u = uniform(keys, ids).to(torch.float32).mul_(1.0 / UNIFORMS)
+    return _noise(uniform(keys, ids).to(torch.float32))
+
+
+def gumbel_of(keys: npt.NDArray[np.int64] | np.int64, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """`gumbel` for a CPU, where numpy starts operations faster than torch."""
+    state = _mix(keys.view(np.uint64) + (ids + 1).view(np.uint64) * np.uint64(_GOLDEN))
+    noise: npt.NDArray[np.float32] = _noise(torch.from_numpy((state >> np.uint64(11)).astype(np.float32))).numpy()
+    return noise
+
+
+def _noise(u: torch.Tensor) -> torch.Tensor:
+    """Of uniforms, which are lost."""
+    u.mul_(1.0 / UNIFORMS)
     # log1p keeps the digits where they decide: a large value of noise comes from a small uniform
-    exponential = u.neg_().log1p_().neg_().clamp_(_LEAST, 64.0)
+    exponential = u.neg_().log1p_().neg_().clamp_(2.0**-54, 64.0)
     return exponential.log_().neg_()
 
 
 def uniform(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Uniform integers below `UNIFORMS`. The smaller, the larger the noise, which is at most -log(u / UNIFORMS)."""
     return bits(keys, ids).bitwise_right_shift_(11).bitwise_and_(_MASK >> 11)
+
+
+def lucky(key: np.int64, vocab_size: int, share: float) -> npt.NDArray[np.int64]:
+    """The ids whose `uniform` is at most this share of `UNIFORMS`, and maybe a few more (for CPUs)."""
+    state = _steps(vocab_size) + key.view(np.uint64)
+    scratch = np.empty_like(state)
+    for by, factor in ((30, _FIRST), (27, _SECOND)):
+        state ^= np.right_shift(state, np.uint64(by), out=scratch)
+        state *= np.uint64(factor)
+    # the last fold of `bits` leaves the upper 31 as they are
+    return np.flatnonzero(state < np.uint64(min((int(share * (1 << 31)) + 1) << 33, _MASK)))
+
+
+@cache
+def _steps(vocab_size: int) -> npt.NDArray[np.uint64]:
+    """What is added to a key for each id."""
+    return np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from services.engine.noise import LARGEST, UNIFORMS, bits, gumbel, keys, uniform
+from services.engine.noise import UNIFORMS, bits, gumbel, gumbel_of, keys, lucky, uniform
 
 MASK = (1 << 64) - 1
 
@@ -81,13 +81,23 @@ def test_the_noise_of_an_id_is_the_same_among_others() -> None:
         draws = torch.randint(8, (count,), generator=generator)
         ids = torch.randint(vocab, (count,), generator=generator)
         assert torch.equal(gumbel(secret[draws, 0], ids), whole[draws, ids])
+        assert gumbel_of(secret[draws, 0].numpy(), ids.numpy()).tolist() == whole[draws, ids].tolist()
 
 
 def test_noise_is_bounded_by_its_uniform() -> None:
     secret, ids = drawn_keys(50), torch.arange(50_000)
     noise, u = gumbel(secret, ids).double(), uniform(secret, ids).double() / UNIFORMS
     assert (noise <= -u.log() + 1e-5).all()
-    assert -math.log(2.0**-54) < LARGEST
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9, 1e-4, 0.3, 1.0])
+def test_the_lucky_are_those_with_small_uniforms(share: float) -> None:
+    secret = drawn_keys(20)
+    u = uniform(secret, torch.arange(50_000))
+    for key, own in zip(secret[:, 0].numpy(), u, strict=True):
+        found = set(lucky(key, 50_000, share).tolist())
+        assert found >= set((own <= int(share * UNIFORMS)).nonzero().flatten().tolist())
+        assert found <= set((own <= int((share + 1e-8) * UNIFORMS)).nonzero().flatten().tolist())
 
 
 @pytest.mark.gpu
