@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 WIDEST = 64  # ids of a block
+SERIAL = 1 << 14  # numbers that torch does not split over threads, which wait long for each other on a busy machine
 
 
 @cache
@@ -27,6 +28,12 @@ def width(vocab_size: int) -> int:
 def maxima(logits: torch.Tensor) -> torch.Tensor:
     """[requests, blocks] of `logits` [requests, vocab]; NaN where a block has one."""
     return logits.unflatten(-1, (-1, width(logits.shape[-1]))).amax(dim=-1)
+
+
+def maxima_of(logits: Floats) -> Floats:
+    """[blocks] of `logits` [vocab]."""
+    blocks = torch.from_numpy(logits).view(-1, width(len(logits)))
+    return np.concatenate([part.amax(dim=-1).numpy() for part in blocks.split(SERIAL // blocks.shape[1])])
 
 
 class Blocks:
@@ -71,10 +78,8 @@ class Blocks:
 
     def weight(self, temperature: np.float32) -> int:
         """What all ids weigh, see `truncation.weigh`."""
-        scores = torch.from_numpy(self.logits) - float(self.best)
-        if temperature != 1.0:
-            scores /= float(temperature)
-        return int(weigh(scores.numpy()).sum())
+        parts = (self.logits[begin : begin + SERIAL] for begin in range(0, len(self.logits), SERIAL))
+        return sum(int(weigh(self.score(part, temperature)).sum()) for part in parts)
 
     def log_sum(self) -> float:
         """The logarithm of the sum of all exponentials."""

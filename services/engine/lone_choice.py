@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from services.engine import adjustments
-from services.engine.blocks import Blocks, maxima
+from services.engine.blocks import Blocks, maxima, maxima_of
 from services.engine.choice import Choice, is_plain
 from services.engine.contenders import Contenders, contenders
 from services.engine.noise import gumbel_of, keys
@@ -64,15 +64,15 @@ def _changed(
     changes = adjustments.gather(rows, logits.shape[1])
     arrays = (changes.index, changes.columns, changes.settings)
     values = adjustments.adjusted(logits, *(torch.from_numpy(array) for array in arrays)).numpy()
-    scores = torch.empty(logits.shape[1])  # one for all stays in the caches
+    scores = np.empty(logits.shape[1], np.float32)  # one for all stays in the caches
     for i in which:
         if rows[i].adjustments is None:
             yield Blocks(_numbers(logits[i]), tops[i])
         else:
-            scores.copy_(logits[i])
+            scores[:] = _numbers(logits[i])
             mine = slice(changes.starts[i], changes.starts[i + 1])
-            scores.numpy()[changes.index[mine] - i * logits.shape[1]] = values[mine]
-            yield Blocks(scores.numpy(), maxima(scores).numpy())
+            scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
+            yield Blocks(scores, maxima_of(scores))
 
 
 def _winners(found: list[Contenders]) -> list[int]:
