@@ -61,7 +61,7 @@ def run(options: Options, parts: Sequence[str]) -> Report:
             report.shares = measure_shares(engine, MAX_BATCH_SIZE, CONTEXT)
             print(shares_table(report.shares), flush=True)
         elif part == "sampler":
-            report.sampling = list(measure_sampling(engine, device, dtype))
+            report.sampling = list(measure_sampling(engine, device))
             print(sampling_table(report.sampling), flush=True)
         else:
             measured = list(PHASES[part](Subject(engine, shape, rates)))

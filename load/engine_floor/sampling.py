@@ -47,9 +47,10 @@ class Sampling:
     iteration: float | None
 
 
-def measure_sampling(engine: Engine, device: torch.device, dtype: torch.dtype) -> Iterator[Sampling]:
+def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]:
     """All kinds, each the settings of all requests, then a mix of them. The iterations are greedy."""
     vocab = engine.figures.vocab_size
+    dtype = torch.float32 if device.type == "cpu" else engine.decoder.weight_dtype
     sampler = Sampler(frozenset({0}), vocab)
     for batch in BATCHES:
         iteration = _iteration(engine, batch)
