@@ -43,7 +43,7 @@ class Blocks:
 
     def __init__(self, logits: Floats, maxima: Floats) -> None:
         self.logits, self.maxima = logits, maxima
-        self.best: np.float32 = maxima.max()
+        self.best: np.float32 = maxima[maxima.argmax()]
 
     def likeliest(self) -> int:
         """The first of the ids with the largest logit."""

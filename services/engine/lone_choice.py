@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from services.engine import adjustments
-from services.engine.blocks import Blocks, maxima, maxima_of
+from services.engine.blocks import Blocks, Floats, maxima, maxima_of
 from services.engine.choice import Choice, is_plain
 from services.engine.contenders import Contenders, contenders
 from services.engine.noise import gumbel_of, keys
@@ -45,21 +45,20 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
     for i, token in zip(drawn, _winners(found), strict=True):
         tokens[i] = token
     logprobs = {
-        i: _logprobs(Blocks(_numbers(logits[i]), tops[i]), row.sampling.logprobs, tokens[i])
+        i: _logprobs(Blocks(_numbers(logits, i), tops[i]), row.sampling.logprobs, tokens[i])
         for i, row in enumerate(rows)
         if row.sampling.logprobs is not None and sound[i]
     }
     return Choice(tokens, sound, possible, logprobs)
 
 
-def _numbers(logits: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    numbers: np.ndarray[tuple[int], np.dtype[np.float32]] = logits.float().numpy()
+def _numbers(logits: torch.Tensor, i: int) -> Floats:
+    """Logits [vocab] of a request, not to be changed."""
+    numbers: Floats = logits.numpy()[i] if logits.dtype == torch.float32 else logits[i].float().numpy()
     return numbers
 
 
-def _changed(
-    logits: torch.Tensor, tops: np.ndarray[tuple[int, int], np.dtype[np.float32]], rows: Sequence[Row], which: list[int]
-) -> Iterator[Blocks]:
+def _changed(logits: torch.Tensor, tops: Floats, rows: Sequence[Row], which: list[int]) -> Iterator[Blocks]:
     """The logits of these requests with their adjustments; each is good until the next."""
     changes = adjustments.gather(rows, logits.shape[1])
     arrays = (changes.index, changes.columns, changes.settings)
@@ -67,9 +66,9 @@ def _changed(
     scores = np.empty(logits.shape[1], np.float32)  # one for all stays in the caches
     for i in which:
         if rows[i].adjustments is None:
-            yield Blocks(_numbers(logits[i]), tops[i])
+            yield Blocks(_numbers(logits, i), tops[i])
         else:
-            scores[:] = _numbers(logits[i])
+            scores[:] = _numbers(logits, i)
             mine = slice(changes.starts[i], changes.starts[i + 1])
             scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
             yield Blocks(scores, maxima_of(scores))
