@@ -143,3 +143,14 @@ def test_log_probabilities_of_both_ways_agree() -> None:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)
         assert [id for id, _ in one[i].top] == [id for id, _ in other[i].top]
         assert [value for _, value in one[i].top] == pytest.approx([value for _, value in other[i].top], abs=1e-5)
+
+
+@pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
+def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float) -> None:
+    """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""
+    logits = torch.zeros(100, 20_000)
+    logits[:, 7] = lead
+    rows = [Row(str(i), list(range(i + 1)), 1, SamplingParams(200, seed=3)) for i in range(100)]
+    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
+    assert lone_choice.choose(logits, rows).tokens == expected
+    assert {7} < set(expected)
