@@ -1,6 +1,7 @@
 """The engine against its machine, in this process, without Ray and Redis: `python -m load.engine_bench`.
 
-Prints floor, time and ratio of each phase, and where the time of an increment iteration goes; see docs/performance.md.
+Prints floor, time and ratio of each phase, where the time of an increment iteration goes, and what sampling costs; see
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from load.engine_floor.machine_rates import measure_rates
 from load.engine_floor.model_shape import ModelShape
 from load.engine_floor.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Subject
 from load.engine_floor.report import Report, phases_table, rates_table, shares_table
+from load.engine_floor.sampling import measure_sampling, sampling_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
 from load.options import Options, model_folder
@@ -22,7 +24,7 @@ from services.engine import loading, placement
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 
-PARTS = (*PHASES, "shares")
+PARTS = (*PHASES, "shares", "sampler")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,6 +60,9 @@ def run(options: Options, parts: Sequence[str]) -> Report:
         if part == "shares":
             report.shares = measure_shares(engine, MAX_BATCH_SIZE, CONTEXT)
             print(shares_table(report.shares), flush=True)
+        elif part == "sampler":
+            report.sampling = list(measure_sampling(engine, device))
+            print(sampling_table(report.sampling), flush=True)
         else:
             measured = list(PHASES[part](Subject(engine, shape, rates)))
             report.phases += measured

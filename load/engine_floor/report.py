@@ -8,6 +8,7 @@ from typing import Any
 from load.engine_floor.machine_rates import MachineRates
 from load.engine_floor.measured import Measured
 from load.engine_floor.operations import KINDS
+from load.engine_floor.sampling import Sampling
 from load.engine_floor.shares import Shares
 from load.markdown import table
 
@@ -23,6 +24,7 @@ class Report:
     load: list[float]
     phases: list[Measured] = field(default_factory=list)
     shares: Shares | None = None
+    sampling: list[Sampling] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         """As plain lists and dicts; each phase also with its floor in seconds and its ratio."""

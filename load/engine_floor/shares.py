@@ -19,7 +19,7 @@ CLASSES = {
     "projections and output": ("mm", "addmm", "bmm", "linear", "matmul", "mkldnn_linear", "_mkl_linear"),
     "attention": ("scaled_dot_product", "flash_attention"),
     "KV written and gathered": ("index_select", "index_copy_", "index_fill_"),
-    "sampler": ("max", "argmax", "topk", "sort", "isfinite", "log_softmax", "cumsum"),
+    "sampler": ("max", "amax", "argmax", "topk", "sort", "isfinite", "log_softmax", "cumsum"),
 }
 
 

@@ -5,34 +5,73 @@ Integer arithmetic modulo 2**64 makes the bits: the same in any batch, in any pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _MASK = (1 << 64) - 1
 # the increment and the two multipliers of SplitMix64 (Steele, Lea and Flood, 2014)
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+UNIFORMS = 1 << 53  # how many values `uniform` has
 
 
-def key(seed: int, choice: int, position: int) -> int:
-    """The key of one draw, 64 bits as an int64; `position` is the index of the drawn token in prompt + output."""
-    state = 0
-    for word in (seed, choice, position):
-        state = _mix((state ^ word) + _GOLDEN & _MASK)
-    return _signed(state)
+def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int]) -> npt.NDArray[np.int64]:
+    """The keys [draws] of draws; a position is the index of the drawn token in prompt + output."""
+    first, *others = (np.array(list(words), dtype=np.uint64) for words in (seeds, choices, positions))
+    state = _mix(first + np.uint64(_GOLDEN))
+    for words in others:
+        state = _mix((state ^ words) + np.uint64(_GOLDEN))
+    return state.view(np.int64)
 
 
-def gumbel(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise [draws, vocab_size], float32, of `keys` [draws]."""
-    state = bits(keys, vocab_size)
-    uniform = state.bitwise_right_shift_(11).bitwise_and_(_MASK >> 11).to(torch.float32).mul_(2.0**-53)
+def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float32, of int64 keys and vocabulary ids; the two are broadcast."""
+    return _noise(uniform(keys, ids).to(torch.float32))
+
+
+def gumbel_of(keys: npt.NDArray[np.int64] | np.int64, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """`gumbel` for a CPU, where numpy starts operations faster than torch."""
+    state = _mix(keys.view(np.uint64) + (ids + 1).view(np.uint64) * np.uint64(_GOLDEN))
+    noise: npt.NDArray[np.float32] = _noise(torch.from_numpy((state >> np.uint64(11)).astype(np.float32))).numpy()
+    return noise
+
+
+def _noise(u: torch.Tensor) -> torch.Tensor:
+    """Of uniforms, which are lost."""
+    u.mul_(1.0 / UNIFORMS)
     # log1p keeps the digits where they decide: a large value of noise comes from a small uniform
-    exponential = uniform.neg_().log1p_().neg_().clamp_(2.0**-54, 64.0)
+    exponential = u.neg_().log1p_().neg_().clamp_(2.0**-54, 64.0)
     return exponential.log_().neg_()
 
 
-def bits(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def uniform(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Uniform integers below `UNIFORMS`. The smaller, the larger the noise, which is at most -log(u / UNIFORMS)."""
+    return bits(keys, ids).bitwise_right_shift_(11).bitwise_and_(_MASK >> 11)
+
+
+def lucky(key: np.int64, vocab_size: int, share: float) -> npt.NDArray[np.int64]:
+    """The ids whose `uniform` is at most this share of `UNIFORMS`, and maybe a few more (for CPUs)."""
+    state = _steps(vocab_size) + key.view(np.uint64)
+    scratch = np.empty_like(state)
+    for by, factor in ((30, _FIRST), (27, _SECOND)):
+        state ^= np.right_shift(state, np.uint64(by), out=scratch)
+        state *= np.uint64(factor)
+    # the last fold of `bits` leaves the upper 31 as they are
+    return np.flatnonzero(state < np.uint64(min((int(share * (1 << 31)) + 1) << 33, _MASK)))
+
+
+@cache
+def _steps(vocab_size: int) -> npt.NDArray[np.uint64]:
+    """What is added to a key for each id."""
+    return np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+
+
+def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """64 bits for each key and vocabulary id, as int64: the outputs of SplitMix64 generators seeded with the keys."""
-    ids = torch.arange(1, vocab_size + 1, device=keys.device)
-    state = keys[:, None] + ids.mul_(_signed(_GOLDEN))
+    state = keys + (ids + 1).mul_(_signed(_GOLDEN))
     scratch = torch.empty_like(state)
     _fold(state, scratch, 30)
     _fold(state.mul_(_signed(_FIRST)), scratch, 27)
@@ -46,11 +85,11 @@ def _fold(state: torch.Tensor, scratch: torch.Tensor, by: int) -> None:
     state.bitwise_xor_(scratch.bitwise_and_(_MASK >> by))
 
 
-def _mix(state: int) -> int:
-    """What `bits` does to its state, in Python's integers."""
-    state = (state ^ state >> 30) * _FIRST & _MASK
-    state = (state ^ state >> 27) * _SECOND & _MASK
-    return state ^ state >> 31
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """What `bits` does to its state."""
+    state = (state ^ state >> np.uint64(30)) * np.uint64(_FIRST)
+    state = (state ^ state >> np.uint64(27)) * np.uint64(_SECOND)
+    return state ^ state >> np.uint64(31)
 
 
 def _signed(number: int) -> int:

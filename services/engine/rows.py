@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from services.engine.adjustments import Adjustments
 from services.messages import Iteration
 from services.requests import SamplingParams
 
@@ -19,6 +20,7 @@ class Row:
     sampling: SamplingParams
     num_computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    adjustments: Adjustments | None = None  # of its logits; the sampler's
     dead: bool = False  # it failed; iterations that were sent before that was known may still name it
 
     @property

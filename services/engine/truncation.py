@@ -1,52 +1,98 @@
-"""min_p, top_k and top_p: which tokens stay in the draw."""
+"""min_p, top_k and top_p: which tokens stay in the draw.
+
+In this order: min_p keeps tokens at least so likely as that share of the likeliest; top_k the k likeliest (0: all);
+top_p the fewest likeliest ones whose share of what is left reaches p. Equal scores stay together.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.requests import SamplingParams
 
-LIKELIEST = 1024  # top_p is sought among so many first; only flat distributions need a whole sort
+# Weights are integers, so that their sums are the same in any order, in any batch. This is that of the likeliest token;
+# half a million of them fit into 63 bits.
+WHOLE = float(1 << 44)
+COLDEST = 1e-20  # a temperature that float32 can divide by
 
 
-def truncate(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
+def weights(scores: torch.Tensor) -> torch.Tensor:
+    """What tokens of these scores weigh, int64; the likeliest has 0."""
+    return (scores.exp() * WHOLE).long()
+
+
+def weigh(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """`weights` on a CPU, where numpy converts twice as fast as torch. The scores are lost."""
+    heavy: npt.NDArray[np.float32] = torch.from_numpy(scores).exp_().mul_(WHOLE).numpy()
+    return heavy.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of one draw, as in `Truncation`."""
+
+    temperature: np.float32
+    lowest: np.float32
+    top_k: int
+    top_p: float
+
+    @property
+    def narrow(self) -> bool:
+        """Whether anything is dropped before top_p."""
+        return self.top_k > 0 or bool(self.lowest > -math.inf)
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is dropped at all."""
+        return self.top_p >= 1.0 and not self.narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The settings of draws, an array [draws] each."""
+
+    temperature: npt.NDArray[np.float32]
+    lowest: npt.NDArray[np.float32]  # the logarithm of min_p
+    top_k: npt.NDArray[np.int64]  # 0: all
+    top_p: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, settings: Sequence[SamplingParams], vocab_size: int) -> Truncation:
+        return cls(
+            np.array([max(s.temperature, COLDEST) for s in settings], np.float32),
+            np.array([math.log(s.min_p) if s.min_p > 0.0 else -math.inf for s in settings], np.float32),
+            np.array([s.top_k if s.top_k < vocab_size else 0 for s in settings], np.int64),
+            np.array([s.top_p for s in settings], np.float64),
+        )
+
+    def one(self, i: int) -> Limits:
+        return Limits(self.temperature[i], self.lowest[i], int(self.top_k[i]), float(self.top_p[i]))
+
+
+def truncate(
+    scores: torch.Tensor, lowest: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, deepest: int, nucleus: bool
+) -> None:
     """Set the scores [requests, vocab] of dropped tokens to -inf, in place; each row's maximum is 0.
 
-    In this order: min_p keeps tokens at least so likely as that share of the likeliest; top_k the k likeliest
-    (0: all); top_p the fewest likeliest ones whose share of what is left reaches p. Equal scores stay together.
+    The settings are those of `Truncation`; `deepest` is the largest `top_k`, `nucleus` whether any `top_p` is below 1.
     """
-    if any(s.min_p > 0.0 for s in settings):
-        shares = torch.tensor([s.min_p for s in settings], device=scores.device)
-        _drop_below(scores, shares.log())
-    if any(s.top_k > 0 for s in settings):
-        _drop_below(scores, _kth(scores, [s.top_k for s in settings]))
-    if any(s.top_p < 1.0 for s in settings):
-        _drop_below(scores, _nucleus(scores, [s.top_p for s in settings]))
+    _drop_below(scores, lowest)
+    if deepest:
+        kth = scores.topk(deepest).values.gather(1, (top_k - 1).clamp(min=0)[:, None])[:, 0]
+        _drop_below(scores, kth.masked_fill(top_k == 0, -torch.inf))
+    if nucleus:
+        likeliest = scores.sort(dim=-1, descending=True).values
+        held = weights(likeliest).cumsum(dim=-1)
+        goal = (top_p * held[:, -1]).long()
+        reached = (held < goal[:, None]).sum(dim=-1, keepdim=True).clamp(max=scores.shape[1] - 1)
+        _drop_below(scores, likeliest.gather(1, reached)[:, 0].masked_fill(top_p >= 1.0, -torch.inf))
 
 
 def _drop_below(scores: torch.Tensor, limits: torch.Tensor) -> None:
     scores.masked_fill_(scores < limits[:, None], -torch.inf)
-
-
-def _kth(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """[requests]: the k-th largest score of each row, -inf where k is 0 or the whole vocabulary."""
-    vocab = scores.shape[1]
-    counts = torch.tensor([k if 0 < k < vocab else 0 for k in top_k], device=scores.device)
-    likeliest = scores.topk(min(max(top_k), vocab)).values
-    kth = likeliest.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]
-    return kth.masked_fill(counts == 0, -torch.inf)
-
-
-def _nucleus(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """[requests]: the lowest score of the fewest likeliest tokens that hold `top_p`, -inf where that is 1."""
-    shares = torch.tensor(top_p, dtype=torch.float64, device=scores.device)
-    whole = shares >= 1.0
-    goal = (shares * scores.exp().sum(dim=-1, dtype=torch.float64)).masked_fill(whole, 0.0)
-    for count in (min(LIKELIEST, scores.shape[1]), scores.shape[1]):
-        likeliest = scores.topk(count).values
-        reached = likeliest.exp().cumsum(dim=-1, dtype=torch.float64) >= goal[:, None]
-        if reached[:, -1].all():
-            break
-    reached[:, -1] = True  # all of them, if rounding keeps the sum below the goal
-    limits = likeliest.gather(1, reached.int().argmax(dim=-1)[:, None])[:, 0]
-    return limits.masked_fill(whole, -torch.inf)

@@ -13,7 +13,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from load import engine_bench
-from load.engine_floor import bandwidth, machine_rates, phases, timing
+from load.engine_floor import bandwidth, machine_rates, phases, sampling, timing
 from load.engine_floor.follower import Follower
 from load.engine_floor.multiplying import ways
 from load.engine_floor.operations import Span
@@ -33,6 +33,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "paper", partial(paper, 34))
     monkeypatch.setattr(phases, "TIMES", 1)
     monkeypatch.setattr(phases, "STEPS", 4)
+    monkeypatch.setattr(sampling, "BATCHES", (3, 8))
 
 
 def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,12 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert measured["single"]["iterations"] == 128
     assert sum(found["shares"]["classes"].values()) == pytest.approx(1.0)
     assert found["shares"]["classes"]["attention"] > 0.0
+    assert {(one["kind"], one["batch"]) for one in found["sampling"]} == {
+        (kind, batch) for kind in [*sampling.KINDS, "a mix"] for batch in (3, 8)
+    }
+    assert all(one["seconds"] > 0.0 for one in found["sampling"])
+    assert all(one["iteration"] > 0.0 for one in found["sampling"])
+    assert "| a mix | 8 |" in printed
 
 
 def test_the_measured_rates_are_plausible() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from services.engine import truncation
+from services.engine import contenders
+from services.engine.blocks import Blocks, maxima_of
+from services.engine.truncation import Truncation, truncate
 from services.requests import SamplingParams
 
 
@@ -46,21 +49,48 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("likeliest", [4, 1024], ids=["whole-sort", "likeliest"])
+def keep_all(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
+    """Truncate whole vocabularies, all requests at once."""
+    of = Truncation.of(settings, scores.shape[1])
+    tensors = (torch.from_numpy(one) for one in (of.lowest, of.top_k, of.top_p))
+    truncate(scores, *tensors, int(of.top_k.max()), bool((of.top_p < 1.0).any()))
+
+
 @pytest.mark.parametrize("together", [True, False])
-def test_kept_tokens_are_those_of_the_formulas(likeliest: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all settings in one batch and each alone, whether or not the likeliest hold enough."""
-    monkeypatch.setattr(truncation, "LIKELIEST", likeliest)
-    logits = torch.randn(len(CASES), 300, generator=torch.Generator().manual_seed(1)) * 2
-    scores = logits - logits.max(dim=-1, keepdim=True).values
-    expected = [kept_by_formula(row.double().tolist(), s) for row, s in zip(scores, CASES, strict=True)]
+def test_kept_tokens_are_those_of_the_formulas(together: bool) -> None:
+    """With all settings in one batch and each alone."""
+    scores, expected = drawn_scores()
     parts = [slice(0, len(CASES))] if together else [slice(i, i + 1) for i in range(len(CASES))]
     for part in parts:
-        truncation.truncate(scores[part], CASES[part])
+        keep_all(scores[part], CASES[part])
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in scores] == expected
+
+
+@pytest.mark.parametrize("deep", [0.5, 100.0], ids=["all-of-them", "near-ones"])
+def test_contenders_are_those_of_the_formulas(deep: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the nucleus is among the scores where it is sought first."""
+    monkeypatch.setattr(contenders, "NUCLEUS", np.float32(deep))
+    scores, expected = drawn_scores()
+    for row, s, ids in zip(scores, CASES, expected, strict=True):
+        limits = Truncation.of([s], len(row)).one(0)
+        blocks = Blocks(row.numpy(), maxima_of(row.numpy()))
+        found = contenders.contenders(blocks, limits, np.int64(5))
+        assert set(found.ids.tolist()) == ids or limits.none
+        assert found.scores.tolist() == row[torch.from_numpy(found.ids)].tolist()
+
+
+def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
+    """Scores [cases, 300], the largest of each 0, and which stay by the formulas."""
+    logits = torch.randn(len(CASES), 300, generator=torch.Generator().manual_seed(1)) * 2
+    scores = logits - logits.max(dim=-1, keepdim=True).values
+    return scores, [kept_by_formula(row.double().tolist(), s) for row, s in zip(scores, CASES, strict=True)]
 
 
 def test_equal_scores_stay_together() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -2.0]])
-    truncation.truncate(scores, [settings(top_k=2)])
+    row = scores[0].numpy().copy()
+    blocks = Blocks(row, maxima_of(row))
+    keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
+    limits = Truncation.of([settings(top_k=2)], 4).one(0)
+    assert contenders.contenders(blocks, limits, np.int64(5)).ids.tolist() == [0, 1, 2]

@@ -1,0 +1,42 @@
+"""The adjustments of a request grow with it, and say what a look at all of its tokens would."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from services.engine.adjustments import BIAS, COUNT, END, SEEN, Adjustments
+from services.requests import SamplingParams
+
+EOS = frozenset({9})
+
+
+def noted(adjustments: Adjustments, column: int) -> dict[int, float]:
+    """What a column says, by id."""
+    values = zip(adjustments.ids.tolist(), adjustments.columns[column].tolist(), strict=True)
+    return {id: value for id, value in values if value}
+
+
+def test_tokens_are_noted_as_they_come() -> None:
+    """In whatever steps they come, the prompt for the repetition penalty alone; more ids than a table begins with."""
+    prompt, output = list(range(100, 140)), [3, 100, 3, 7, 3, 139, *range(200, 230)]
+    s = SamplingParams(50, repetition_penalty=1.1, frequency_penalty=0.2)
+    adjustments = Adjustments(s, EOS, 1000)
+    for length in (0, 1, 1, 4, 5, len(output)):
+        adjustments.take(prompt + output[:length], len(prompt))
+        assert set(noted(adjustments, SEEN)) == {*prompt, *output[:length]}
+        assert noted(adjustments, COUNT) == Counter(output[:length])
+    assert len(set(adjustments.ids.tolist())) == len(adjustments.ids)
+
+
+def test_a_prompt_is_not_noted_where_only_the_output_counts() -> None:
+    adjustments = Adjustments(SamplingParams(50, presence_penalty=0.2), EOS, 1000)
+    adjustments.take([5] * 3000 + [7], 3000)
+    assert adjustments.ids.tolist() == [7]
+
+
+def test_bias_and_ends_are_there_from_the_start() -> None:
+    s = SamplingParams(50, logit_bias={9: 1.5, 4: -2.0}, min_tokens=3, stop_token_ids=(4, 8, 5000))
+    adjustments = Adjustments(s, EOS, 1000)
+    adjustments.take([1, 2, 3], 3)
+    assert noted(adjustments, BIAS) == {9: 1.5, 4: -2.0}
+    assert set(noted(adjustments, END)) == {4, 8, 9}

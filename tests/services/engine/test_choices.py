@@ -1,0 +1,156 @@
+"""Both ways to choose give the tokens of the plain definition, whoever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_choice import plain_token
+from torch._subclasses import FakeTensorMode
+
+from services.engine import batch_choice, lone_choice
+from services.engine.choice import Choice
+from services.engine.rows import Row
+from services.engine.sampler import Sampler
+from services.requests import SamplingParams
+
+VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole blocks, more than the blocks that are looked at first
+WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [lone_choice.choose, batch_choice.choose]
+
+
+@st.composite
+def requests(draw: st.DrawFn, vocab: int) -> Row:
+    """A request of any settings and history."""
+    ids = st.integers(0, vocab - 1)
+    often = st.sampled_from
+    sampling = SamplingParams(
+        max_new_tokens=100,
+        temperature=draw(often([0.0, 1e-30, 0.01, 0.7, 1.0, 1.0, 1.5, 4.0])),
+        top_p=draw(often([0.0, 0.1, 0.5, 0.95, 0.999, 1.0, 1.0])),
+        top_k=draw(often([0, 0, 1, 2, 9, 50, 64, 65, 300, vocab])),
+        min_p=draw(often([0.0, 0.0, 1e-9, 0.02, 0.3, 1.0])),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        choice=draw(st.integers(0, 3)),
+        presence_penalty=draw(often([0.0, 0.0, 0.3, -2.0])),
+        frequency_penalty=draw(often([0.0, 0.0, 0.1, 1.7])),
+        repetition_penalty=draw(often([1.0, 1.0, 1.3, 0.7])),
+        logit_bias=draw(st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3))
+        if draw(st.booleans())
+        else {},
+        min_tokens=draw(often([0, 0, 2])),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=tuple(draw(st.lists(st.integers(0, vocab + 5), max_size=3))),
+    )
+    prompt = draw(st.lists(ids, min_size=1, max_size=20))
+    return Row(str(draw(st.uuids())), prompt + draw(st.lists(ids, max_size=6)), len(prompt), sampling)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Row]]:
+    """Logits like a model's, flat ones, ones with many equal values, with -inf."""
+    vocab = draw(st.sampled_from(VOCABULARIES))
+    rows = draw(st.lists(requests(vocab), min_size=1, max_size=6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logits = torch.randn(len(rows), vocab, generator=generator)
+    logits *= draw(st.sampled_from([0.0, 0.1, 1.0, 3.0, 20.0]))
+    if draw(st.booleans()):
+        logits = logits.round()
+    if draw(st.booleans()):
+        logits[:, ::3] = -torch.inf
+        logits[:, 0] = 1.0
+    return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))), rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches())
+def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, list[Row]]) -> None:
+    logits, rows = batch
+    eos, vocab = frozenset({0}), logits.shape[1]
+    sampler = Sampler(eos, vocab)
+    expected = [plain_token(one, row, eos) for one, row in zip(logits, rows, strict=True)]
+    for row in rows:
+        sampler._adjust(row)
+    for choose in WAYS:
+        choice = choose(logits, rows)
+        assert choice.sound == [True] * len(rows)
+        possible = zip(choice.tokens, choice.possible, strict=True)
+        assert [token if ok else None for token, ok in possible] == expected
+
+
+MIX = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 50, "logprobs": 0},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 9},
+]
+
+
+def mixed(count: int) -> list[Row]:
+    """Requests of all kinds, in turn, with their adjustments."""
+    rows = []
+    for i in range(count):
+        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})  # type: ignore[arg-type]
+        rows.append(Row(str(i), [*range(1, 9), i, i], 8, sampling))
+        Sampler(frozenset({5}), 50_000)._adjust(rows[-1])
+    return rows
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
+    """Tokens and log probabilities, bit for bit, in any order."""
+    logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    rows = mixed(40)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3)).tolist()
+    together = way(logits[order], [rows[i] for i in order])
+    for place, i in enumerate(order):
+        alone = way(logits[i : i + 1], [rows[i]])
+        assert together.tokens[place] == alone.tokens[0]
+        assert together.logprobs.get(place) == alone.logprobs.get(0)
+
+
+def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    whole = batch_choice.choose(logits, mixed(40))
+    monkeypatch.setattr(batch_choice, "AT_ONCE", 7000)
+    assert batch_choice.choose(logits, mixed(40)) == whole
+
+
+def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
+    """A fake tensor has no values: whoever asks for one, where a device would have to be waited for, is refused."""
+    rows = mixed(16)
+    batch = batch_choice.Batch.of(rows, 3000)
+    sent = batch.send(3000, torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        told = batch_choice.launch(torch.empty(16, 3000), batch, sent)
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            told.max().item()
+    asking, likeliest = len(batch.asking), batch.likeliest
+    assert told.shape == (2 * 16 + asking * (1 + 2 * likeliest),)
+
+
+def test_log_probabilities_of_both_ways_agree() -> None:
+    logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    one, other = (way(logits, mixed(16)).logprobs for way in WAYS)
+    assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
+    for i in one:
+        assert one[i].token == pytest.approx(other[i].token, abs=1e-5)
+        assert [id for id, _ in one[i].top] == [id for id, _ in other[i].top]
+        assert [value for _, value in one[i].top] == pytest.approx([value for _, value in other[i].top], abs=1e-5)
+
+
+@pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
+def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float) -> None:
+    """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""
+    logits = torch.zeros(100, 20_000)
+    logits[:, 7] = lead
+    rows = [Row(str(i), list(range(i + 1)), 1, SamplingParams(200, seed=3)) for i in range(100)]
+    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
+    assert lone_choice.choose(logits, rows).tokens == expected
+    assert {7} < set(expected)
