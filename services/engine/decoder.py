@@ -25,5 +25,5 @@ class Decoder(Protocol):
         ...
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [sampling, vocab] after the last token of each request that is complete."""
+        """Logits [sampling, vocab] after the last token of each request that is complete, there until the next call."""
         ...

@@ -17,3 +17,16 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype).view(shape)
+
+
+class Reused:
+    """Float32 tensors [rows, columns] on the CPU, one after the other in the same memory."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def __call__(self, rows: int, columns: int) -> torch.Tensor:
+        """Its contents are whatever was there."""
+        if self._memory.numel() < rows * columns:
+            self._memory = zeros((rows * columns,), torch.float32, torch.device("cpu"))
+        return self._memory[: rows * columns].view(rows, columns)

@@ -16,6 +16,7 @@ from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights, Linear
 from services.engine.native.packing import Packer
 from services.engine.native.structs import Batch, Heads, Layer, Model
+from services.engine.pages import Reused
 
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in decoder.cpp
 
@@ -61,6 +62,7 @@ class NativeDecoder:
             buffers=library.orca_new_buffers(),
         )
         self._kept = packer.kept
+        self._hidden, self._logits = Reused(), Reused()
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
 
     @property
@@ -83,17 +85,18 @@ class NativeDecoder:
         return dict(zip(PHASES, told, strict=True))
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [sampling, vocab], float32, after each request that is complete."""
+        """See Decoder; float32."""
         flat = Batch(
             len(batch.input_ids),
             len(batch.contexts),
             len(batch.ends),
             *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.ends)),
         )
-        hidden = self._embedding[torch.from_numpy(batch.input_ids)].to(torch.float32)
+        hidden = self._hidden(len(batch.input_ids), self._spec.hidden)
+        hidden[:] = self._embedding[torch.from_numpy(batch.input_ids)]
         if self._positions is not None:
             hidden += self._positions[torch.from_numpy(batch.positions())]
-        logits = torch.empty(len(batch.ends), self._spec.vocab)
+        logits = self._logits(len(batch.ends), self._spec.vocab)
         model, told = ctypes.byref(self._model), ctypes.byref(flat)
         self._library.orca_run(model, told, 0, 2 * self._spec.layers, _pointer(hidden), None)
         self._library.orca_logits(model, told, _pointer(hidden), _pointer(logits))

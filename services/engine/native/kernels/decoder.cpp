@@ -27,7 +27,7 @@ struct Layer {
 
 // What one half hands to the next, in tiles where it goes into a product; grown as needed.
 struct Buffers {
-    std::vector<float> qkv, packed, next;
+    Numbers qkv, packed, next;
     double seconds[6] = {};  // spent in each Phase
 };
 
@@ -244,7 +244,7 @@ void together(int threads, const Work& work) {
     work(team);
 }
 
-void grow(std::vector<float>& v, size_t size) {
+void grow(Numbers& v, size_t size) {
     if (v.size() < size) v.resize(size);
 }
 
@@ -285,7 +285,7 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
 // to [rows, outputs] = x [rows, inputs] times a matrix.
 void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, float* to) {
     const Tiles tiles(rows);
-    std::vector<float> packed(padded(rows) * matrix->inputs);
+    Numbers packed(padded(rows) * matrix->inputs);
     together(threads, [&](Team& team) {
         team.ranges(rows, 16, [&](int begin, int end) {
             for (int row = begin; row < end; ++row)

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
+#include "pages.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -70,7 +70,7 @@ constexpr size_t NEAR = 320 << 10;  // bytes of rows that stay in a core's secon
 constexpr int SHORT = 3;
 
 template <class Weight>
-void widen(const Weight* from, size_t count, std::vector<float>& to) {
+void widen(const Weight* from, size_t count, Numbers& to) {
     if (to.size() < count) to.resize(count);
     for (size_t i = 0; i < count; i += LANES) store(to.data() + i, load(from + i));
 }
@@ -98,7 +98,7 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
     // A core takes some neighbouring panels, each of which stays in its cache for a block of tiles.
     const int taken = tiles.tiles == 1 ? 1 : std::max(1, panels / (4 * team.size()));
     team.ranges(panels, taken, [&](int begin, int end) {
-        thread_local std::vector<float> wide;
+        thread_local Numbers wide;
         for (int first = 0; first < tiles.tiles; first += block) {
             const int last = std::min(first + block, tiles.tiles);
             const int step = int(WIDTH * sizeof(Weight)) / (last - first);
