@@ -14,6 +14,7 @@ from pathlib import Path
 
 from load.engine_floor.machine_rates import measure_rates
 from load.engine_floor.model_shape import ModelShape
+from load.engine_floor.perplexity import measure_perplexities, perplexities_table
 from load.engine_floor.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Subject
 from load.engine_floor.report import Report, phases_table, rates_table, shares_table
 from load.engine_floor.sampling import measure_sampling, sampling_table
@@ -24,7 +25,7 @@ from services.engine import loading, placement
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 
-PARTS = (*PHASES, "shares", "sampler")
+PARTS = (*PHASES, "shares", "sampler", "perplexity")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,6 +64,9 @@ def run(options: Options, parts: Sequence[str]) -> Report:
         elif part == "sampler":
             report.sampling = list(measure_sampling(engine, device))
             print(sampling_table(report.sampling), flush=True)
+        elif part == "perplexity":
+            report.perplexities = list(measure_perplexities(folder, settings))
+            print(perplexities_table(report.perplexities), flush=True)
         else:
             measured = list(PHASES[part](Subject(engine, shape, rates)))
             report.phases += measured

@@ -8,6 +8,7 @@ from typing import Any
 from load.engine_floor.machine_rates import MachineRates
 from load.engine_floor.measured import Measured
 from load.engine_floor.operations import KINDS
+from load.engine_floor.perplexity import Perplexity
 from load.engine_floor.sampling import Sampling
 from load.engine_floor.shares import Shares
 from load.markdown import table
@@ -25,6 +26,7 @@ class Report:
     phases: list[Measured] = field(default_factory=list)
     shares: Shares | None = None
     sampling: list[Sampling] = field(default_factory=list)
+    perplexities: list[Perplexity] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         """As plain lists and dicts; each phase also with its floor in seconds and its ratio."""
@@ -62,10 +64,9 @@ def phases_table(phases: list[Measured]) -> str:
 
 def shares_table(shares: Shares) -> str:
     classes = [[name, f"{share:.1%}"] for name, share in shares.classes.items()]
+    title = f"An increment iteration at batch {shares.batch}, context {shares.context}:"
+    said = f"{title}\n\n{table(['what', 'share'], classes)}"
+    if not shares.operations:
+        return said
     operations = [[name, f"{calls:,.0f}", f"{share:.1%}"] for name, calls, share in shares.operations]
-    return (
-        f"An increment iteration at batch {shares.batch}, context {shares.context}, under torch's profiler:\n\n"
-        + table(["what", "share"], classes)
-        + "\n\n"
-        + table(["operation", "calls", "share"], operations)
-    )
+    return f"{said}\n\nBy torch's profiler:\n\n" + table(["operation", "calls", "share"], operations)

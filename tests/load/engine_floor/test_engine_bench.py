@@ -60,6 +60,9 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert measured["single"]["iterations"] == 128
     assert sum(found["shares"]["classes"].values()) == pytest.approx(1.0)
     assert found["shares"]["classes"]["attention"] > 0.0
+    whole, *others = found["perplexities"]
+    assert (whole["weights"], whole["cache"]) == ("float32", "float32")
+    assert all(abs(other["value"] / whole["value"] - 1.0) < 0.05 for other in others)
     assert {(one["kind"], one["batch"]) for one in found["sampling"]} == {
         (kind, batch) for kind in [*sampling.KINDS, "a mix"] for batch in (3, 8)
     }

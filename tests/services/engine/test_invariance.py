@@ -1,0 +1,90 @@
+"""The lean path's promise: bitwise the same logits alone, in company, in chunks, computed again, elsewhere."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver import Driver, Job
+from tiny_models import make_tiny_model
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.requests import SamplingParams
+
+VOCAB = 201
+# no size is a multiple of a vector, but heads; more than one tile of keys and of rows
+ODD = {"hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 40}
+MODELS: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": ODD, "mistral": {"head_dim": 64}, "gpt2": {}}
+SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
+VARIANTS = [
+    ("llama", SETTINGS),
+    ("llama", replace(SETTINGS, dtype="bfloat16")),
+    ("llama", replace(SETTINGS, dtype="bfloat16", weights="int8")),
+    ("qwen3", replace(SETTINGS, weights="int8")),
+    ("qwen3", replace(SETTINGS, dtype="bfloat16")),
+    ("mistral", replace(SETTINGS, dtype="bfloat16")),
+    ("gpt2", replace(SETTINGS, dtype="bfloat16")),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        family: make_tiny_model(tmp_path_factory.mktemp(family), family, VOCAB, with_tokenizer=False, **config)
+        for family, config in MODELS.items()
+    }
+
+
+def make_jobs() -> list[Job]:
+    rng = random.Random(11)
+    return [
+        Job(
+            id=f"r{i}/0",
+            prompt=[rng.randrange(VOCAB) for _ in range(rng.randint(1, 150))],
+            sampling=SamplingParams(max_new_tokens=20, seed=i, temperature=float(i % 2), logprobs=5),
+        )
+        for i in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), VARIANTS, ids=[f"{family}-{s.dtype}-{s.weights}" for family, s in VARIANTS]
+)
+def test_logits_are_bitwise_the_same(folders: dict[str, Path], family: str, settings: EngineSettings) -> None:
+    """As log probabilities, which are a function of a request's own logits alone."""
+    engine = Engine.load(folders[family], settings)
+    assert " native" in engine.figures.numerics
+    alone = [Driver(engine).run([job])[0] for job in make_jobs()]
+    other = Engine.load(folders[family], replace(settings, block_size=5, kv_blocks=400, threads=3))
+    for rng in (random.Random(1), random.Random(2)):
+        for again in (_in_company(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
+            assert [job.output for job in again] == [job.output for job in alone]
+            assert [job.logprobs for job in again] == [job.logprobs for job in alone]
+
+
+def _in_company(engine: Engine, rng: random.Random) -> list[Job]:
+    return Driver(engine, rng).run(make_jobs())
+
+
+def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
+    jobs, driver = make_jobs(), Driver(engine, rng)
+    while any(not job.done for job in jobs):
+        driver.iterate([job for job in jobs if not job.done])
+        for job in jobs:
+            if job.sent and rng.random() < 0.1:
+                driver.release(job)
+    return jobs
+
+
+def _after_a_crash(engine: Engine, other: Engine, rng: random.Random) -> list[Job]:
+    """`other` goes on from the tokens that were drawn, with blocks of another size and more threads."""
+    jobs, driver = make_jobs(), Driver(engine, rng)
+    for _ in range(25):
+        driver.iterate([job for job in jobs if not job.done])
+    for job in jobs:
+        job.sent, job.computed, job.blocks = False, 0, []
+    return Driver(other, rng).run(jobs)
