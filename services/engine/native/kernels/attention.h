@@ -141,8 +141,8 @@ private:
                 Vector sums[R][2] = {};
                 const auto fetch = [&](const Stored* one, const Stored* other) {
                     if (tile) return;
-                    __builtin_prefetch(one + (later - first));
-                    __builtin_prefetch(other + (last - second));
+                    __builtin_prefetch(one + (later - first), 0, 2);
+                    __builtin_prefetch(other + (last - second), 0, 2);
                 };
                 add_products<R, 1>(sums, dim, s.queries.data() + size_t(tile) * dim * ROWS, ROWS, first, second, step, fetch);
                 for (int r = 0; r < R; ++r) {
@@ -214,8 +214,8 @@ private:
                     }
                     const auto fetch = [&](const Stored* one, const Stored* other) {
                         if (tile) return;
-                        __builtin_prefetch(one + later);
-                        __builtin_prefetch(other + later);
+                        __builtin_prefetch(one + later, 0, 2);
+                        __builtin_prefetch(other + later, 0, 2);
                     };
                     add_products<R, KEYS>(sums, count, weights, 1, from + d, from + d + LANES, padded, fetch);
                     for (int r = 0; r < R; ++r) {
