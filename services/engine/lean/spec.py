@@ -44,7 +44,7 @@ class DecoderSpec:
 def _llama(config: Any) -> DecoderSpec | None:
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     partial = "partial_rotary_factor" in config.rope_parameters
-    if config.hidden_act != "silu" or windowed or partial:
+    if config.hidden_act != "silu" or windowed or partial or getattr(config, "mlp_bias", False):
         return None
     return DecoderSpec(
         family="llama",

@@ -16,7 +16,7 @@ from filelock import FileLock
 SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
 # no -ffast-math: sums keep their order and NaN stays NaN
-FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 
 
 class NoKernels(Exception):

@@ -75,7 +75,7 @@ void widen(const Weight* from, size_t count, Numbers& to) {
     for (size_t i = 0; i < count; i += LANES) store(to.data() + i, load(from + i));
 }
 
-// Calls finish(panel, row, first, second) with each row's sums in each panel.
+// Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel; `row` is its first.
 template <class Weight, class Finish>
 void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
     const Tiles tiles(rows);
@@ -92,7 +92,7 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
         with_rows(tiles.rows_of(tile), [&](auto R) {
             Vector sums[R][2] = {};
             add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, weights + LANES, WIDTH, fetch);
-            for (int r = 0; r < R; ++r) finish(panel, tile * tiles.height + r, sums[r][0], sums[r][1]);
+            finish(panel, tile * tiles.height, sums);
         });
     };
     // A core takes some neighbouring panels, each of which stays in its cache for a block of tiles.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <sched.h>
 
 class Team {
 public:
@@ -28,26 +27,26 @@ public:
 
 private:
     // A barrier that spins for some microseconds: a sleeping thread takes longer to wake than most items take. Then it
-    // gives the core away, since what it waits for may need it.
+    // sleeps, so that a thread that waits for a core behind another process can have this one.
     void wait() {
-        int round = round_.load();
+        const int round = round_.load();
         if (arrived_.fetch_add(1) + 1 == size_) {
             arrived_.store(0);
             next_.store(0);
             round_.store(round + 1);
+            round_.notify_all();
             return;
         }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-            if (spins > 2000) {
-                sched_yield();
-            } else {
+        for (int spins = 0; spins < SPINS; ++spins) {
+            if (round_.load(std::memory_order_acquire) != round) return;
 #if defined(__x86_64__)
-                __builtin_ia32_pause();
+            __builtin_ia32_pause();
 #endif
-            }
         }
+        while (round_.load(std::memory_order_acquire) == round) round_.wait(round);
     }
 
+    static constexpr int SPINS = 500;
     const int size_;
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> arrived_{0};

@@ -1,0 +1,42 @@
+// A decoder as Python describes it: structs.py, field for field.
+#pragma once
+
+#include "attention.h"
+
+struct Norm {
+    const float* weight;
+    const float* bias;  // or null
+};
+
+struct Layer {
+    Norm attention_norm;
+    Matrix qkv;
+    const float* query_norm;  // [dim] or null
+    const float* key_norm;
+    Matrix output;
+    Norm mlp_norm;
+    Matrix up;  // gated: panels of LANES gates and LANES of what they let through
+    Matrix down;
+    void* keys;
+    void* values;
+};
+
+// What one half hands to the next, in tiles where it goes into a product; grown as needed.
+struct Buffers {
+    Numbers qkv, packed, next;
+    double seconds[6] = {};  // spent in each Phase
+};
+
+enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
+
+struct Model {
+    int32_t hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
+    float epsilon;
+    Heads heads;
+    const float* cosines;  // [positions, dim / 2], or null where positions are embedded
+    const float* sines;
+    const Layer* layers;
+    Norm last_norm;
+    Matrix vocabulary;
+    Buffers* buffers;
+};

@@ -1,0 +1,68 @@
+// What is done number by number between products.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "model.h"
+
+// Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
+inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
+    transpose(rows);
+    for (int k = 0; k < count; ++k) std::memcpy(to + k * ROWS, &rows[k], ROWS * sizeof(float));
+}
+
+// Normalises `count` rows of x [tokens, hidden] into a tile.
+inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, float* tile) {
+    const int size = model.hidden;
+    float means[LANES] = {}, scales[LANES] = {};
+    for (int r = 0; r < count; ++r) {
+        const float* x = rows[r];
+        if (model.layer_norm) {
+            for (int i = 0; i < size; ++i) means[r] += x[i];
+            means[r] /= size;
+        }
+        Vector sum = {};
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            const Vector v = load(x + i) - means[r];
+            sum += v * v;
+        }
+        float squares = total(sum);
+        for (; i < size; ++i) squares += (x[i] - means[r]) * (x[i] - means[r]);
+        scales[r] = 1.0f / std::sqrt(squares / size + model.epsilon);
+    }
+    int k = 0;
+    for (; k + LANES <= size; k += LANES) {
+        Vector square[LANES] = {};
+        const Vector weight = load(norm.weight + k), bias = norm.bias ? load(norm.bias + k) : Vector{};
+        for (int r = 0; r < count; ++r) square[r] = (load(rows[r] + k) - means[r]) * scales[r] * weight + bias;
+        store_turned(tile + size_t(k) * ROWS, square, LANES);
+    }
+    for (; k < size; ++k)
+        for (int r = 0; r < count; ++r)
+            tile[size_t(k) * ROWS + r] = (rows[r][k] - means[r]) * scales[r] * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f);
+}
+
+inline void normalise_head(float* x, int dim, const float* weight, float epsilon) {
+    float squares = 0;
+    for (int i = 0; i < dim; ++i) squares += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(squares / dim + epsilon);
+    for (int i = 0; i < dim; ++i) x[i] *= scale * weight[i];
+}
+
+inline void rotate(float* x, int dim, const float* cosines, const float* sines) {
+    const int half = dim / 2;
+    for (int i = 0; i < half; ++i) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+inline Vector silu(Vector x) { return x / (1.0f + exponential(-x)); }
+
+inline Vector gelu(Vector x) {  // its tanh form, as GPT-2 has it
+    const Vector u = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
+}
