@@ -69,7 +69,9 @@ def _perplexity(engine: Engine, ids: list[int]) -> float:
         count = min(CHUNK, len(ids) - 1 - begin)
         batch = replace(pack([(row, count)], size), ends=np.arange(count, dtype=np.int32))
         with torch.inference_mode():
-            logs = engine.decoder.forward(batch).float().log_softmax(dim=-1)
+            logits = engine.decoder.forward(batch)
+            assert logits is not None, "an engine of one process has all logits"
+            logs = logits.float().log_softmax(dim=-1)
         follow = torch.tensor(ids[begin + 1 : begin + 1 + count], device=logs.device)
         total -= float(logs.gather(1, follow[:, None]).sum(dtype=torch.float64))
         row.num_computed_tokens += count

@@ -24,6 +24,7 @@ class Decoder(Protocol):
         """Keep keys and values in `cache` from now on."""
         ...
 
-    def forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [sampling, vocab] after the last token of each request that is complete, there until the next call."""
+    def forward(self, batch: FlatBatch) -> torch.Tensor | None:
+        """Logits [sampling, vocab] after the last token of each request that is complete, there until the next call;
+        None where another rank has them."""
         ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +14,10 @@ from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
 from services.engine.flat_batch import pack
 from services.engine.kv_cache import KVCache, block_bytes
-from services.engine.rows import Rows
+from services.engine.parallel.decoder import RankDecoder
+from services.engine.parallel.layout import Layout
+from services.engine.parallel.links import Links
+from services.engine.rows import Row, Rows
 from services.engine.sampler import Sampled, Sampler
 from services.engine.settings import EngineSettings
 from services.errors import StaleEpoch
@@ -41,10 +46,12 @@ class Engine:
         self._sampler = Sampler(eos_token_ids, figures.vocab_size)
         self._deadly = deadly
         self._epoch: str | None = None
+        self._unknown: dict[int, list[Row]] = {}  # by step: whom another rank samples for
 
     @classmethod
-    def load(cls, folder: Path, settings: EngineSettings) -> Engine:
-        """The engine of the model in `folder`, a transformers folder with safetensors.
+    def load(cls, folder: Path, settings: EngineSettings, rank: int = 0) -> Engine:
+        """The engine of the model in `folder`, a transformers folder with safetensors; or one of its ranks, which runs
+        nothing before it is linked to the others.
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
@@ -54,7 +61,12 @@ class Engine:
         info = ModelInfo.load(folder)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
         config = loading.load_config(folder)
-        decoder = loading.load_decoder(folder, config, settings, length)
+        layout = Layout(settings.tp, settings.pp, rank)
+        decoder: Decoder = (
+            loading.load_decoder(folder, config, settings, length)
+            if layout.size == 1
+            else loading.load_rank(folder, config, settings, length, layout)
+        )
         kept = block_bytes(decoder.layers, settings.block_size, decoder.cache_dtype)
         blocks = memory.count_blocks(settings, kept, length, device)
         figures = EngineFigures(
@@ -69,19 +81,28 @@ class Engine:
         decoder.bind(cache)
         return cls(decoder, cache, figures, info.eos_token_ids, DeadlyToken(settings.deadly_token))
 
+    def link(self, links: Links) -> None:
+        """Be one of the ranks that are linked so, all of which are told. `figures` are the least of them all after."""
+        assert isinstance(self.decoder, RankDecoder)
+        self.decoder.links = links
+        self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
+
     def reset(self, epoch: str) -> None:
         """Forget all requests and obey `epoch` from now on."""
         self._rows.clear()
+        self._unknown.clear()
         self._epoch = epoch
 
-    def run(self, iteration: Iteration) -> IterationResult:
+    def run(self, iteration: Iteration, earlier: Iterable[IterationResult] = ()) -> IterationResult:
         """Run one iteration. Raises StaleEpoch, changing nothing, for one of another epoch than the last `reset`.
 
-        A request that fails is in `failed`, and left out until it is released; the others go on.
+        A request that fails is in `failed`, and left out until it is released; the others go on. A rank that does not
+        sample must be told in `earlier` all results since the last call, and its own has no tokens.
         """
         started = time.perf_counter()
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
+        self._learn(earlier)
         if soiled := self._rows.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(soiled)
         scheduled = self._rows.scheduled(iteration)
@@ -90,10 +111,15 @@ class Engine:
             batch = pack(scheduled, self._cache.block_size)
             self._deadly.check(batch.input_ids)
             with torch.inference_mode():
-                result = self._sampler.sample(self.decoder.forward(batch), batch.sampling)
+                logits = self.decoder.forward(batch)
+                if logits is not None:
+                    result = self._sampler.sample(logits, batch.sampling)
             for row, count in scheduled:
                 row.num_computed_tokens += count
-            self._keep(result)
+            if logits is not None:
+                self._keep(result)
+            else:
+                self._await(iteration.step, batch.sampling)
         return IterationResult(
             iteration.epoch,
             iteration.step,
@@ -109,3 +135,17 @@ class Engine:
             self._rows[id].token_ids.append(token)
         for id in result.failed:
             self._rows[id].dead = True
+
+    def _await(self, step: int, rows: list[Row]) -> None:
+        """Another rank samples for `rows`. Until its result is known each counts as failed: no iteration needs it
+        before, and one that is released unheard may have failed."""
+        self._unknown[step] = rows
+        for row in rows:
+            row.dead = True
+
+    def _learn(self, earlier: Iterable[IterationResult]) -> None:
+        for result in earlier:
+            for row in self._unknown.pop(result.step, ()):
+                if row.id in result.tokens:
+                    row.token_ids.append(result.tokens[row.id])
+                    row.dead = False

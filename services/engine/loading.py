@@ -13,10 +13,13 @@ from transformers.utils import logging as transformers_logging
 from services.engine import placement
 from services.engine.attention import NAME
 from services.engine.decoder import Decoder
+from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.decoder import NativeDecoder
+from services.engine.parallel.decoder import RankDecoder
+from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
 from services.engine.stock import StockDecoder
 from services.engine.support import check_attention, check_config
@@ -35,6 +38,28 @@ def load_config(folder: Path) -> Any:
     return config
 
 
+def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, layout: Layout) -> RankDecoder:
+    """One rank's part of the model in `folder`; nothing else of it is read.
+
+    Raises SettingsError for a model, a device or a machine without the lean path, or that cannot be split so.
+    """
+    asked = f"tp={layout.tp}, pp={layout.pp}"
+    spec = lean_spec(config, settings)
+    if spec is None:
+        raise SettingsError(
+            f"{asked}: ranks are served on the lean path only, which {config.model_type} is not on here"
+        )
+    try:
+        library = kernels(settings.cache_dir)
+    except NoKernels as error:
+        raise SettingsError(f"{asked}: ranks are served on the lean path only: {error}") from error
+    dtype = placement.choose_dtype(settings, placement.choose_device(settings))
+    layout.part_of(spec)  # before anything is read
+    weights = DecoderWeights(spec, folder, layout.shard)
+    kept = torch.int8 if settings.weights == "int8" else dtype
+    return RankDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length, layout)
+
+
 def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: int) -> Decoder:
     """The model in `folder` on the lean path where it has one, else transformers' own.
 
@@ -49,7 +74,7 @@ def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: in
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
         else:
-            weights = DecoderWeights(spec, folder)
+            weights = DecoderWeights(spec, folder, Shard())
             kept = torch.int8 if settings.weights == "int8" else dtype
             return NativeDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
     if settings.weights != "dtype":

@@ -30,8 +30,9 @@ def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
 
 
 def set_threads(settings: EngineSettings) -> None:
-    """Ray and OpenMP may have set one thread; 0 means every core this process may run on."""
-    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    """Ray and OpenMP may have set one thread; 0 means every core this process may run on, shared by all ranks."""
+    cores = len(os.sched_getaffinity(0)) // (settings.tp * settings.pp)
+    torch.set_num_threads(settings.threads or max(1, cores))
 
 
 def cpu_multiplies_bfloat16() -> bool:

@@ -24,5 +24,7 @@ class EngineSettings:
     kv_blocks: int = 0  # 0: what kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.25
     max_model_len: int = 0  # tokens; 0: the model's own
-    threads: int = 0  # CPU threads; 0: all cores this process may use
+    threads: int = 0  # CPU threads of a rank; 0: all cores this process may use, shared by all ranks
+    tp: int = 1  # tensor-parallel ranks of each pipeline stage
+    pp: int = 1  # pipeline stages
     deadly_token: int = -1  # an engine that is to compute this token id kills its process; to test faults; -1: none

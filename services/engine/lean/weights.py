@@ -6,15 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 
+from services.engine.lean.shard import Rows, Shard
 from services.engine.lean.spec import DecoderSpec
 from services.errors import ModelError
-
-Rows = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +38,8 @@ class LayerWeights:
     down: Linear
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One of `size` equal parts of every layer: some heads, some of the intermediate numbers."""
-
-    rank: int = 0
-    size: int = 1
-
-    def of(self, count: int) -> Rows:
-        """Its range of `count` equal things."""
-        assert count % self.size == 0, f"{count} in {self.size} parts"
-        part = count // self.size
-        return self.rank * part, (self.rank + 1) * part
-
-
 class Checkpoint:
-    """The tensors of a transformers folder with safetensors, by name."""
+    """The tensors of a transformers folder with safetensors, by name. `bytes_read` counts what was asked for so far."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for a folder without any."""
@@ -68,6 +53,7 @@ class Checkpoint:
                 raise ModelError(f"{folder} holds no causal language model with safetensors")
             with safe_open(file, framework="pt") as opened:
                 names = dict.fromkeys(opened.keys(), file)
+        self.bytes_read = 0
         self._files = names
         self._opened: dict[Path, Any] = {}
 
@@ -76,21 +62,36 @@ class Checkpoint:
 
     def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
         """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        part = self._slice(name)
+        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def rows(self, name: str) -> int:
+        """How many rows a tensor has. Raises ModelError if it is absent."""
+        return int(self._slice(name).get_shape()[0])
+
+    def _slice(self, name: str) -> Any:
         if name not in self._files:
             raise ModelError(f"the weights have no tensor {name!r}")
         file = self._files[name]
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
-        part = self._opened[file].get_slice(name)
-        if columns:
-            return part[:, slice(*columns)]
-        return part[slice(*rows)] if rows else part[:]
+        return self._opened[file].get_slice(name)
+
+
+class Table(NamedTuple):
+    """A shard's rows of an embedding, from row `first` on."""
+
+    rows: torch.Tensor  # [rows, hidden]
+    first: int
 
 
 class DecoderWeights:
-    """Reads the parts of a decoder, each when it is asked for, in the dtype in which it is stored."""
+    """Reads the parts of a decoder, each when it is asked for, in the dtype in which it is stored: this shard's, and
+    norms whole."""
 
-    def __init__(self, spec: DecoderSpec, folder: Path, shard: Shard = Shard()) -> None:
+    def __init__(self, spec: DecoderSpec, folder: Path, shard: Shard) -> None:
         self._spec = spec
         self._file = Checkpoint(folder)
         self._shard = shard
@@ -98,23 +99,32 @@ class DecoderWeights:
         self._root = "transformer." if "transformer.wte.weight" in self._file else ""
 
     def layer(self, index: int) -> LayerWeights:
-        """This shard's part of a layer."""
+        """This shard's part of layer `index` of the model."""
         return self._layer(index)
 
-    def embedding(self) -> torch.Tensor:
-        """[vocab, hidden]"""
-        return self._read(f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight")
+    @property
+    def bytes_read(self) -> int:
+        """Of the checkpoint, so far."""
+        return self._file.bytes_read
 
-    def positions(self) -> torch.Tensor:
-        """[positions, hidden], where they are learned."""
-        return self._read(f"{self._root}wpe.weight")
+    def embedding(self) -> Table:
+        """Of the vocabulary."""
+        return self._table(f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight")
+
+    def positions(self) -> Table:
+        """Where they are learned."""
+        return self._table(f"{self._root}wpe.weight")
 
     def last_norm(self) -> Linear:
         return self._norm(f"{self._root}ln_f" if self._spec.family == "gpt2" else "model.norm")
 
     def vocabulary(self) -> torch.Tensor:
-        """[vocab, hidden]: the embedding where both are one."""
-        return self._read("lm_head.weight") if "lm_head.weight" in self._file else self.embedding()
+        """[vocab, hidden], of which this shard has some: the embedding where both are one."""
+        return (self._table("lm_head.weight") if "lm_head.weight" in self._file else self.embedding()).rows
+
+    def _table(self, name: str) -> Table:
+        rows = self._shard.some_of(self._file.rows(name))
+        return Table(self._read(name, rows), rows[0])
 
     def _read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
         return self._file.read(name, rows, columns)

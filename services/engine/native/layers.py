@@ -1,0 +1,124 @@
+"""NativeLayers: layers of a decoder, whole or one shard of each, as compiled functions."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.engine.flat_batch import FlatBatch
+from services.engine.kv_cache import KVCache, LayerShape
+from services.engine.lean.rotary import rotary_table
+from services.engine.lean.shard import Rows
+from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.weights import DecoderWeights, Linear
+from services.engine.native.packing import KINDS, Packer
+from services.engine.native.structs import Batch, Heads, Layer, Matrix, Model, Norm
+from services.engine.pages import Reused
+
+PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in decoder.cpp
+
+
+class NativeLayers:
+    """Activations are float32; weights are kept in `weight_dtype` as Packer does, keys and values in `cache_dtype`.
+
+    `part` is what `weights` has of each of `layers`; `is_last`: the last norm and the vocabulary come after them.
+    """
+
+    path = "native"
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        part: DecoderSpec,
+        config: Any,
+        weights: DecoderWeights,
+        weight_dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+        threads: int,
+        max_model_len: int,
+        layers: Rows,
+        is_last: bool = True,
+    ) -> None:
+        self._library, self._part = library, part
+        self.cache_dtype = cache_dtype
+        if weight_dtype == torch.int8:
+            self.path += " int8"
+        packer = Packer(library, weight_dtype, threads)
+        self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in range(*layers)))
+        self.weight_dtype = next(dtype for dtype, kind in KINDS.items() if kind == self._layers[0].down.kind)
+        cosines, sines = rotary_table(config, max_model_len) if part.rotary else (None, None)
+        self._model = Model(
+            hidden=part.hidden,
+            intermediate=part.intermediate,
+            layer_norm=part.layer_norm,
+            gated=part.gated,
+            threads=threads,
+            epsilon=part.epsilon,
+            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
+            cosines=packer.numbers(cosines),
+            sines=packer.numbers(sines),
+            layers=self._layers,
+            last_norm=packer.norm(weights.last_norm()) if is_last else Norm(),
+            vocabulary=packer.matrix(Linear(weights.vocabulary())) if is_last else Matrix(),
+            buffers=library.orca_new_buffers(),
+        )
+        self._kept = packer.kept
+        self._logits = Reused()
+        weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
+
+    @property
+    def layers(self) -> list[LayerShape]:
+        part = self._part
+        return [LayerShape(part.kv_heads, part.head_dim, part.head_dim)] * part.layers
+
+    def bind(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        self._cache = cache
+        self._model.heads.block_size = cache.block_size
+        self._model.bfloat16_cache = cache.dtype == torch.bfloat16
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+
+    def seconds(self) -> dict[str, float]:
+        """What the layers took so far, by phase."""
+        told = (ctypes.c_double * len(PHASES))()
+        self._library.orca_seconds(ctypes.c_void_p(self._model.buffers), told)
+        return dict(zip(PHASES, told, strict=True))
+
+    def run(self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None) -> None:
+        """The halves `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1 the MLP. They add
+        to x; or one half writes to `partial` [tokens, hidden] what is to be added."""
+        to = None if partial is None else _pointer(partial)
+        self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
+
+    def logits(self, batch: Batch, x: torch.Tensor) -> torch.Tensor:
+        """[sampling, vocabulary], float32, as much of the vocabulary as there is here; there until the next call."""
+        logits = self._logits(batch.samples, self._model.vocabulary.outputs)
+        self._library.orca_logits(ctypes.byref(self._model), ctypes.byref(batch), _pointer(x), _pointer(logits))
+        return logits
+
+
+def as_struct(batch: FlatBatch) -> Batch:
+    """Valid as long as `batch` is."""
+    return Batch(
+        len(batch.input_ids),
+        len(batch.contexts),
+        len(batch.ends),
+        *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.ends)),
+    )
+
+
+def _address(array: np.ndarray[Any, np.dtype[np.int32]]) -> int:
+    assert array.dtype == np.int32, array.dtype
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    assert tensor.dtype == torch.float32, tensor.dtype
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())

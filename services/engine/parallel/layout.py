@@ -1,0 +1,71 @@
+"""Layout: how a model is split over the ranks of an engine. No torch: whoever places the ranks reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from services.engine.lean.shard import Rows, Shard
+from services.engine.lean.spec import DecoderSpec
+from services.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`pp` pipeline stages (the paper's inter-layer partitions) of `tp` ranks each (intra-layer), and one of the ranks.
+
+    Ranks are counted stage by stage.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.tp
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.rank % self.tp, self.tp)
+
+    @property
+    def is_first(self) -> bool:
+        """Of the stage that embeds."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Of the stage that has the vocabulary."""
+        return self.stage == self.pp - 1
+
+    @property
+    def sampler(self) -> int:
+        """The rank that draws tokens."""
+        return (self.pp - 1) * self.tp
+
+    def layers(self, count: int) -> Rows:
+        """This stage's range of `count` layers; stages differ by one at most."""
+        return count * self.stage // self.pp, count * (self.stage + 1) // self.pp
+
+    def part_of(self, spec: DecoderSpec) -> DecoderSpec:
+        """What this rank has of each layer, and how many layers. Raises SettingsError for what cannot be split so."""
+        for name, count in (("heads", spec.heads), ("KV heads", spec.kv_heads), ("MLP numbers", spec.intermediate)):
+            if count % self.tp:
+                raise SettingsError(f"tp={self.tp} does not divide the model's {count} {name}")
+        if self.pp > spec.layers:
+            raise SettingsError(f"pp={self.pp} is over the model's {spec.layers} layers")
+        first, end = self.layers(spec.layers)
+        return replace(
+            spec,
+            layers=end - first,
+            heads=spec.heads // self.tp,
+            kv_heads=spec.kv_heads // self.tp,
+            intermediate=spec.intermediate // self.tp,
+        )
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} pp{self.pp}"

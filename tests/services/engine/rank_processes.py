@@ -1,0 +1,124 @@
+"""RankProcesses: an engine of several processes, without Ray; to a test's driver it looks like one engine."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from services.engine.parallel.layout import Layout
+from services.engine.parallel.links import Links, address_of, open_meeting
+from services.engine.settings import EngineSettings
+from services.messages import EngineFigures, Iteration, IterationResult
+
+HERE = "127.0.0.1"
+PATIENCE = 60.0  # seconds
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["services.engine.engine", "transformers.models.llama", "transformers.models.gpt2"])
+
+
+class RankProcesses:
+    """Real processes, gloo between them, control by a pipe to each. Used by `with`.
+
+    `read` is the bytes of the checkpoint that each rank has read.
+    """
+
+    def __init__(self, folder: Path, settings: EngineSettings) -> None:
+        self.layout = Layout(settings.tp, settings.pp)
+        self._meeting = open_meeting(HERE)
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(self.layout.size):
+            ours, theirs = FORKS.Pipe()
+            arguments = (theirs, folder, settings, replace(self.layout, rank=rank), address_of(self._meeting))
+            self.processes.append(FORKS.Process(target=_rank, args=arguments, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+            self._pipes.append(ours)
+        self.read: list[int] = [self._answer(pipe) for pipe in self._pipes]
+        self._unsent: list[IterationResult] = []
+        self._flights: deque[int] = deque()
+        self.figures: EngineFigures
+
+    def __enter__(self) -> RankProcesses:
+        self.link("e")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def link(self, epoch: str) -> None:
+        """All at once, as an owner under `epoch` does when it attaches."""
+        self.figures = self.all("link", epoch)[self.layout.sampler]
+
+    def reset(self, epoch: str) -> None:
+        self._unsent.clear()
+        self.all("reset", epoch)
+
+    def run(self, iteration: Iteration) -> IterationResult:
+        self.start(iteration)
+        return self.result()
+
+    def start(self, iteration: Iteration) -> None:
+        """Tell all ranks; none waits for the one before to hear of it."""
+        for pipe in self._pipes:
+            pipe.send(("run", (iteration, self._unsent)))
+        self._unsent = []
+
+    def result(self) -> IterationResult:
+        """Of the oldest iteration that was started."""
+        result: IterationResult = [self._answer(pipe) for pipe in self._pipes][self.layout.sampler]
+        self._unsent.append(result)
+        return result
+
+    def all(self, what: str, *arguments: Any) -> list[Any]:
+        """What each rank answers; raises what it raised."""
+        for pipe in self._pipes:
+            pipe.send((what, arguments))
+        return [self._answer(pipe) for pipe in self._pipes]
+
+    def one(self, rank: int, what: str, *arguments: Any) -> None:
+        """Tell one rank alone; nobody has asked for its answer yet."""
+        self._pipes[rank].send((what, arguments))
+
+    def answer(self, rank: int) -> Any:
+        return self._answer(self._pipes[rank])
+
+    @staticmethod
+    def _answer(pipe: Connection) -> Any:
+        assert pipe.poll(PATIENCE), "a rank does not answer"
+        answer = pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str) -> None:
+    from services.engine.engine import Engine
+
+    engine, links = None, None
+    try:
+        engine = Engine.load(folder, settings, layout.rank)
+        pipe.send(engine.decoder.bytes_read)  # type: ignore[attr-defined]
+        while True:
+            what, arguments = pipe.recv()
+            try:
+                if what == "link":
+                    if links:
+                        links.close()
+                    links = Links(layout, HERE, meeting, *arguments, obsolete=lambda: False)
+                    engine.link(links)
+                    pipe.send(engine.figures)
+                else:
+                    pipe.send(getattr(engine, what)(*arguments))
+            except RuntimeError as error:
+                pipe.send(RuntimeError(str(error)))
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(error)

@@ -1,0 +1,122 @@
+"""Several processes give the tokens of one, and none of them reads the whole model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from driver import Driver, Job
+from rank_processes import RankProcesses
+from test_engine import seeded_jobs
+from test_families import generate, make_jobs
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.errors import SettingsError
+from services.messages import Claim, Iteration, NewRequest
+from services.scheduling import Knobs, Scheduler
+
+LAYOUTS = [(2, 1), (1, 2), (2, 2)]
+EVEN_SHARE = 1.25  # norms, and biases of sums, are not split
+
+
+def settings(tp: int, pp: int) -> EngineSettings:
+    return EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1, tp=tp, pp=pp)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
+def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
+    chosen: tuple[int, int] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2"])
+def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, layout: tuple[int, int]) -> Iterator[RankProcesses]:
+    with ExitStack() as stack:
+        yield stack.enter_context(RankProcesses(folder, settings(*layout)))
+
+
+@pytest.fixture
+def alone(folder: Path) -> Engine:
+    return Engine.load(folder, settings(1, 1))
+
+
+def test_tokens_are_those_of_one_process(ranks: RankProcesses, folder: Path, alone: Engine) -> None:
+    """In arrival order, then in random order, composition and chunks, over scattered blocks; greedy and drawn."""
+    greedy = generate(folder, make_jobs(random.Random(7)))
+    drawn = [job.output for job in Driver(alone).run(seeded_jobs())]
+    for rng in (None, random.Random(1)):
+        assert [job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))] == greedy
+        assert [job.output for job in Driver(ranks, rng).run(seeded_jobs())] == drawn
+    tp, pp = ranks.layout.tp, ranks.layout.pp
+    assert ranks.figures.numerics == f"{alone.figures.numerics} tp{tp} pp{pp}"
+
+
+def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -> None:
+    whole = alone.decoder.bytes_read  # type: ignore[attr-defined]
+    assert max(ranks.read) <= EVEN_SHARE * whole / ranks.layout.size
+    assert sum(ranks.read) >= whole
+
+
+def test_each_stage_has_an_iteration_of_its_own(ranks: RankProcesses, alone: Engine) -> None:
+    """The paper's figure 8: as many iterations in flight as stages, under the real scheduler."""
+    jobs, deepest = make_jobs(random.Random(8), count=12), 0
+    expected = [job.output for job in Driver(alone).run(make_jobs(random.Random(8), count=12))]
+    ranks.reset("e")
+    stages = ranks.layout.pp
+    knobs = Knobs(max_batch_size=3, token_budget=16, batches_in_flight=stages)
+    scheduler = Scheduler(epoch="e", figures=ranks.figures, knobs=knobs)
+    scheduler.add([Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(jobs)])
+    by_id, flights, ended = {job.id: job for job in jobs}, 0, 0
+    while ended < len(jobs):
+        while iteration := scheduler.select():
+            ranks.start(iteration)
+            flights += 1
+        deepest = max(deepest, flights)
+        scheduler.update(ranks.result())
+        flights -= 1
+        for commit in scheduler.take_commits():
+            by_id[commit.id].output += commit.tokens
+            ended += commit.end is not None
+    assert [job.output for job in jobs] == expected
+    assert deepest == stages
+
+
+def test_a_new_owner_is_not_disturbed_by_what_the_last_one_left(ranks: RankProcesses, folder: Path) -> None:
+    """It died when it had told one rank of an iteration and not the others."""
+    jobs = make_jobs(random.Random(9), count=3)
+    Driver(ranks)
+    job = Job("left/0", [5, 6, 7], jobs[0].sampling)
+    new = NewRequest(job.id, job.prompt, len(job.prompt), job.sampling)
+    iteration = Iteration("e", 1, {job.id: len(job.prompt)}, [new], {job.id: [0]})
+    told = ranks.layout.sampler  # of a stage that waits for the one before, or for the rank beside
+    ranks.one(told, "run", iteration)
+    for rank in range(ranks.layout.size):
+        ranks.one(rank, "link", "f")
+    with pytest.raises(RuntimeError):
+        ranks.answer(told)
+    for rank in range(ranks.layout.size):
+        ranks.answer(rank)
+    assert [job.output for job in Driver(ranks).run(jobs)] == generate(folder, make_jobs(random.Random(9), count=3))
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "named"),
+    [(3, 1, "tp=3 does not divide the model's 4 heads"), (1, 3, "pp=3 is over the model's 2 layers")],
+)
+def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(SettingsError, match=named):
+        Engine.load(tiny_model("llama"), settings(tp, pp))
+
+
+def test_ranks_are_for_the_lean_path(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the lean path only, which opt is not on"):
+        Engine.load(tiny_model("opt"), settings(2, 1))
