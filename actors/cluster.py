@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from pathlib import Path
 
 import ray
 
+from actors.engine import engine_settings, layout_of
 from actors.front_door import drain
 from actors.placement import NAMESPACE, ensure_engine, remove_engine
 from services.config import Settings
 from services.errors import SettingsError
+from services.models import resolve
 
 OBJECT_STORE = 150 << 20  # bytes; messages are small and go by value
 
@@ -20,12 +23,18 @@ log = logging.getLogger(__name__)
 
 
 def start(settings: Settings, folder: Path) -> None:
-    """Start Ray here, its files in `folder`."""
+    """Start Ray here, its files in `folder`. Raises SettingsError for a device that is absent, and for a model that
+    cannot be split over ranks as asked for."""
+    size = layout_of(settings).size
+    if size > 1:
+        from services.engine.loading import check_ranks  # torch: seconds
+
+        check_ranks(resolve(settings.model, settings.cache_dir, log.info), engine_settings(settings))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # what they say of a normal start is not for users
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, settings.engines),
+        num_cpus=max(os.cpu_count() or 1, settings.engines * size),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
         log_to_driver=False,
@@ -42,8 +51,8 @@ def deploy(settings: Settings) -> None:
 
     Returns when those run.
     """
-    for index in range(settings.engines):
-        ensure_engine(settings, index)
+    for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
+        ensure_engine(settings, index, rank)
 
     from ray import serve  # more than a second, in which the engines begin to load
 

@@ -22,6 +22,7 @@ import ray
 from actors.lifeline import Lifeline
 from services.config import Settings, load
 from services.engine.null import NullEngine
+from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
 from services.engine.warm_up import WarmUp
 from services.errors import StaleEpoch
@@ -44,6 +45,7 @@ class EngineStatus:
     pid: int
     node: str
     lifeline: str
+    meeting: str = ""  # where the ranks of an engine meet; of the first one's processes
 
     @property
     def order(self) -> int:
@@ -86,18 +88,25 @@ def engine_settings(settings: Settings) -> EngineSettings:
         kv_memory_fraction=settings.kv_memory_fraction,
         max_model_len=settings.max_model_len,
         threads=settings.threads,
+        tp=settings.tp,
+        pp=settings.pp,
         deadly_token=settings.deadly_token,
     )
+
+
+def layout_of(settings: Settings, rank: int = 0) -> Layout:
+    return Layout(settings.tp, settings.pp, rank)
 
 
 class EngineActor:
     """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes.
 
-    `attach`, `run` and `drop` come one after the other, in one thread; `status` is answered beside them.
+    `attach`, `run` and `drop` come one after the other, in one thread; `status` and `expect` are answered beside them.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], rank: int = 0) -> None:
         settings = load(**values)
+        self._layout = layout_of(settings, rank)
         self._settings = engine_settings(settings)
         self._null = settings.null_engine
         self._build = build_of(settings)
@@ -108,21 +117,35 @@ class EngineActor:
         self._engine: Any = None
         self._warm_up: WarmUp | None = None
         self._epoch: str | None = None
+        self._expected = 0  # the number of the last epoch that somebody wants to attach under
+        self._meeting: Any = None
+        self._links: Any = None
         self._silence = 0  # seconds
         if not self._null:
             from services.engine.preload import preload  # torch: seconds, and a null engine has no use for it
 
             preload(self._folder, self._settings)
+        if self._layout.size > 1 and rank == 0:
+            from services.engine.parallel.links import open_meeting
+
+            self._meeting = open_meeting(self._node)
         threading.Thread(target=self._end_when_orphaned, name="orphan-watch", daemon=True).start()
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def status(self) -> EngineStatus:
         """An owner's sign of life. Also answers while an iteration runs, and after a restart once all is imported."""
         self._silence = 0
-        return EngineStatus(self._name, self._build, self._epoch, os.getpid(), self._node, self._lifeline)
+        meeting = f"{self._meeting.host}:{self._meeting.port}" if self._meeting else ""
+        return EngineStatus(self._name, self._build, self._epoch, os.getpid(), self._node, self._lifeline, meeting)
 
-    def attach(self, epoch: str) -> tuple[bytes, float, bytes, float]:
-        """Drop all requests and serve `epoch` alone from now on, with the weights loaded before if they were not.
+    @ray.method(concurrency_group="control")
+    def expect(self, epoch: str) -> None:
+        """An owner under `epoch` is about to attach: wait no longer for what a former one has left undone."""
+        self._expected = max(self._expected, _number(epoch))
+
+    def attach(self, epoch: str, meeting: str = "") -> tuple[bytes, float, bytes, float]:
+        """Drop all requests and serve `epoch` alone from now on, with the weights loaded before if they were not. The
+        ranks of an engine meet at `meeting` first.
 
         Returns the packed EngineFigures, the seconds spent loading, an iteration to judge its speed by (packed), and
         the seconds that took.
@@ -132,16 +155,20 @@ class EngineActor:
             self._engine = self._load()
             self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
         loading = time.monotonic() - started
+        if self._layout.size > 1:
+            self._link(epoch, meeting)
         figures: EngineFigures = self._engine.figures
         first, seconds = self._warm_up(epoch)
         self._epoch = epoch
         return pack(figures), loading, pack(first), seconds
 
-    def run(self, packed: bytes) -> bytes:
-        """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over."""
+    def run(self, packed: bytes, *unheard: bytes) -> bytes:
+        """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over. `unheard` are the
+        results since the last call, where there are ranks that sampled none of them."""
         if self._engine is None:
             raise StaleEpoch("the weights were dropped: another process is this engine now")
-        result: IterationResult = self._engine.run(unpack(Iteration, packed))
+        earlier = [[unpack(IterationResult, result) for result in unheard]] if unheard else []
+        result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
         return pack(result)
 
     def drop(self, epoch: str) -> None:
@@ -150,6 +177,7 @@ class EngineActor:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
         self._engine = self._warm_up = self._epoch = None
+        self._unlink()
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
@@ -159,7 +187,25 @@ class EngineActor:
             return NullEngine.load(self._folder, self._settings)
         from services.engine.engine import Engine
 
-        return Engine.load(self._folder, self._settings)
+        return Engine.load(self._folder, self._settings, self._layout.rank)
+
+    def _link(self, epoch: str, meeting: str) -> None:
+        """Leave what other ranks there were, and find those of this epoch."""
+        from services.engine.parallel.links import Links
+
+        number = _number(epoch)
+        if self._expected > number:
+            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
+        self._unlink()
+        self._links = Links(self._layout, self._node, meeting, epoch, lambda: self._expected > number)
+        self._engine.link(self._links)
+        # all ranks run as many, whether they had some before or not
+        self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+
+    def _unlink(self) -> None:
+        if self._links:
+            self._links.close()
+            self._links = None
 
     def _end_when_orphaned(self) -> None:
         """The silence is counted, not measured: a process that was stopped must not take itself for an orphan."""

@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
 from actors.engine import EngineStatus
+from actors.engine_pair import Answer
 from actors.lifeline import watch
 from services.errors import EngineLost, StaleEpoch
 from services.iteration_cost import IterationCost
@@ -26,39 +28,65 @@ log = logging.getLogger(__name__)
 
 
 class EngineLink:
-    """Sends iterations to one engine process, and knows within milliseconds when that has died.
+    """Sends iterations to an engine's processes, one for each rank, and knows within milliseconds when one has died.
 
     Ray takes one to two seconds to say so, and starts another process under the same actor: this link is to the
-    process it was made for, and over with it. `dead` is done then.
+    processes it was made for, and over with the first of them. `dead` is done then.
     """
 
-    def __init__(self, actor: ray.actor.ActorHandle[Any], status: EngineStatus, here: str) -> None:
-        """`here` is the node this process runs on."""
-        self.status = status
+    def __init__(self, ranks: Sequence[Answer], sampler: int, here: str) -> None:
+        """`sampler` is the rank whose results have the tokens. `here` is the node this process runs on."""
+        self.statuses = [status for status, _ in ranks]
         self.first_result = 0.0  # Unix time
-        self.dead = asyncio.create_task(watch(status.lifeline, here))
-        self._actor = actor
+        self._actors = [actor for _, actor in ranks]
+        self._deaths = [asyncio.create_task(watch(status.lifeline, here)) for status in self.statuses]
+        self.dead = asyncio.create_task(_first_of(self._deaths))
+        self._sampler = sampler
+        self._unheard: list[bytes] = []  # results that the other ranks do not know yet
         self._here = here
+
+    @property
+    def status(self) -> EngineStatus:
+        """Of the first rank."""
+        return self.statuses[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the actors, by rank."""
+        return [status.name for status in self.statuses]
+
+    @property
+    def gone(self) -> bool:
+        """Whether all processes are dead."""
+        return all(death.done() for death in self._deaths)
 
     async def attach(self, epoch: str, timeout: float, cost: IterationCost) -> tuple[EngineFigures, float]:
         """Make the engine serve `epoch`, loaded; its figures, and the seconds it spent loading. `cost` learns from its
         warm-up. Raises EngineLost."""
+        for actor in self._actors:
+            actor.expect.remote(epoch)
+        calls = [actor.attach.remote(epoch, self.status.meeting) for actor in self._actors]
         try:
             async with asyncio.timeout(timeout):
-                figures, loading, first, seconds = await self._answer(self._actor.attach.remote(epoch))
+                answers = await asyncio.gather(*map(self._answer, calls))
         except TimeoutError:
             raise EngineLost(f"an engine did not load within {timeout:.0f} s") from None
+        figures, _, first, seconds = answers[self._sampler]
         cost.finished(unpack(Iteration, first), seconds)
-        return unpack(EngineFigures, figures), loading
+        return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
-        call: Any = self._actor.run.remote(pack(iteration))  # sent now, not when somebody awaits
-        return asyncio.ensure_future(self._result(call))
+        packed, unheard = pack(iteration), self._unheard
+        self._unheard = []
+        calls = [actor.run.remote(packed, *unheard) for actor in self._actors]  # sent now, not when somebody awaits
+        return asyncio.ensure_future(self._result(calls))
 
-    async def _result(self, call: Any) -> IterationResult:
-        result = unpack(IterationResult, await self._answer(call))
+    async def _result(self, calls: list[Any]) -> IterationResult:
+        answers = await asyncio.gather(*map(self._answer, calls))
+        if len(answers) > 1:
+            self._unheard.append(answers[self._sampler])
         self.first_result = self.first_result or time.time()
-        return result
+        return unpack(IterationResult, answers[self._sampler])
 
     async def _answer(self, call: Any) -> Any:
         """What the actor answers, unless its process dies first. What Ray says of that becomes `EngineLost`."""
@@ -66,7 +94,8 @@ class EngineLink:
         await asyncio.wait({answer, self.dead}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             answer.add_done_callback(forget)
-            raise EngineLost(f"engine process {self.status.pid} died")
+            dead = [status.pid for status, death in zip(self.statuses, self._deaths, strict=True) if death.done()]
+            raise EngineLost(f"engine process {', '.join(map(str, dead))} died")
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
@@ -79,22 +108,29 @@ class EngineLink:
     async def keep(self, every: float) -> None:
         """Give the engine a sign of life each `every` seconds, for ever."""
         while True:
-            self._actor.status.remote()
+            for actor in self._actors:
+                actor.status.remote()
             await asyncio.sleep(every)
 
     async def kill(self) -> None:
-        """End the process if it lives: it is stuck, or failed in a way that nobody can tell what state it is in. Ray
-        starts another in its place."""
-        if self.dead.done():
-            return
-        log.warning("killing engine process %d", self.status.pid)
-        if self.status.node == self._here:  # its lifeline is open, so the pid is still its own
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.status.pid, signal.SIGKILL)
-        else:
-            ray.kill(self._actor, no_restart=False)
-        await asyncio.wait({self.dead}, timeout=KILL_TIMEOUT)
+        """End the processes that live: one is stuck, or failed in a way that nobody can tell what state it is in, or
+        has lost another, without which it is nothing. Ray starts others in their place."""
+        for status, actor, death in zip(self.statuses, self._actors, self._deaths, strict=True):
+            if death.done():
+                continue
+            log.warning("killing engine process %d", status.pid)
+            if status.node == self._here:  # its lifeline is open, so the pid is still its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(status.pid, signal.SIGKILL)
+            else:
+                ray.kill(actor, no_restart=False)
+        await asyncio.wait(self._deaths, timeout=KILL_TIMEOUT)
 
     def close(self) -> None:
         """Watch no longer; the engine goes on."""
-        self.dead.cancel()
+        for task in (self.dead, *self._deaths):
+            task.cancel()
+
+
+async def _first_of(deaths: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)

@@ -1,26 +1,23 @@
-"""The two engine processes of a seat: which one its owner attaches to, and what becomes of the other."""
+"""The two engine processes of a rank: one with weights, and a spare."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from actors.engine import EngineStatus, build_of
-from actors.engine_link import EngineLink
+from actors.engine import EngineStatus
 from actors.lifeline import watch
-from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
+from actors.placement import engine_names, ensure_engine, find_engine
 from services.config import Settings
 from services.errors import EngineLost
-from services.iteration_cost import IterationCost
-from services.messages import EngineFigures
 
-LOAD_TIMEOUT = 900.0  # seconds a process may take to import all it needs, and then to load its weights
+START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
 PATIENCE = 0.5  # seconds to wait for a process that may have the weights once the other has answered
 PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
 
@@ -30,41 +27,18 @@ log = logging.getLogger(__name__)
 
 
 class EnginePair:
-    """The two engine actors of seat `index`, for a scheduler on the node `here`."""
+    """The two engine actors of a rank of seat `index`, for a scheduler on the node `here`."""
 
-    def __init__(self, settings: Settings, index: int, here: str) -> None:
+    def __init__(self, settings: Settings, index: int, rank: int, here: str) -> None:
         self.has_spare = False  # at the last look
         self._settings = settings
         self._index = index
+        self._rank = rank
         self._here = here
-        self._build = build_of(settings)
-
-    async def attach(
-        self, epoch: str, lost: str, still_mine: Callable[[], Awaitable[None]], cost: IterationCost
-    ) -> tuple[EngineLink, EngineFigures, float]:
-        """A link to the process that has the weights, or else to a spare, which loads them now. It serves `epoch`.
-
-        Also its figures, and the seconds of loading; `cost` learns how fast it is. `lost` names an actor whose process
-        is known to have died, which is not waited for. Actors of another build are replaced, after `still_mine` has not
-        raised StaleEpoch. Raises EngineLost when none can be reached or loads in time.
-        """
-        answers = await self._ask_both(lost)
-        if any(status.build != self._build for status, _ in answers):
-            await still_mine()
-            log.info("engine %d is of another build, replacing it", self._index)
-            await asyncio.to_thread(remove_engine, self._index)
-            answers = await self._ask_both("")
-        status, actor = max(answers, key=lambda answer: answer[0].order)
-        link = EngineLink(actor, status, self._here)
-        try:
-            return link, *await link.attach(epoch, LOAD_TIMEOUT, cost)
-        except BaseException:
-            link.close()
-            raise
 
     async def keep_spare(self, epoch: str, attached: str, every: float) -> None:
         """See to it that there is a spare beside the actor named `attached`, that it stays, and has no weights."""
-        which = 1 - engine_names(self._index).index(attached)
+        which = 1 - engine_names(self._index, self._rank).index(attached)
         while True:
             status, actor = await self._ask(which)
             if status.epoch is not None:
@@ -78,35 +52,36 @@ class EnginePair:
             finally:
                 death.cancel()
 
-    async def _ask_both(self, lost: str) -> list[Answer]:
-        """What the processes say: as soon as one with weights has answered, or one and nobody else can be expected."""
-        first, second = engine_names(self._index)
+    async def ask(self, lost: Collection[str]) -> list[Answer]:
+        """What the processes say: as soon as one with weights has answered, or one and nobody else can be expected:
+        not the actors named in `lost`. Raises EngineLost when none answers."""
+        first, second = engine_names(self._index, self._rank)
         asking = {asyncio.create_task(self._ask(0)): first}
         if await asyncio.to_thread(find_engine, second):
             asking[asyncio.create_task(self._ask(1))] = second
-        pending, answered, patience = set(asking), list[Answer](), LOAD_TIMEOUT
+        pending, answered, patience = set(asking), list[Answer](), START_TIMEOUT
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 answered += [task.result() for task in done]
                 loaded = any(status.epoch for status, _ in answered)
-                if not done or loaded or {asking[task] for task in pending} == {lost}:
+                if not done or loaded or {asking[task] for task in pending} <= set(lost):
                     break
                 patience = PATIENCE
         finally:
             for task in pending:
                 task.cancel()
         if not answered:
-            raise EngineLost(f"engine {self._index}: no process answered within {LOAD_TIMEOUT:.0f} s")
+            raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s")
         return answered
 
     async def _ask(self, which: int) -> Answer:
         """Its status, whenever it can give it, and its actor."""
         while True:
             try:
-                actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, which)
+                actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, self._rank, which)
                 status: EngineStatus = await actor.status.remote()
                 return status, actor
             except (ray.exceptions.RayActorError, ValueError) as error:  # it ended for good: its name is free soon
-                log.warning("%s cannot be reached: %s", engine_names(self._index)[which], error)
+                log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
                 await asyncio.sleep(PAUSE)

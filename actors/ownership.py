@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from actors.engine_link import EngineLink
-from actors.engine_pair import EnginePair
+from actors.engine_ranks import EngineRanks
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.clock import RealClock
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An engine process that died under its owner: its actor, and the Unix time at which that was noticed."""
+    """An engine that died under its owner: the actors of its processes, and the Unix time at which that was noticed."""
 
-    engine: str
+    engines: list[str]
     noticed: float
 
 
@@ -59,6 +59,7 @@ def knobs(settings: Settings) -> Knobs:
         tbt_target=settings.tbt_target or None,
         admission=settings.admission,
         order=settings.order,
+        batches_in_flight=settings.pp,
         lookahead=settings.lookahead,
         prefix_caching=settings.prefix_caching,
         share_prefixes=settings.share_prefixes,
@@ -73,8 +74,8 @@ class Ownership:
         self._parts = parts
         self._pool = parts.pool
         self._seat = seat
-        self._lost = loss.engine if loss else ""
-        self._pair = EnginePair(parts.settings, seat.index, parts.here)
+        self._lost = loss.engines if loss else []
+        self._engine = EngineRanks(parts.settings, seat.index, parts.here)
         self._link: EngineLink | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
@@ -132,7 +133,7 @@ class Ownership:
                     await task
 
     async def _load(self) -> EngineFigures:
-        self._link, figures, loading = await self._pair.attach(
+        self._link, figures, loading = await self._engine.attach(
             self._seat.epoch, self._lost, self._still_mine, self._parts.cost
         )
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
@@ -163,7 +164,7 @@ class Ownership:
         link.dead.add_done_callback(partial(self._notice, self._loop))
         keeping = (
             asyncio.create_task(link.keep(SIGN_OF_LIFE)),
-            asyncio.create_task(self._pair.keep_spare(self._seat.epoch, link.status.name, SIGN_OF_LIFE)),
+            asyncio.create_task(self._engine.keep_spares(self._seat.epoch, link.names, SIGN_OF_LIFE)),
         )
         try:
             await self._loop.run()
@@ -177,15 +178,15 @@ class Ownership:
             loop.lose(EngineLost("the engine process died"))
 
     async def _lose(self, error: EngineLost) -> Loss:
-        """Make sure that the process is dead. Only its owner may: a scheduler that was stopped for long is not."""
+        """Make sure that all its processes are dead. Only its owner may: a scheduler that slept is not."""
         noticed = self._died or time.time()
         self._parts.counters.inc("orca:engine_losses")
         log.warning("seat %s: %s", self._seat.name, error)
         assert self._link is not None
-        if not self._link.dead.done():
+        if not self._link.gone:
             await self._still_mine()
             await self._link.kill()
-        return Loss(self._link.status.name, noticed)
+        return Loss(self._link.names, noticed)
 
     async def _still_mine(self) -> None:
         """Raises StaleEpoch if the pool says that the seat is another's; waits while the pool is away."""
@@ -213,5 +214,5 @@ class Ownership:
             "recovery_first_iteration": link.first_result if link else 0.0,
             "engine_pid": float(link.status.pid) if link else 0.0,
             "scheduler_pid": float(os.getpid()),
-            "spare_ready": float(self._pair.has_spare),
+            "spare_ready": float(self._engine.has_spare),
         }

@@ -1,9 +1,10 @@
-"""Where engine actors live: two named, detached actors for each seat, sharing a named placement group of its own."""
+"""Where engine actors live: two named, detached actors for each rank, in a named placement group of the seat's own."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from typing import Any
 
 import ray
@@ -11,10 +12,12 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.engine import EngineActor
+from actors.engine import EngineActor, layout_of
 from services.config import Settings
 
 NAMESPACE = "orca"
+
+_making = threading.Lock()  # ranks are asked for at once
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +29,10 @@ def cluster_id() -> str:
     return str(heads[0])[:12]
 
 
-def engine_names(index: int) -> tuple[str, str]:
-    """Of the two actors of seat `index`. Which of them has the weights changes."""
-    return f"{_group_name(index)}-a", f"{_group_name(index)}-b"
+def engine_names(index: int, rank: int = 0) -> tuple[str, str]:
+    """Of the two actors of a rank of seat `index`. Which of them has the weights changes."""
+    name = f"{_group_name(index)}-{rank}"
+    return f"{name}-a", f"{name}-b"
 
 
 def find_engine(name: str) -> ActorHandle[Any] | None:
@@ -39,35 +43,37 @@ def find_engine(name: str) -> ActorHandle[Any] | None:
         return None
 
 
-def ensure_engine(settings: Settings, index: int, which: int = 0) -> ActorHandle[Any]:
-    """One of the two engine actors of seat `index`: the one that is there, or a new one, which imports all it needs.
+def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0) -> ActorHandle[Any]:
+    """One of the two engine actors of a rank of seat `index`: the one that is there, or a new one, which imports all it
+    needs.
 
-    The two share the resources of one engine: only one of them has weights at a time.
+    The two share a bundle, the resources of one rank: only one of them has weights at a time.
     """
     remote: Any = ray.remote  # its types know no concurrency groups
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (
         remote(concurrency_groups={"control": 1})(EngineActor)
         .options(
-            name=engine_names(index)[which],
+            name=engine_names(index, rank)[which],
             namespace=NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
             max_restarts=-1,
             max_task_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(_ensure_group(index, bundle)),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(_ensure_group(settings, index), rank),
             num_cpus=bundle["CPU"] / 2,
             num_gpus=bundle.get("GPU", 0) / 2,
         )
-        .remote(settings.model_dump(mode="json"))
+        .remote(settings.model_dump(mode="json"), rank)
     )
     return actor
 
 
 def remove_engine(index: int) -> None:
-    """End both engine actors of seat `index` for good and free their place. Only its owner may."""
-    for name in engine_names(index):
-        if actor := find_engine(name):
+    """End all engine actors of seat `index` for good, of whatever layout, and free their place. Only its owner may."""
+    for named in ray.util.list_named_actors(all_namespaces=True):
+        ours = named["namespace"] == NAMESPACE and named["name"].startswith(f"{_group_name(index)}-")
+        if ours and (actor := find_engine(named["name"])):
             ray.kill(actor, no_restart=True)
     with contextlib.suppress(ValueError):  # there is none
         ray.util.remove_placement_group(ray.util.get_placement_group(_group_name(index)))
@@ -77,12 +83,14 @@ def _group_name(index: int) -> str:
     return f"engine-{index}"
 
 
-def _ensure_group(index: int, bundle: dict[str, float]) -> PlacementGroup:
+def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
     group: PlacementGroup
-    try:
-        group = ray.util.get_placement_group(_group_name(index))
-    except ValueError:
-        group = ray.util.placement_group([bundle], name=_group_name(index), lifetime="detached")
+    with _making:
+        try:
+            group = ray.util.get_placement_group(_group_name(index))
+        except ValueError:
+            bundles = [_resources(settings)] * layout_of(settings).size
+            group = ray.util.placement_group(bundles, name=_group_name(index), lifetime="detached")
     return group
 
 

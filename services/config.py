@@ -103,7 +103,11 @@ class Settings(BaseSettings):
     ] = 0
     kv_memory_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the free memory for KV blocks")] = 0.25
     max_model_len: Annotated[int, Field(ge=0, description="longest prompt + output; 0: the model's own")] = 0
-    threads: Annotated[int, Field(ge=0, description="CPU threads of an engine; 0: all cores")] = 0
+    threads: Annotated[
+        int, Field(ge=0, description="CPU threads of a rank; 0: all cores, shared by an engine's ranks")
+    ] = 0
+    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; CPU, lean path only")] = 1
+    pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
     null_engine: Annotated[bool, Field(description="an engine without a model, to measure the plane alone")] = False
 
     lease: Annotated[float, Field(ge=3, description="seconds a seat is held without a sign of life")] = 5.0
@@ -139,9 +143,20 @@ class Settings(BaseSettings):
             )
         if self.share_prefixes and not self.prefix_caching:
             raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
+        if self.tp * self.pp > 1:
+            self._check_ranks()
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
+
+    def _check_ranks(self) -> None:
+        asked = f"tp={self.tp}, pp={self.pp}"
+        if self.lookahead:
+            raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
+        if self.device == "cuda":
+            raise ValueError(f"device=cuda is served by one process, not with {asked}")
+        if self.null_engine:
+            raise ValueError(f"a null engine has no layers to split with {asked}")
 
     @classmethod
     def settings_customise_sources(

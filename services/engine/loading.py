@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 from typing import Any
@@ -43,21 +44,31 @@ def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, 
 
     Raises SettingsError for a model, a device or a machine without the lean path, or that cannot be split so.
     """
-    asked = f"tp={layout.tp}, pp={layout.pp}"
-    spec = lean_spec(config, settings)
-    if spec is None:
-        raise SettingsError(
-            f"{asked}: ranks are served on the lean path only, which {config.model_type} is not on here"
-        )
-    try:
-        library = kernels(settings.cache_dir)
-    except NoKernels as error:
-        raise SettingsError(f"{asked}: ranks are served on the lean path only: {error}") from error
-    dtype = placement.choose_dtype(settings, placement.choose_device(settings))
+    spec, library = _spec_of_ranks(config, settings)
     layout.part_of(spec)  # before anything is read
+    spec, library = _spec_of_ranks(config, settings)
+    layout.part_of(spec)  # before anything is read
+    dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     weights = DecoderWeights(spec, folder, layout.shard)
     kept = torch.int8 if settings.weights == "int8" else dtype
     return RankDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length, layout)
+
+
+def check_ranks(folder: Path, settings: EngineSettings) -> None:
+    """Raises SettingsError where `load_rank` would, without weights."""
+    spec, _ = _spec_of_ranks(load_config(folder), settings)
+    Layout(settings.tp, settings.pp).part_of(spec)
+
+
+def _spec_of_ranks(config: Any, settings: EngineSettings) -> tuple[DecoderSpec, ctypes.CDLL]:
+    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path only"
+    spec = lean_spec(config, settings)
+    if spec is None:
+        raise SettingsError(f"{needed}, which {config.model_type} is not on here")
+    try:
+        return spec, kernels(settings.cache_dir)
+    except NoKernels as error:
+        raise SettingsError(f"{needed}: {error}") from error
 
 
 def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: int) -> Decoder:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from services.engine.parallel.layout import Layout
+from services.errors import StaleEpoch
 
 PATIENCE = timedelta(hours=1)  # with one message; who judges sooner whether an engine is stuck is the loop
 LOOK = 0.002  # seconds between looks at who has come
@@ -28,7 +29,7 @@ class Links:
     def __init__(self, layout: Layout, host: str, meeting: str, epoch: str, obsolete: Callable[[], bool]) -> None:
         """Meets the others in the store at `meeting`, and accepts them on `host`, an address of this machine.
 
-        Raises TimeoutError once `obsolete`: not all of them will come any more.
+        Raises StaleEpoch once `obsolete`: not all of them will come any more.
         """
         address, _, port = meeting.rpartition(":")
         store = PrefixStore(epoch, TCPStore(address, int(port), is_master=False, wait_for_workers=False))
@@ -78,14 +79,10 @@ class Links:
 
 
 def open_meeting(host: str) -> TCPStore:
-    """A store on `host` where ranks can meet at `address_of` it, as long as it is kept."""
+    """A store on `host` where ranks can meet, as long as it is kept."""
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def address_of(meeting: TCPStore) -> str:
-    return f"{meeting.host}:{meeting.port}"
 
 
 def _meet(store: Store, size: int, obsolete: Callable[[], bool]) -> None:
@@ -93,7 +90,7 @@ def _meet(store: Store, size: int, obsolete: Callable[[], bool]) -> None:
     came = store.add("came", 1)
     while came < size:
         if obsolete():
-            raise TimeoutError("another owner came before all ranks did")
+            raise StaleEpoch("another owner came before all ranks did")
         time.sleep(LOOK)
         came = store.add("came", 0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.parallel.layout import Layout
-from services.engine.parallel.links import Links, address_of, open_meeting
+from services.engine.parallel.links import Links, open_meeting
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
 
@@ -33,7 +33,7 @@ class RankProcesses:
         self.processes = []
         for rank in range(self.layout.size):
             ours, theirs = FORKS.Pipe()
-            arguments = (theirs, folder, settings, replace(self.layout, rank=rank), address_of(self._meeting))
+            arguments = (theirs, folder, settings, replace(self.layout, rank=rank), f"{HERE}:{self._meeting.port}")
             self.processes.append(FORKS.Process(target=_rank, args=arguments, daemon=True))
             self.processes[-1].start()
             theirs.close()

@@ -1,4 +1,4 @@
-"""The two engine processes of a seat, on a real Ray cluster with null engines."""
+"""The processes of a seat's engine, on a real Ray cluster with null engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from actors.engine_link import EngineLink
-from actors.engine_pair import EnginePair
+from actors.engine_ranks import EngineRanks
 from actors.placement import NAMESPACE, engine_names, find_engine, remove_engine
 from services.config import Settings, load
 from services.errors import EngineLost, StaleEpoch
@@ -45,12 +45,12 @@ async def nothing_left() -> AsyncIterator[None]:
     await asyncio.to_thread(remove_engine, 0)
 
 
-def pair(settings: Settings = SETTINGS) -> EnginePair:
-    return EnginePair(settings, 0, ray.util.get_node_ip_address())
+def seat(settings: Settings = SETTINGS) -> EngineRanks:
+    return EngineRanks(settings, 0, ray.util.get_node_ip_address())
 
 
-async def attach(pair: EnginePair, epoch: str, lost: str = "") -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(pair.attach(epoch, lost, allowed, IterationCost()), WAIT)
+async def attach(engine: EngineRanks, epoch: str, lost: str = "") -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, [lost], allowed, IterationCost()), WAIT)
     assert figures.num_blocks > 0
     return link
 
@@ -59,11 +59,11 @@ async def allowed() -> None:
     """The seat is still ours."""
 
 
-async def with_spare(pair: EnginePair, link: EngineLink, epoch: str) -> asyncio.Task[None]:
-    """Let the pair keep a spare, from when it has one."""
-    keeping = asyncio.create_task(pair.keep_spare(epoch, link.status.name, 1.0))
+async def with_spare(engine: EngineRanks, link: EngineLink, epoch: str) -> asyncio.Task[None]:
+    """Let the engine keep a spare, from when it has one."""
+    keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0))
     async with asyncio.timeout(WAIT):
-        while not pair.has_spare:  # noqa: ASYNC110  another process: nothing here says when
+        while not engine.has_spare:  # noqa: ASYNC110  another process: nothing here says when
             await asyncio.sleep(0.05)
     return keeping
 
@@ -75,9 +75,9 @@ def iteration(epoch: str) -> Iteration:
 
 
 async def test_weights_are_loaded_once_and_obey_the_last_owner() -> None:
-    first = await attach(pair(), "1:a")
+    first = await attach(seat(), "1:a")
     assert (await first.start(iteration("1:a"))).tokens.keys() == {"r/0"}
-    second = await attach(pair(), "2:b")
+    second = await attach(seat(), "2:b")
     assert second.status.pid == first.status.pid
     assert second.status.epoch == "1:a"
     with pytest.raises(StaleEpoch):
@@ -86,7 +86,7 @@ async def test_weights_are_loaded_once_and_obey_the_last_owner() -> None:
 
 
 async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None:
-    engines = pair()
+    engines = seat()
     first = await attach(engines, "1:a")
     keeping = await with_spare(engines, first, "1:a")
     os.kill(first.status.pid, signal.SIGKILL)
@@ -97,17 +97,17 @@ async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None
     second = await attach(engines, "2:b", lost=first.status.name)
     assert second.status.name != first.status.name
     assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
-    engines = pair()
+    engines = seat()
     keeping = await with_spare(engines, second, "2:b")
     os.kill(second.status.pid, signal.SIGKILL)
-    third = await attach(pair(), "3:c")
+    third = await attach(seat(), "3:c")
     assert third.status.name == first.status.name
     assert third.status.pid != first.status.pid
     keeping.cancel()
 
 
 async def test_an_engine_that_does_not_answer_is_killed() -> None:
-    link = await attach(pair(), "1:a")
+    link = await attach(seat(), "1:a")
     os.kill(link.status.pid, signal.SIGSTOP)
     stuck = link.start(iteration("1:a"))
     done, _ = await asyncio.wait({stuck}, timeout=1)
@@ -116,12 +116,12 @@ async def test_an_engine_that_does_not_answer_is_killed() -> None:
     assert link.dead.done()
     with pytest.raises(EngineLost):
         await stuck
-    again = await attach(pair(), "2:b", lost=link.status.name)
+    again = await attach(seat(), "2:b", lost=link.status.name)
     assert again.status.pid != link.status.pid
 
 
 async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
-    engines = pair()
+    engines = seat()
     first = await attach(engines, "1:a")
     keeping = await with_spare(engines, first, "1:a")
     keeping.cancel()
@@ -133,7 +133,7 @@ async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
     assert await served(other) == "2:b"
     third = await attach(engines, "3:c")  # either will do
     other = next(name for name in engine_names(0) if name != third.status.name)
-    engines = pair()
+    engines = seat()
     keeping = await with_spare(engines, third, "3:c")
     assert await served(other) is None
     assert await served(third.status.name) == "3:c"
@@ -149,8 +149,8 @@ async def served(name: str) -> str | None:
 
 
 async def test_engines_of_another_build_are_replaced() -> None:
-    old = await attach(pair(), "1:a")
-    new = await attach(pair(load(null_engine=True, block_size=32)), "2:b")
+    old = await attach(seat(), "1:a")
+    new = await attach(seat(load(null_engine=True, block_size=32)), "2:b")
     assert new.status.build != old.status.build
     await asyncio.wait_for(old.dead, WAIT)
     assert (await new.start(iteration("2:b"))).tokens.keys() == {"r/0"}

@@ -1,0 +1,73 @@
+"""The processes of a seat's engine: a pair for each rank, of which one is attached to. Most engines have one rank."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from actors.engine import build_of, layout_of
+from actors.engine_link import EngineLink
+from actors.engine_pair import Answer, EnginePair
+from actors.placement import remove_engine
+from services.config import Settings
+from services.errors import EngineLost
+from services.iteration_cost import IterationCost
+from services.messages import EngineFigures
+
+LOAD_TIMEOUT = 900.0  # seconds to load the weights
+
+log = logging.getLogger(__name__)
+
+
+class EngineRanks:
+    """The engine of seat `index`, for a scheduler on the node `here`."""
+
+    def __init__(self, settings: Settings, index: int, here: str) -> None:
+        self._index = index
+        self._here = here
+        self._build = build_of(settings)
+        self._layout = layout_of(settings)
+        self._pairs = [EnginePair(settings, index, rank, here) for rank in range(self._layout.size)]
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether each rank had one at the last look."""
+        return all(pair.has_spare for pair in self._pairs)
+
+    async def attach(
+        self, epoch: str, lost: Collection[str], still_mine: Callable[[], Awaitable[None]], cost: IterationCost
+    ) -> tuple[EngineLink, EngineFigures, float]:
+        """A link to the processes that have the weights, or else to spares, which load them now. They serve `epoch`.
+
+        Also their figures, and the seconds of loading; `cost` learns how fast they are. `lost` names actors whose
+        processes are known to have died, which are not waited for. Actors of another build are replaced, and of several
+        ranks that cannot be attached to all are killed, after `still_mine` has not raised StaleEpoch. Raises EngineLost
+        when one cannot be reached or does not load in time.
+        """
+        answers = await self._ask(lost)
+        if any(status.build != self._build for each in answers for status, _ in each):
+            await still_mine()
+            log.info("engine %d is of another build, replacing it", self._index)
+            await asyncio.to_thread(remove_engine, self._index)
+            answers = await self._ask(())
+        ranks = [max(each, key=lambda answer: answer[0].order) for each in answers]
+        link = EngineLink(ranks, self._layout.sampler, self._here)
+        try:
+            return link, *await link.attach(epoch, LOAD_TIMEOUT, cost)
+        except BaseException as error:
+            try:
+                if isinstance(error, EngineLost) and len(ranks) > 1:  # those that live may wait for the others for ever
+                    await still_mine()
+                    await link.kill()
+            finally:
+                link.close()
+            raise
+
+    async def keep_spares(self, epoch: str, attached: Sequence[str], every: float) -> None:
+        """See to it that there is a spare beside each of the actors named `attached`, one a rank, for ever."""
+        both = zip(self._pairs, attached, strict=True)
+        await asyncio.gather(*(pair.keep_spare(epoch, name, every) for pair, name in both))
+
+    async def _ask(self, lost: Collection[str]) -> list[list[Answer]]:
+        return await asyncio.gather(*(pair.ask(lost) for pair in self._pairs))

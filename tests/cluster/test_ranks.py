@@ -1,0 +1,107 @@
+"""An engine of several ranks: the tokens of one process, also when one of its processes is killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny_model
+
+from load.options import Options
+from load.server import OrcaServer
+from load.stock import oracle
+from load.stream_client import Stream, run_trace
+from load.workloads import Job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+LENGTH = 200  # tokens
+PATIENCE = 60.0  # seconds
+ENGINE = "ray::EngineActor"
+FLAGS = ("--dtype", "float32", "--gateways", "1", "--drain-timeout", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    rng = random.Random(0)
+    return [Job([rng.randrange(2, 300) for _ in range(rng.randint(1, 40))], LENGTH) for _ in range(6)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, jobs: list[Job]) -> list[list[int]]:
+    stock = oracle(Options(model=str(model), device="cpu"))
+    return [stock(job) for job in jobs]
+
+
+@pytest.fixture(scope="module", params=[("2", "1"), pytest.param(("2", "2"), marks=pytest.mark.chaos)], ids="-".join)
+def server(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OrcaServer]:
+    tp, pp = request.param
+    data = tmp_path_factory.mktemp("data")
+    with OrcaServer(data, "--model", str(model), "--tp", tp, "--pp", pp, *FLAGS) as server:
+        yield server
+
+
+async def until_spares(server: OrcaServer) -> None:
+    """One for each rank."""
+    async with asyncio.timeout(PATIENCE):
+        while server.metrics().get("orca:spare_ready") != 1:  # noqa: ASYNC110  another process: nothing here says when
+            await asyncio.sleep(0.1)
+
+
+async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Job], expected: list[list[int]]) -> None:
+    _, streams = await run_trace(server.url, jobs)
+    assert tokens(streams) == expected
+
+
+async def test_a_rank_is_killed_under_load(server: OrcaServer, jobs: list[Job], expected: list[list[int]]) -> None:
+    await until_spares(server)
+    before, engine = set(server.pids(ENGINE)), server.engine()
+    made = server.metrics()["vllm:generation_tokens_total"]
+    under_way = asyncio.create_task(run_trace(server.url, jobs))
+    async with asyncio.timeout(PATIENCE):
+        while server.metrics()["vllm:generation_tokens_total"] < made + LENGTH:  # noqa: ASYNC110  likewise
+            await asyncio.sleep(0.02)
+    assert not under_way.done()
+    os.kill(engine, signal.SIGKILL)
+    _, streams = await under_way
+    assert tokens(streams) == expected
+    await until_spares(server)
+    assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the others of its engine went with it
+    assert server.metrics()["orca:engine_losses_total"] == 1
+
+
+async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
+    server: OrcaServer, jobs: list[Job], expected: list[list[int]]
+) -> None:
+    before, engine = set(server.pids(ENGINE)), server.engine()
+    under_way = asyncio.create_task(run_trace(server.url, jobs))
+    await asyncio.sleep(0.3)
+    os.kill(server.scheduler(), signal.SIGKILL)
+    _, streams = await under_way
+    assert tokens(streams) == expected
+    assert (set(server.pids(ENGINE)), server.engine()) == (before, engine)
+
+
+def tokens(streams: list[Stream]) -> list[list[int]]:
+    return [stream.token_ids for stream in streams]
+
+
+def test_what_cannot_be_split_is_named(model: Path, tmp_path: Path) -> None:
+    server = OrcaServer(tmp_path, "--model", str(model), "--tp", "3", *FLAGS)
+    try:
+        assert server.process.wait(PATIENCE) == 1
+        assert "tp=3 does not divide the model's 4 heads" in "".join(server.lines)
+    finally:
+        server.__exit__()
