@@ -114,7 +114,7 @@ class OrcaServer:
         for pid in self.descendants():
             title = _title(pid).split(" ")[0].rpartition("/")[2]
             title = title.partition(".")[0] if title.startswith("ray::") else title  # without the method it runs
-            spent[title] = spent.get(title, 0.0) + _cpu_seconds(pid)
+            spent[title] = spent.get(title, 0.0) + cpu_seconds_of(pid)
         return spent
 
     def pids(self, title: str) -> list[int]:
@@ -160,7 +160,7 @@ def _title(pid: int) -> str:
         return ""
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds_of(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

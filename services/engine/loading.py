@@ -46,8 +46,6 @@ def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, 
     """
     spec, library = _spec_of_ranks(config, settings)
     layout.part_of(spec)  # before anything is read
-    spec, library = _spec_of_ranks(config, settings)
-    layout.part_of(spec)  # before anything is read
     dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     weights = DecoderWeights(spec, folder, layout.shard)
     kept = torch.int8 if settings.weights == "int8" else dtype

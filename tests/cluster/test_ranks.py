@@ -13,7 +13,7 @@ import pytest
 from tiny_models import make_tiny_model
 
 from load.options import Options
-from load.server import OrcaServer
+from load.server import OrcaServer, cpu_seconds_of
 from load.stock import oracle
 from load.stream_client import Stream, run_trace
 from load.workloads import Job
@@ -65,21 +65,25 @@ async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Jo
     assert tokens(streams) == expected
 
 
-async def test_a_rank_is_killed_under_load(server: OrcaServer, jobs: list[Job], expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_rank_is_killed_under_load(
+    server: OrcaServer, first: bool, jobs: list[Job], expected: list[list[int]]
+) -> None:
     await until_spares(server)
-    before, engine = set(server.pids(ENGINE)), server.engine()
+    before, spent = set(server.pids(ENGINE)), cpu_seconds(server)
+    losses = server.metrics().get("orca:engine_losses_total", 0)
     made = server.metrics()["vllm:generation_tokens_total"]
     under_way = asyncio.create_task(run_trace(server.url, jobs))
     async with asyncio.timeout(PATIENCE):
         while server.metrics()["vllm:generation_tokens_total"] < made + LENGTH:  # noqa: ASYNC110  likewise
             await asyncio.sleep(0.02)
     assert not under_way.done()
-    os.kill(engine, signal.SIGKILL)
+    os.kill(server.engine() if first else busiest(server, spent), signal.SIGKILL)
     _, streams = await under_way
     assert tokens(streams) == expected
     await until_spares(server)
     assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the others of its engine went with it
-    assert server.metrics()["orca:engine_losses_total"] == 1
+    assert server.metrics()["orca:engine_losses_total"] == losses + 1
 
 
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
@@ -92,6 +96,17 @@ async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
     _, streams = await under_way
     assert tokens(streams) == expected
     assert (set(server.pids(ENGINE)), server.engine()) == (before, engine)
+
+
+def cpu_seconds(server: OrcaServer) -> dict[int, float]:
+    """Of each engine process, so far."""
+    return {pid: cpu_seconds_of(pid) for pid in server.pids(ENGINE)}
+
+
+def busiest(server: OrcaServer, before: dict[int, float]) -> int:
+    """The rank that has worked most since, but for the first: spares do nothing."""
+    since = {pid: seconds - before[pid] for pid, seconds in cpu_seconds(server).items() if pid != server.engine()}
+    return max(since, key=lambda pid: since[pid])
 
 
 def tokens(streams: list[Stream]) -> list[list[int]]:
