@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from driver import Driver, Job
 from rank_processes import RankProcesses
+from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
 from test_families import generate, make_jobs
+from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 from services.messages import Claim, Iteration, NewRequest
+from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
 LAYOUTS = [(2, 1), (1, 2), (2, 2)]
@@ -64,6 +69,34 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -
     whole = alone.decoder.bytes_read  # type: ignore[attr-defined]
     assert max(ranks.read) <= EVEN_SHARE * whole / ranks.layout.size
     assert sum(ranks.read) >= whole
+
+
+def test_vocabulary_and_layers_need_not_divide(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "gpt2", 203, with_tokenizer=False, n_layer=3)
+    with RankProcesses(folder, settings(2, 2)) as ranks:
+        assert [job.output for job in Driver(ranks).run(make_jobs(random.Random(7)))] == generate(
+            folder, make_jobs(random.Random(7))
+        )
+
+
+def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
+    """Who has a token whose embedding is NaN fails alone, and its blocks harm no later owner, on any rank."""
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    good = [[5, 6, 7], [8, 9, 10, 11, 12], [5] * 200]
+    sampling = SamplingParams(max_new_tokens=12, temperature=0.0)
+    jobs = [Job(f"g{i}/0", prompt, sampling) for i, prompt in enumerate(good)]
+    expected = generate(folder, jobs)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][40] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], sampling) for i in range(4)]
+    with RankProcesses(folder, replace(settings(2, 2), kv_blocks=54)) as ranks:
+        driver = Driver(ranks, random.Random(1), max_batch=3)
+        driver.run([*jobs[:1], *bad])
+        driver.run(jobs[1:2])
+        driver.run(jobs[2:])  # in nearly all blocks
+    assert all("not finite" in (job.failed or "") for job in bad)
+    assert [job.output for job in jobs] == expected
 
 
 def test_each_stage_has_an_iteration_of_its_own(ranks: RankProcesses, alone: Engine) -> None:
