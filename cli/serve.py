@@ -71,9 +71,13 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
 
 
 async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | None, say: Progress) -> None:
+    from services.engine.native.build import NoKernels, compiled
     from services.models import resolve
 
     await asyncio.to_thread(resolve, settings.model, settings.cache_dir, say)
+    if settings.device != "cuda" and not settings.null_engine:
+        with contextlib.suppress(NoKernels, OSError):  # the engine says so where it needs them
+            await asyncio.to_thread(compiled, settings.cache_dir, say)
     url = settings.redis_url
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")

@@ -20,10 +20,9 @@ from load.engine_floor.report import Report, phases_table, rates_table, shares_t
 from load.engine_floor.sampling import measure_sampling, sampling_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
-from load.options import Options, model_folder
+from load.options import Options, engine_settings, model_folder
 from services.engine import loading, placement
 from services.engine.engine import Engine
-from services.engine.settings import EngineSettings
 
 PARTS = (*PHASES, "shares", "sampler", "perplexity")
 
@@ -35,10 +34,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
     parser.add_argument("--cache-dir", type=Path, help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
-    report = run(Options(given.model, given.device, given.dtype, given.cache_dir, given.weights), given.part or PARTS)
+    options = Options(given.model, given.device, given.dtype, given.cache_dir, given.weights, not given.stock)
+    report = run(options, given.part or PARTS)
     if given.json:
         given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
 
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(options: Options, parts: Sequence[str]) -> Report:
     """Measure the machine, then the engine in these parts; prints as it goes."""
     folder = model_folder(options)
-    settings = EngineSettings(options.device, options.dtype, options.weights, cache_dir=options.cache_dir)
+    settings = engine_settings(options)
     engine = Engine.load(folder, settings)
     device = placement.choose_device(settings)
     decoder = engine.decoder

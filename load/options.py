@@ -21,6 +21,7 @@ class Options:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path | None = None
     weights: Literal["dtype", "int8"] = "dtype"
+    lean: bool = True  # False: transformers' own layers
 
 
 def model_folder(options: Options) -> Path:
@@ -34,8 +35,13 @@ def model_folder(options: Options) -> Path:
 
 def load_engine(options: Options) -> Engine:
     """The real engine, in this process."""
-    settings = EngineSettings(options.device, options.dtype, options.weights, cache_dir=options.cache_dir)
-    return Engine.load(model_folder(options), settings)
+    return Engine.load(model_folder(options), engine_settings(options))
+
+
+def engine_settings(options: Options) -> EngineSettings:
+    return EngineSettings(
+        options.device, options.dtype, options.weights, lean=options.lean, cache_dir=options.cache_dir
+    )
 
 
 def load_exact_engine(options: Options) -> Engine:

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,17 +26,27 @@ class NoKernels(Exception):
 
 @functools.cache
 def kernels(cache_dir: Path | None) -> ctypes.CDLL:
-    """The library, compiled first (a third of a minute) if `cache_dir` does not hold it. Raises NoKernels."""
+    """The library of `cache_dir`, compiled first if it is not there. Raises NoKernels."""
+    try:
+        return _typed(ctypes.CDLL(str(compiled(cache_dir))))
+    except OSError as error:
+        raise NoKernels(f"the kernels cannot be kept or loaded: {error}") from error
+
+
+def compiled(cache_dir: Path | None, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """The library's file; made, once for many processes, if it is not there, of which `progress` is told: it takes a
+    third of a minute. Raises NoKernels, and OSError where nothing can be kept."""
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise NoKernels(f"there is no {COMPILER}")
     library = (cache_dir or _default_cache()) / "kernels" / f"{_identity(compiler)}.so"
     if not library.exists():
+        progress("compiling the engine's kernels for this processor, once")
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock")):
             if not library.exists():
                 _compile(compiler, library)
-    return _typed(ctypes.CDLL(str(library)))
+    return library
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,0 +1,56 @@
+"""Machines that cannot compile the kernels run transformers' own layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.engine.engine import Engine
+from services.engine.native import build
+from services.engine.native.build import NoKernels, compiled, kernels
+from services.engine.settings import EngineSettings
+from services.errors import SettingsError
+
+SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=64, threads=1)
+
+
+def test_without_a_compiler_the_stock_path_runs(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings = replace(SETTINGS, cache_dir=tmp_path / "cache")
+    engine = Engine.load(tiny_model("llama"), settings)
+    assert engine.figures.numerics.endswith(" float32 cpu sdpa")
+    assert "there is no g++" in caplog.text
+    with pytest.raises(SettingsError, match="weights=int8 is served on the lean path only"):
+        Engine.load(tiny_model("llama"), replace(settings, weights="int8"))
+
+
+def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "broken"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "no such flag" >&2; exit 1; }\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(build, "COMPILER", "broken")
+    told: list[str] = []
+    with pytest.raises(NoKernels, match="no such flag"):
+        compiled(tmp_path / "cache", told.append)
+    assert told == ["compiling the engine's kernels for this processor, once"]
+    assert list((tmp_path / "cache").rglob("*.so")) == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NoKernels, match="cannot be kept"):
+        kernels(tmp_path / "file")
+
+
+def test_what_is_compiled_once_is_found_again() -> None:
+    told: list[str] = []
+    kernels(None)
+    assert compiled(None, told.append).exists()
+    assert told == []
