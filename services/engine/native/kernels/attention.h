@@ -176,48 +176,60 @@ private:
             }
     }
 
+    // Values of `count` positions that lie one after the other, and where those a tile later do.
+    template <class Stored>
+    struct Run {
+        const Stored *from, *later;
+        int count;
+    };
+
     // Adds the tile's values by their weights, read where they are if a head is whole panels, else from a copy.
     void collect(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
         const int size = heads_.block_size, dim = heads_.dim, padded = heads_.padded_dim();
+        auto value = [&](int position) {
+            return values_ + heads_.at(table(request)[position / size], head) + size_t(position % size) * dim;
+        };
         if (dim != padded) {
             for (int j = 0; j < count; ++j) {
-                const int position = begin + j;
-                const Number* from = values_ + heads_.at(table(request)[position / size], head) + position % size * dim;
+                const Number* from = value(begin + j);
                 for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
             }
-            return add(s, own, 0, count, s.values.data(), 0);
+            const Run<float> copy{s.values.data(), s.values.data(), count};
+            return add(s, own, &copy, 1);
         }
-        for (int j = 0; j < count;) {
-            const int position = begin + j, offset = position % size, some = std::min(count - j, size - offset);
-            const Number* from = values_ + heads_.at(table(request)[position / size], head) + offset * dim;
-            const int later = position + KEYS;
-            const Number* next = j < ahead ? values_ + heads_.at(table(request)[later / size], head) + later % size * dim : from;
-            add(s, own, j, some, from, next - from);
-            j += some;
+        Run<Number> runs[KEYS];
+        int found = 0;
+        for (int j = 0; j < count; j += runs[found++].count) {
+            const Number* from = value(begin + j);
+            runs[found] = {from, j < ahead ? value(begin + KEYS + j) : from, std::min(count - j, size - (begin + j) % size)};
         }
+        add(s, own, runs, found);
     }
 
-    // Adds the values of `count` positions, one row of the cache after the other.
     template <class Stored>
-    void add(Scratch& s, const Tiles& own, int j, int count, const Stored* from, ptrdiff_t later) const {
+    void add(Scratch& s, const Tiles& own, const Run<Stored>* runs, int count) const {
         const int padded = heads_.padded_dim();
         for (int d = 0; d < padded; d += WIDTH)
             for (int tile = 0; tile < own.tiles; ++tile)
                 with_rows(own.rows_of(tile), [&](auto R) {
                     const int row = tile * own.height;
                     float* outputs = s.outputs.data() + size_t(row) * padded + d;
-                    const float* weights = s.weights.data() + size_t(row) * KEYS + j;
+                    const float* weights = s.weights.data() + size_t(row) * KEYS;
                     Vector sums[R][2];
                     for (int r = 0; r < R; ++r) {
                         sums[r][0] = load(outputs + size_t(r) * padded);
                         sums[r][1] = load(outputs + size_t(r) * padded + LANES);
                     }
-                    const auto fetch = [&](const Stored* one, const Stored* other) {
-                        if (tile) return;
-                        __builtin_prefetch(one + later, 0, 2);
-                        __builtin_prefetch(other + later, 0, 2);
-                    };
-                    add_products<R, KEYS>(sums, count, weights, 1, from + d, from + d + LANES, padded, fetch);
+                    for (const Run<Stored>* run = runs; run < runs + count; weights += run->count, ++run) {
+                        const ptrdiff_t later = run->later - run->from;
+                        const auto fetch = [&](const Stored* one, const Stored* other) {
+                            if (tile) return;
+                            __builtin_prefetch(one + later, 0, 2);
+                            __builtin_prefetch(other + later, 0, 2);
+                        };
+                        const Stored* from = run->from + d;
+                        add_products<R, KEYS>(sums, run->count, weights, 1, from, from + LANES, padded, fetch);
+                    }
                     for (int r = 0; r < R; ++r) {
                         store(outputs + size_t(r) * padded, sums[r][0]);
                         store(outputs + size_t(r) * padded + LANES, sums[r][1]);

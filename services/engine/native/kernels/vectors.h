@@ -103,15 +103,25 @@ inline void transpose(Vector (&rows)[LANES]) {
     if constexpr (HALF * 2 < LANES) transpose<HALF * 2>(rows);
 }
 
+template <int... I>
+inline Vector halves_swapped(Vector v, int half, std::integer_sequence<int, I...>) {
+    const Ints to = {I...};
+    return __builtin_shuffle(v, to ^ half);
+}
+
+// Of all lanes, folded in halves.
 inline float total(Vector v) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] += v[i + half];
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2) v += halves_swapped(v, half, std::make_integer_sequence<int, LANES>());
     return v[0];
 }
 
 inline float highest(Vector v) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2) {
+        const Vector other = halves_swapped(v, half, std::make_integer_sequence<int, LANES>());
+        v = v > other ? v : other;
+    }
     return v[0];
 }
 
