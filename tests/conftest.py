@@ -1,11 +1,20 @@
 """Fixtures that several rooms use."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from services.config import Settings
+from services.engine.native.build import NoKernels, compiled
 from services.models import resolve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """The engine's kernels are there before any test: none waits for the compiler within its own patience."""
+    with contextlib.suppress(NoKernels):
+        compiled(Settings().cache_dir)
 
 
 @pytest.fixture(scope="session")

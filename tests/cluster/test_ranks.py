@@ -21,7 +21,7 @@ from load.workloads import Job
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 LENGTH = 200  # tokens
-PATIENCE = 60.0  # seconds
+PATIENCE = 120.0  # seconds
 ENGINE = "ray::EngineActor"
 FLAGS = ("--dtype", "float32", "--gateways", "1", "--drain-timeout", "1")
 

@@ -15,7 +15,7 @@ from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
 
 HERE = "127.0.0.1"
-PATIENCE = 60.0  # seconds
+PATIENCE = 200.0  # seconds; processes that import torch side by side on two busy cores take tens of them
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["services.engine.engine", "transformers.models.llama", "transformers.models.gpt2"])
 
