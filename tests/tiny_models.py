@@ -18,6 +18,7 @@ _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_d
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
+    "qwen2": {**_GROUPED, "use_sliding_window": False},
     "qwen3": _GROUPED,
     "mistral": {**_GROUPED, "sliding_window": None},
     "gpt2": _GPT,

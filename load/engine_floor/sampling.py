@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]
         for kind, several in {**{kind: [one] for kind, one in KINDS.items()}, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                seconds = best_seconds([lambda: sampler.sample(logits, rows)], device)  # noqa: B023
+                seconds = best_seconds([partial(sampler.sample, logits, rows)], device)
             yield Sampling(kind, batch, vocab, seconds, iteration)
 
 

@@ -40,7 +40,8 @@ class FlatBatch:
 
     def table(self, i: int) -> list[int]:
         """Request i's blocks."""
-        return self.tables[self.table_starts[i] : self.table_starts[i + 1]].tolist()  # type: ignore[no-any-return]
+        blocks: list[int] = self.tables[self.table_starts[i] : self.table_starts[i + 1]].tolist()
+        return blocks
 
     def positions(self) -> Numbers:
         """[total_tokens], of each token in its request."""

@@ -19,6 +19,7 @@ from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.decoder import NativeDecoder
+from services.engine.native.setup import NativeSetup
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
@@ -46,10 +47,8 @@ def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, 
     """
     spec, library = _spec_of_ranks(config, settings)
     layout.part_of(spec)  # before anything is read
-    dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     weights = DecoderWeights(spec, folder, layout.shard)
-    kept = torch.int8 if settings.weights == "int8" else dtype
-    return RankDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length, layout)
+    return RankDecoder(_setup(library, spec, config, weights, settings, length), layout)
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
@@ -84,12 +83,19 @@ def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: in
             log.warning("transformers' own layers run, several times slower: %s", error)
         else:
             weights = DecoderWeights(spec, folder, Shard())
-            kept = torch.int8 if settings.weights == "int8" else dtype
-            return NativeDecoder(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
+            return NativeDecoder(_setup(library, spec, config, weights, settings, length))
     if settings.weights != "dtype":
         raise SettingsError(f"weights={settings.weights} is served on the lean path only, which this model is not on")
     model = load_model(folder, dtype, device)
     return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+
+
+def _setup(
+    library: ctypes.CDLL, spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
+) -> NativeSetup:
+    dtype = placement.choose_dtype(settings, placement.choose_device(settings))
+    kept = torch.int8 if settings.weights == "int8" else dtype
+    return NativeSetup(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
 
 
 def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:

@@ -1,4 +1,4 @@
-"""Large tensors in large pages: with small ones, a core spends a quarter of its time on finding the next."""
+"""Large tensors in large pages: with small ones, a core spends much of its time on finding the next."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ class DecoderSpec:
     layer_norm: bool = False
     gated: bool = True
     rotary: bool = True
-    head_norm: bool = False  # queries and keys are normalised, head by head
 
     @property
     def scaling(self) -> float:
@@ -38,7 +37,8 @@ class DecoderSpec:
     def of(cls, config: Any) -> DecoderSpec | None:
         """Of a text model's config; None for a family, or a variant of one, without a lean path."""
         read = _FAMILIES.get(config.model_type)
-        return read(config) if read else None
+        quantized = getattr(config, "quantization_config", None)  # its tensors are codes, not numbers
+        return read(config) if read and not quantized else None
 
 
 def _llama(config: Any) -> DecoderSpec | None:
@@ -56,7 +56,6 @@ def _llama(config: Any) -> DecoderSpec | None:
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         epsilon=config.rms_norm_eps,
-        head_norm=config.model_type == "qwen3",
     )
 
 

@@ -60,7 +60,7 @@ def _default_cache() -> Path:
 
 def _identity(compiler: str) -> str:
     """A hash of all that the library is made of: source, flags, compiler and the processor's abilities."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    version = _ran([compiler, "--version"])
     digest = hashlib.sha256(repr((FLAGS, version, platform.machine(), _abilities())).encode())
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.read_bytes())
@@ -78,8 +78,12 @@ def _abilities() -> str:
 def _compile(compiler: str, library: Path) -> None:
     """What is half made is never seen."""
     made = library.with_suffix(".part")
-    command = [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(made)]
+    _ran([compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(made)])
+    made.replace(library)
+
+
+def _ran(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
-    made.replace(library)
+    return done.stdout

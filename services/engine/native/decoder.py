@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import torch
 
 from services.engine.flat_batch import FlatBatch
-from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights
 from services.engine.native.layers import NativeLayers, as_struct
+from services.engine.native.setup import NativeSetup
 from services.engine.pages import Reused
 
 
@@ -18,19 +14,9 @@ class NativeDecoder(NativeLayers):
     """All of it in one process. A token's logits depend on its request alone, bitwise: not on the batch, the chunks or
     the threads."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        spec: DecoderSpec,
-        config: Any,
-        weights: DecoderWeights,
-        weight_dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-        threads: int,
-        max_model_len: int,
-    ) -> None:
-        layers = 0, spec.layers
-        super().__init__(library, spec, config, weights, weight_dtype, cache_dtype, threads, max_model_len, layers)
+    def __init__(self, setup: NativeSetup) -> None:
+        spec, weights = setup.spec, setup.weights
+        super().__init__(setup, spec, (0, spec.layers))
         self._hidden = Reused()
         self._embedding = weights.embedding().rows
         self._positions = None if spec.rotary else weights.positions().rows

@@ -14,8 +14,9 @@ from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.rotary import rotary_table
 from services.engine.lean.shard import Rows
 from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights, Linear
+from services.engine.lean.weights import Linear
 from services.engine.native.packing import KINDS, Packer
+from services.engine.native.setup import NativeSetup
 from services.engine.native.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.pages import Reused
 
@@ -23,40 +24,26 @@ PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP",
 
 
 class NativeLayers:
-    """Activations are float32; weights are kept in `weight_dtype` as Packer does, keys and values in `cache_dtype`.
-
-    `part` is what `weights` has of each of `layers`; `is_last`: the last norm and the vocabulary come after them.
-    """
+    """`part`: what the weights have of each of `layers`; `is_last`: last norm and vocabulary come after them."""
 
     path = "native"
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        part: DecoderSpec,
-        config: Any,
-        weights: DecoderWeights,
-        weight_dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-        threads: int,
-        max_model_len: int,
-        layers: Rows,
-        is_last: bool = True,
-    ) -> None:
+    def __init__(self, setup: NativeSetup, part: DecoderSpec, layers: Rows, is_last: bool = True) -> None:
+        library, weights = setup.library, setup.weights
         self._library, self._part = library, part
-        self.cache_dtype = cache_dtype
-        if weight_dtype == torch.int8:
+        self.cache_dtype = setup.cache_dtype
+        if setup.weight_dtype == torch.int8:
             self.path += " int8"
-        packer = Packer(library, weight_dtype, threads)
+        packer = Packer(library, setup.weight_dtype, setup.threads)
         self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in range(*layers)))
         self.weight_dtype = next(dtype for dtype, kind in KINDS.items() if kind == self._layers[0].down.kind)
-        cosines, sines = rotary_table(config, max_model_len) if part.rotary else (None, None)
+        cosines, sines = rotary_table(setup.config, setup.max_model_len) if part.rotary else (None, None)
         self._model = Model(
             hidden=part.hidden,
             intermediate=part.intermediate,
             layer_norm=part.layer_norm,
             gated=part.gated,
-            threads=threads,
+            threads=setup.threads,
             epsilon=part.epsilon,
             heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
             cosines=packer.numbers(cosines),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import torch
 from torch.nn.functional import pad
 
 from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights, Table
+from services.engine.lean.weights import Table
 from services.engine.native.layers import NativeLayers, as_struct
+from services.engine.native.setup import NativeSetup
 from services.engine.native.structs import Batch
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
@@ -25,30 +22,9 @@ class RankDecoder(NativeLayers):
     layout, bitwise, and on nothing else.
     """
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        spec: DecoderSpec,
-        config: Any,
-        weights: DecoderWeights,
-        weight_dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-        threads: int,
-        max_model_len: int,
-        layout: Layout,
-    ) -> None:
-        super().__init__(
-            library,
-            layout.part_of(spec),
-            config,
-            weights,
-            weight_dtype,
-            cache_dtype,
-            threads,
-            max_model_len,
-            layout.layers(spec.layers),
-            layout.is_last,
-        )
+    def __init__(self, setup: NativeSetup, layout: Layout) -> None:
+        spec, weights = setup.spec, setup.weights
+        super().__init__(setup, layout.part_of(spec), layout.layers(spec.layers), layout.is_last)
         self.path += f" {layout}"
         self._layout = layout
         self._vocab = spec.vocab

@@ -43,6 +43,16 @@ def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert list((tmp_path / "cache").rglob("*.so")) == []
 
 
+def test_a_compiler_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "broken"
+    fake.write_text('#!/bin/sh\necho "no license" >&2; exit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(build, "COMPILER", "broken")
+    with pytest.raises(NoKernels, match="no license"):
+        compiled(tmp_path / "cache")
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NoKernels, match="cannot be kept"):

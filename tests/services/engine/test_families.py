@@ -5,18 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from driver import Driver, Job
-from transformers import AutoModelForCausalLM
+from tiny_models import FAMILIES as TINY
+from tiny_models import make_tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.engine import Engine
+from services.engine.lean.spec import DecoderSpec
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
-LEAN = ["llama", "qwen3", "mistral", "gpt2"]
-FAMILIES = ["llama", "qwen3", "mistral", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
+LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 
 
 def make_jobs(rng: random.Random, count: int = 8, vocab: int = 200) -> list[Job]:
@@ -53,6 +57,55 @@ def test_greedy_tokens_equal_generate(family: str, lean: bool, tiny_model: Calla
     for rng in (None, random.Random(1), random.Random(2)):
         jobs = Driver(engine, rng).run(make_jobs(random.Random(7)))
         assert [job.output for job in jobs] == expected
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one table for both ends": ("llama", {"tie_word_embeddings": True}),
+    "a bias in attention": ("llama", {"attention_bias": True}),
+    "as many KV heads as heads": ("llama", {"num_key_value_heads": 4}),
+    "heads wider than the model": ("qwen3", {"head_dim": 32}),
+    "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+    "llama3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
+    family, changes = VARIANTS[variant]
+    folder = make_tiny_model(tmp_path, family, with_tokenizer=False, **changes)
+    engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1))
+    assert engine.figures.numerics.endswith("native")
+    jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
+    assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"mlp_bias": True}),
+        ("mistral", {"sliding_window": 16}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("opt", {}),
+    ],
+)
+def test_what_the_lean_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
+    plain = AutoConfig.for_model(family, **TINY[family])
+    assert (DecoderSpec.of(plain) is None) == (family == "opt")
+    assert DecoderSpec.of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None
 
 
 def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:

@@ -15,9 +15,11 @@ std::vector<int> owners_of(const Batch& batch) {
     return owners;
 }
 
-// Runs work(team) in every thread.
+// Runs work(team) in every thread. The team must not wait for threads that OpenMP would not give it.
 template <class Work>
-void together(int threads, const Work& work) {
+void together(int wanted, const Work& work) {
+    omp_set_dynamic(0);
+    const int threads = std::min(wanted, omp_get_thread_limit());
     Team team(threads);
 #pragma omp parallel num_threads(threads)
     work(team);

@@ -1,4 +1,4 @@
-// Numbers in large pages: with small ones a core loses a tenth of its time to finding the next.
+// Numbers in large pages: with small ones a core spends much of its time on finding the next.
 #pragma once
 
 #include <sys/mman.h>

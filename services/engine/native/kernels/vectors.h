@@ -14,8 +14,9 @@ constexpr int LANES = 16, ROWS = 14;  // ROWS * 2 sums, 2 weights and 1 activati
 #elif defined(__AVX__)
 constexpr int LANES = 8, ROWS = 6;  // in 16 registers
 #else
-constexpr int LANES = 4, ROWS = 6;
+constexpr int LANES = 4, ROWS = 4;
 #endif
+static_assert(ROWS <= LANES, "tiles are turned as squares of LANES");
 constexpr int WIDTH = 2 * LANES;  // columns of a panel
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));

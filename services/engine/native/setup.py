@@ -1,0 +1,26 @@
+"""NativeSetup: what a decoder of the lean path on a CPU is made from."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.weights import DecoderWeights
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSetup:
+    """Activations are float32; weights are kept in `weight_dtype` as Packer does, keys and values in `cache_dtype`."""
+
+    library: ctypes.CDLL  # the compiled kernels
+    spec: DecoderSpec  # of the whole model
+    config: Any  # transformers'
+    weights: DecoderWeights
+    weight_dtype: torch.dtype
+    cache_dtype: torch.dtype
+    threads: int
+    max_model_len: int
