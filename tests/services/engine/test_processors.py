@@ -1,0 +1,32 @@
+"""The kernels as compiled for lesser processors than this one."""
+
+from __future__ import annotations
+
+import platform
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from driver import Driver
+from test_families import LEAN, generate, make_jobs
+
+from services.engine.engine import Engine
+from services.engine.native import build
+from services.engine.settings import EngineSettings
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86-64's")
+@pytest.mark.parametrize("processor", ["haswell", "x86-64"])  # vectors of 8 and of 4 numbers
+def test_greedy_tokens_equal_generate_on(
+    processor: str, tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"-march={processor}" if flag.startswith("-march") else flag for flag in build.FLAGS]
+    monkeypatch.setattr(build, "FLAGS", flags)
+    settings = EngineSettings("cpu", "float32", cache_dir=tmp_path, block_size=4, kv_blocks=200, threads=2)
+    for family in LEAN:
+        engine = Engine.load(tiny_model(family), settings)
+        jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
+        assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
+    assert len(list(tmp_path.rglob("*.so"))) == 1
