@@ -5,21 +5,23 @@ from __future__ import annotations
 import torch
 
 from load.engine_floor.caches import last_level_cache
-from load.engine_floor.timing import best_seconds
+from load.engine_floor.timing import device_seconds
 
 CACHES = 4  # so many times what the last cache holds is read
+CUDA_LEAST = 1 << 30  # bytes: less is over before all of a large GPU has begun
 
 
 def measure_bandwidth(device: torch.device) -> dict[str, float]:
     """Bytes a second of each way to move a large tensor; a copy counts what is read and what is written."""
     columns = 2048
-    rows = CACHES * last_level_cache(device) // (4 * columns)
+    size = max(CACHES * last_level_cache(device), CUDA_LEAST if device.type == "cuda" else 0)
+    rows = size // (4 * columns)
     source = torch.ones(rows, columns, device=device)
     target = torch.empty_like(source)
     vector = torch.ones(columns, device=device)
     with torch.inference_mode():
         return {
-            "copy": 2 * source.nbytes / best_seconds([lambda: target.copy_(source)], device),
-            "sum": source.nbytes / best_seconds([source.sum], device),
-            "matrix times vector": source.nbytes / best_seconds([lambda: torch.mv(source, vector)], device),
+            "copy": 2 * source.nbytes / device_seconds([lambda: target.copy_(source)], device),
+            "sum": source.nbytes / device_seconds([source.sum], device),
+            "matrix times vector": source.nbytes / device_seconds([lambda: torch.mv(source, vector)], device),
         }

@@ -11,10 +11,11 @@ import torch
 from load.engine_floor.bandwidth import measure_bandwidth
 from load.engine_floor.caches import last_level_cache
 from load.engine_floor.multiplying import ways
-from load.engine_floor.timing import best_seconds
+from load.engine_floor.timing import device_seconds
 from services.engine import placement
 
 ROW_COUNTS = tuple(2**i for i in range(12))  # 1 to 2,048
+CUDA_ROW_COUNTS = (*ROW_COUNTS, 4096, 8192)
 CACHES = 2  # weights are taken in turn from so many times what the last cache holds
 PARTS = ", in parts"  # said of a way that was fastest with fewer rows
 
@@ -49,7 +50,8 @@ class MachineRates:
 def measure_rates(device: torch.device, stored: torch.dtype, inputs: int, outputs: int) -> MachineRates:
     """The rates for products [rows, inputs] x [inputs, outputs] by weights stored in this dtype."""
     bandwidth = max(measure_bandwidth(device).values())
-    measured = (_matrix_rate(device, stored, inputs, outputs, rows) for rows in ROW_COUNTS)
+    counts = CUDA_ROW_COUNTS if device.type == "cuda" else ROW_COUNTS
+    measured = (_matrix_rate(device, stored, inputs, outputs, rows) for rows in counts)
     return MachineRates(bandwidth, tuple(accumulate(measured, _at_least)))
 
 
@@ -71,7 +73,7 @@ def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs
     reached = {}
     with torch.inference_mode():
         for name, way in ways(device, dtype, stored).items():
-            seconds = best_seconds([way(left, weight.clone()) for _ in range(copies)], device)
+            seconds = device_seconds([way(left, weight.clone()) for _ in range(copies)], device)
             reached[name] = 2 * rows * inputs * outputs / seconds
     best = max(reached, key=reached.__getitem__)
     return MatrixRate(rows, reached[best], best, reached)

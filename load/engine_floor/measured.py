@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from load.engine_floor.floor import Floor, floor
 from load.engine_floor.follower import Ran
@@ -25,6 +26,10 @@ class Measured:
     @property
     def ratio(self) -> float:
         return self.seconds / self.floor.seconds
+
+    def json(self) -> dict[str, Any]:
+        """As plain lists and dicts; also with its floor in seconds and its ratio."""
+        return {**asdict(self), "floor_seconds": self.floor.seconds, "ratio": self.ratio}
 
 
 def alike(name: str, ran: Sequence[Ran], shape: ModelShape, rates: MachineRates) -> Measured:

@@ -73,8 +73,7 @@ def run_increments(subject: Subject) -> Iterator[Measured]:
     batches, context = Batches(subject.engine), _context(subject)
     for batch in BATCHES:
         if batches.fits(batch, context + STEPS):
-            ran = batches.increments(batch, context, STEPS)
-            yield alike(f"increment, batch {batch}, context {context}", ran[1:], subject.shape, subject.rates)
+            yield increment(subject, batches, batch, context)
 
 
 def run_initiations(subject: Subject) -> Iterator[Measured]:
@@ -83,8 +82,19 @@ def run_initiations(subject: Subject) -> Iterator[Measured]:
     for tokens in INITIATIONS:
         prompts = max(1, tokens // length)
         if batches.fits(prompts, length):
-            ran = batches.initiations(prompts, length, 1 + TIMES)
-            yield alike(f"initiation, {prompts} x {length} tokens", ran[1:], subject.shape, subject.rates)
+            yield initiation(subject, batches, prompts, length)
+
+
+def increment(subject: Subject, batches: Batches, batch: int, context: int) -> Measured:
+    """Iterations of so many requests, the first of which is not counted."""
+    ran = batches.increments(batch, context, STEPS)
+    return alike(f"increment, batch {batch}, context {context}", ran[1:], subject.shape, subject.rates)
+
+
+def initiation(subject: Subject, batches: Batches, prompts: int, length: int) -> Measured:
+    """Iterations of so many prompts, the first of which is not counted."""
+    ran = batches.initiations(prompts, length, 1 + TIMES)
+    return alike(f"initiation, {prompts} x {length} tokens", ran[1:], subject.shape, subject.rates)
 
 
 def _context(subject: Subject) -> int:

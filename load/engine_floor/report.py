@@ -29,9 +29,8 @@ class Report:
     perplexities: list[Perplexity] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
-        """As plain lists and dicts; each phase also with its floor in seconds and its ratio."""
-        phases = [{**asdict(one), "floor_seconds": one.floor.seconds, "ratio": one.ratio} for one in self.phases]
-        return {**asdict(self), "phases": phases}
+        """As plain lists and dicts."""
+        return {**asdict(self), "phases": [one.json() for one in self.phases]}
 
 
 def rates_table(rates: MachineRates, matrix: tuple[int, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from load.simulation.outcome import Served, request_throughput
@@ -38,6 +38,11 @@ class Curve:
                 share = (latency - low.latency) / (high.latency - low.latency)
                 return low.throughput + share * (high.throughput - low.throughput)
         return self.points[-1].throughput
+
+
+def best_at(curves: Iterable[Curve], latency: float) -> tuple[float, str]:
+    """The most requests/s that one of these configurations reaches at `latency`, and its label."""
+    return max((curve.throughput_at(latency), curve.label) for curve in curves)
 
 
 def sweep(

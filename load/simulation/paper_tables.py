@@ -7,7 +7,7 @@ from pathlib import Path
 from load.markdown import table
 from load.simulation import faster_transformer
 from load.simulation.cost import Partition
-from load.simulation.curves import LOADS, Curve
+from load.simulation.curves import LOADS, Curve, best_at
 from load.simulation.outcome import request_throughput
 from load.simulation.plots import Line, Panel, draw
 from load.simulation.table1 import execution_seconds
@@ -78,7 +78,7 @@ def plot_figure_10(path: Path, of_models: dict[str, list[Curve]]) -> None:
     panels = []
     for name, of_model in of_models.items():
         y_most = 12e3 * min(curve.points[0].latency for curve in of_model)
-        panels.append(_panel(name, "median normalized latency, ms/token", of_model, 1e3, y_most))
+        panels.append(panel(name, "median normalized latency, ms/token", of_model, 1e3, y_most))
     draw(path, panels)
 
 
@@ -86,15 +86,16 @@ def plot_figure_11(path: Path, of_sizes: dict[Size, list[Curve]]) -> None:
     panels = []
     for size, of_size in of_sizes.items():
         y_most = 8 * min(curve.points[0].latency for curve in of_size)
-        panels.append(_panel(f"175B, {size.prompt} in, {size.output} out", "median latency, s", of_size, 1, y_most))
+        panels.append(panel(f"175B, {size.prompt} in, {size.output} out", "median latency, s", of_size, 1, y_most))
     draw(path, panels)
 
 
-def _panel(title: str, y_label: str, of_panel: list[Curve], unit: float, y_most: float) -> Panel:
+def panel(title: str, y_label: str, of_panel: list[Curve], unit: float, y_most: float, baseline: str = "ft") -> Panel:
+    """Latencies times `unit` over throughput. Curves whose labels begin with `baseline` are dashed."""
     lines = []
     for curve in of_panel:
         x, y = [p.throughput for p in curve.points], [unit * p.latency for p in curve.points]
-        lines.append(Line(curve.label, x, y, dashed=curve.label.startswith("ft")))
+        lines.append(Line(curve.label, x, y, dashed=curve.label.startswith(baseline)))
     return Panel(title, "throughput, requests/s", y_label, lines, y_most, log_x=True)
 
 
@@ -104,4 +105,4 @@ def _execution(partition: Partition, batch: int) -> float:
 
 
 def _best(of_model: list[Curve], system: str, level: float) -> tuple[float, str]:
-    return max((c.throughput_at(level), c.label) for c in of_model if c.label.startswith(system))
+    return best_at((curve for curve in of_model if curve.label.startswith(system)), level)

@@ -14,6 +14,7 @@ from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
 from services.engine.flat_batch import pack
 from services.engine.kv_cache import KVCache, block_bytes
+from services.engine.lean.weights import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
@@ -49,9 +50,9 @@ class Engine:
         self._unknown: dict[int, list[Row]] = {}  # by step: whom another rank samples for
 
     @classmethod
-    def load(cls, folder: Path, settings: EngineSettings, rank: int = 0) -> Engine:
+    def load(cls, folder: Path, settings: EngineSettings, rank: int = 0, tensors: Tensors | None = None) -> Engine:
         """The engine of the model in `folder`, a transformers folder with safetensors; or one of its ranks, which runs
-        nothing before it is linked to the others.
+        nothing before it is linked to the others. With `tensors`, weights come from there; they are for one rank.
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
@@ -63,7 +64,7 @@ class Engine:
         config = loading.load_config(folder)
         layout = Layout(settings.tp, settings.pp, rank)
         decoder: Decoder = (
-            loading.load_decoder(folder, config, settings, length)
+            loading.load_decoder(tensors or folder, config, settings, length)
             if layout.size == 1
             else loading.load_rank(folder, config, settings, length, layout)
         )

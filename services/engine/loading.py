@@ -16,7 +16,7 @@ from services.engine.attention import NAME
 from services.engine.decoder import Decoder
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights
+from services.engine.lean.weights import DecoderWeights, Tensors
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.decoder import NativeDecoder
 from services.engine.native.setup import NativeSetup
@@ -68,8 +68,8 @@ def _spec_of_ranks(config: Any, settings: EngineSettings) -> tuple[DecoderSpec, 
         raise SettingsError(f"{needed}: {error}") from error
 
 
-def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: int) -> Decoder:
-    """The model in `folder` on the lean path where it has one, else transformers' own.
+def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
+    """The model in a folder, or of these tensors, on the lean path where it has one, else transformers' own.
 
     Raises ModelError for a model that cannot be read or served, SettingsError for settings that only the other way has.
     """
@@ -82,11 +82,11 @@ def load_decoder(folder: Path, config: Any, settings: EngineSettings, length: in
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
         else:
-            weights = DecoderWeights(spec, folder, Shard())
+            weights = DecoderWeights(spec, source, Shard())
             return NativeDecoder(_setup(library, spec, config, weights, settings, length))
     if settings.weights != "dtype":
         raise SettingsError(f"weights={settings.weights} is served on the lean path only, which this model is not on")
-    model = load_model(folder, dtype, device)
+    model = load_model(source, dtype, device) if isinstance(source, Path) else make_model(config, source, dtype, device)
     return StockDecoder(model, check_attention(model, config.num_hidden_layers))
 
 
@@ -117,6 +117,17 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
     model.set_attn_implementation(NAME)
     return model.to(device).eval()
+
+
+def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:
+    """As `load_model`, of this config with weights from `tensors`."""
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors.read(name))
+    model.set_attn_implementation(NAME)
+    return model.eval()
 
 
 def choose_length(own: int, asked: int) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -38,8 +38,24 @@ class LayerWeights:
     down: Linear
 
 
+class Tensors(Protocol):
+    """Tensors by name. `bytes_read` counts what was asked for so far."""
+
+    bytes_read: int
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
+        """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        ...
+
+    def rows(self, name: str) -> int:
+        """How many rows a tensor has. Raises ModelError if it is absent."""
+        ...
+
+
 class Checkpoint:
-    """The tensors of a transformers folder with safetensors, by name. `bytes_read` counts what was asked for so far."""
+    """The tensors of a transformers folder with safetensors."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for a folder without any."""
@@ -61,14 +77,14 @@ class Checkpoint:
         return name in self._files
 
     def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
-        """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
+        """See Tensors."""
         part = self._slice(name)
         tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
         self.bytes_read += tensor.nbytes
         return tensor
 
     def rows(self, name: str) -> int:
-        """How many rows a tensor has. Raises ModelError if it is absent."""
+        """See Tensors."""
         return int(self._slice(name).get_shape()[0])
 
     def _slice(self, name: str) -> Any:
@@ -91,9 +107,10 @@ class DecoderWeights:
     """Reads the parts of a decoder, each when it is asked for, in the dtype in which it is stored: this shard's, and
     norms whole."""
 
-    def __init__(self, spec: DecoderSpec, folder: Path, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, source: Path | Tensors, shard: Shard) -> None:
+        """`source`: a folder with safetensors, or whatever has its tensors."""
         self._spec = spec
-        self._file = Checkpoint(folder)
+        self._file: Tensors = Checkpoint(source) if isinstance(source, Path) else source
         self._shard = shard
         self._layer: Callable[[int], LayerWeights] = self._gpt2_layer if spec.family == "gpt2" else self._llama_layer
         self._root = "transformer." if "transformer.wte.weight" in self._file else ""

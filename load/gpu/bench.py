@@ -1,0 +1,83 @@
+"""Bench: what the parts of a run share: an engine with random weights, the rates of its machine, the time left."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from load.engine_floor.machine_rates import MachineRates, measure_rates
+from load.engine_floor.model_shape import ModelShape
+from load.engine_floor.phases import Subject
+from load.gpu.budget import Budget
+from load.gpu.configurations import Configuration
+from load.gpu.random_tensors import RandomTensors
+from services.engine import placement
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a part found: markdown for people, plain lists and dicts for programs."""
+
+    text: str
+    data: Any
+
+
+class Bench:
+    """Loads the engine when it is first asked for; whoever needs its memory gives it back by `release`."""
+
+    def __init__(
+        self, name: str, configuration: Configuration, settings: EngineSettings, budget: Budget, plots: Path | None
+    ) -> None:
+        self.name = name
+        self.configuration = configuration
+        self.budget = budget
+        self.plots = plots
+        self.config = configuration.config()
+        self.device = placement.choose_device(settings)
+        self.dtype = placement.choose_dtype(settings, self.device)
+        self.tensors = RandomTensors(self.config, self.dtype, self.device)
+        self._settings = settings
+        self._engine: Engine | None = None
+        self._shape: ModelShape | None = None
+        self._rates: MachineRates | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            with tempfile.TemporaryDirectory() as parent:
+                folder = Path(parent) / self.name
+                self.config.save_pretrained(folder)
+                self._engine = Engine.load(folder, self._settings, tensors=self.tensors)
+        return self._engine
+
+    @property
+    def shape(self) -> ModelShape:
+        if self._shape is None:
+            decoder = self.engine.decoder
+            self._shape = ModelShape.of(self.config, decoder.weight_dtype, decoder.cache_dtype)
+        return self._shape
+
+    @property
+    def rates(self) -> MachineRates:
+        """Of this machine, for the widest product of this model, measured once in a run."""
+        if self._rates is None:
+            self._rates = measure_rates(self.device, self.engine.decoder.weight_dtype, *self.shape.widest)
+        return self._rates
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.engine, self.shape, self.rates)
+
+    def release(self) -> None:
+        """Give back all memory that the engine holds; nobody else may have it then."""
+        self._engine = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,129 @@
+"""The engine on a GPU, with random weights of real configurations: `python -m load.gpu_bench --model gpt-13b`.
+
+Neither Ray nor Redis, pydantic or a network is needed. See docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from load.engine_floor.report import rates_table, shares_table
+from load.engine_floor.sampling import measure_sampling, sampling_table
+from load.engine_floor.shares import measure_shares
+from load.gpu.bench import Bench, Found
+from load.gpu.beside import generate
+from load.gpu.budget import Budget
+from load.gpu.configurations import CONFIGURATIONS
+from load.gpu.end_to_end import section_6_2
+from load.gpu.engine_alone import section_6_1
+from load.gpu.iterations import increments, initiations, mixed
+from load.machine import machine
+from load.parts import parser as part_parser
+from services.engine.settings import EngineSettings
+
+CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations and logits
+
+
+def rates(bench: Bench) -> Found:
+    return Found(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
+
+
+def sampler(bench: Bench) -> Found:
+    found = list(measure_sampling(bench.engine, bench.device))
+    return Found(sampling_table(found), [asdict(one) for one in found])
+
+
+def shares(bench: Bench) -> Found:
+    """At the largest batch there is a goal for, with the first context."""
+    of = bench.configuration
+    found = measure_shares(bench.engine, of.batches[-1], of.contexts[0])
+    return Found(shares_table(found), asdict(found))
+
+
+PARTS: dict[str, tuple[Callable[[Bench], Found], str]] = {
+    "rates": (rates, "what the machine reaches: the floors are of it"),
+    "increments": (increments, "increment iterations against the floor"),
+    "initiations": (initiations, "initiation iterations against the floor"),
+    "mixed": (mixed, "iterations of both kinds against the two apart"),
+    "sampler": (sampler, "what sampling costs beside an increment iteration"),
+    "shares": (shares, "where the time of an increment iteration goes"),
+    "section-6.1": (section_6_1, "the paper's figure 9: the engine alone"),
+    "generate": (generate, "transformers' generate and continuous batching beside ours"),
+    "section-6.2": (section_6_2, "the paper's figure 10: both ways to schedule, in real time, with the time left"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0, or 1 where a part has failed; the others have run nevertheless."""
+    about = {name: what for name, (_, what) in PARTS.items()}
+    parser = part_parser("load.gpu_bench", "The engine on a GPU, with random weights of real configurations.", about)
+    parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
+    parser.add_argument("--minutes", type=float, default=7.5, help="no measurement begins after that (default 7.5)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write what was measured to this file, after each part"
+    )
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw figures 9 and 10 (PNG)")
+    given = parser.parse_args(arguments)
+    budget = Budget(60 * given.minutes)
+    configuration = CONFIGURATIONS[given.model]
+    fraction = CUDA_KV if given.device != "cpu" and torch.cuda.is_available() else EngineSettings().kv_memory_fraction
+    settings = EngineSettings(
+        given.device,
+        given.dtype,
+        lean=not given.stock,
+        kv_memory_fraction=fraction,
+        max_model_len=configuration.max_model_len,
+    )
+    bench = Bench(given.model, configuration, settings, budget, given.plots)
+    return run(bench, given.part or list(PARTS), given.json)
+
+
+def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
+    """Run `parts` in this order; prints as it goes. See `main`."""
+    engine = bench.engine
+    figures = engine.figures
+    kept = figures.num_blocks * figures.block_size
+    said = f"{machine()}; {_device(bench)}; {figures.model}, {figures.numerics}"
+    print(f"{said}; random weights; keys and values of {kept:,} tokens", flush=True)
+    del engine  # `release` gives its memory back only if nobody holds it
+    found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
+    for part in parts:
+        print(f"\n## {bench.name}: {part}\n", flush=True)
+        began = time.perf_counter()
+        if bench.budget.spent:
+            print("Left out: the time is spent.", flush=True)
+            found["failed"][part] = "the time is spent"
+            continue
+        try:
+            of_part = PARTS[part][0](bench)
+        except Exception as error:  # the machine is lent for minutes: other parts must run
+            traceback.print_exc()
+            found["failed"][part] = f"{type(error).__name__}: {error}"
+            print(f"Failed: {found['failed'][part]}", flush=True)
+        else:
+            found["parts"][part] = of_part.data
+            print(of_part.text)
+        print(f"\n{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left", flush=True)
+        if to:
+            found["rates"] = asdict(bench.rates)
+            to.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if found["failed"] else 0
+
+
+def _device(bench: Bench) -> str:
+    return torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
