@@ -24,7 +24,7 @@ from load.gpu.budget import Budget
 from load.gpu.configurations import CONFIGURATIONS
 from load.gpu.end_to_end import section_6_2
 from load.gpu.engine_alone import section_6_1
-from load.gpu.iterations import increments, initiations, mixed
+from load.gpu.iterations import graphs, increments, initiations, mixed
 from load.machine import machine
 from load.parts import parser as part_parser
 from services.engine.settings import EngineSettings
@@ -53,6 +53,7 @@ PARTS: dict[str, tuple[Callable[[Bench], Found], str]] = {
     "increments": (increments, "increment iterations against the floor"),
     "initiations": (initiations, "initiation iterations against the floor"),
     "mixed": (mixed, "iterations of both kinds against the two apart"),
+    "graphs": (graphs, "increment iterations as CUDA graphs and kernel by kernel"),
     "sampler": (sampler, "what sampling costs beside an increment iteration"),
     "shares": (shares, "where the time of an increment iteration goes"),
     "section-6.1": (section_6_1, "the paper's figure 9: the engine alone"),

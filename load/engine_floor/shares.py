@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from load.engine_floor.batches import Batches
@@ -17,10 +18,19 @@ OUTSIDE = "Python and the cost of starting an operation"
 # which operations are what, by the last part of their name; the rest are "small operations"
 CLASSES = {
     "projections and output": ("mm", "addmm", "bmm", "linear", "matmul", "mkldnn_linear", "_mkl_linear"),
-    "attention": ("scaled_dot_product", "flash_attention"),
+    "attention": (),
     "KV written and gathered": ("index_select", "index_copy_", "index_fill_"),
     "sampler": ("max", "amax", "argmax", "topk", "sort", "isfinite", "log_softmax", "cumsum"),
 }
+# the same of what has it anywhere in its name, as CUDA's kernels do
+WITHIN = {
+    "attention": ("scaled_dot_product", "flash", "fmha", "_attend"),
+    "projections and output": ("gemm", "nvjet", "cutlass", "_multiply"),
+    "KV written and gathered": ("_place", "index_put", "indexSelect"),
+    "sampler": ("MaxOps", "MaxNan", "ArgMax", "topk", "Sort", "sort"),
+}
+FILLING = ("uniform_", "distribution")  # of the cache, before the iterations
+NAME = 72  # characters of a kernel's name that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +71,22 @@ def _profiled(engine: Engine, batch: int, context: int) -> Shares:
     whole = sum(one.seconds for one in ran)
     times: list[tuple[str, int, float]] = []
     for event in profiled.key_averages():
+        if on_cuda and event.device_type != DeviceType.CUDA:  # what it started has an entry of its own
+            continue
         own = event.self_device_time_total if on_cuda else event.self_cpu_time_total
-        if event.key != "aten::uniform_":  # fills the cache, before the iterations
+        if not any(word in event.key for word in FILLING):
             times.append((event.key, event.count, own / 1e6 / whole))
     classes = dict.fromkeys([*CLASSES, "small operations"], 0.0)
     for name, _, share in times:
         classes[_class(name)] += share
     classes[OUTSIDE] = max(0.0, 1.0 - sum(classes.values()))
     costliest = sorted(times, key=lambda entry: -entry[2])[:12]
-    return Shares(batch, context, classes, [(name, count / ITERATIONS, share) for name, count, share in costliest])
+    shown = [(name[:NAME], count / ITERATIONS, share) for name, count, share in costliest]
+    return Shares(batch, context, classes, shown)
 
 
 def _class(operation: str) -> str:
     name = operation.rpartition("::")[2]
-    for kind, words in CLASSES.items():
-        if name in words or (kind == "attention" and any(word in name for word in words)):
-            return kind
-    return "small operations"
+    exact = (kind for kind, names in CLASSES.items() if name in names)
+    within = (kind for kind, words in WITHIN.items() if any(word in operation for word in words))
+    return next(exact, None) or next(within, "small operations")

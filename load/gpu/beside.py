@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from load.gpu.bench import Bench, Found
 from load.gpu.iterations import CUT
@@ -22,10 +22,12 @@ from services.scheduling import Knobs
 
 BATCH = 32  # of `generate`, and max batch size of ours; continuous batching takes what it chooses itself
 EQUAL = Size(128, 32)  # of section 6.1
+PAGE = 256  # tokens of a block of its cache
+CONTINUOUS_TOKENS = 4096  # of one of its iterations
 WAIT = 1.0  # seconds between two looks at whether the other's thread still lives
 
 Outputs = list[list[int]]
-System = Callable[[Sequence[Job]], Outputs]
+System = Callable[[Sequence[Job]], tuple[Outputs, float]]  # and the seconds that it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,12 @@ def generate(bench: Bench) -> Found:
         for workload, jobs in workloads.items():
             if bench.budget.spent:
                 return
-            began = time.perf_counter()
-            outputs = system(jobs)
-            seconds = time.perf_counter() - began
+            outputs, seconds = system(jobs)
             expected = ours.setdefault(workload, outputs)
             same = sum(one == other for one, other in zip(outputs, expected, strict=True))
             found.append(Beside(workload, name, len(jobs), sum(map(len, outputs)), seconds, same))
 
-    measure("orca", lambda jobs: run_trace(bench.engine, jobs, Setup(Knobs(BATCH))).outputs)
+    measure("orca", _ours(bench))
     bench.release()
     model = loading.make_model(bench.config, bench.tensors, bench.dtype, bench.device)
     model.set_attn_implementation("sdpa")
@@ -93,14 +93,21 @@ def _workloads(trace: int) -> dict[str, list[Job]]:
     }
 
 
+def _ours(bench: Bench) -> System:
+    def run(jobs: Sequence[Job]) -> tuple[Outputs, float]:
+        done = run_trace(bench.engine, jobs, Setup(Knobs(BATCH)))
+        return done.outputs, done.seconds
+
+    return run
+
+
 def _padded(model: Any) -> System:
     """`generate`: a batch at a time, prompts padded to the longest, all run until the last one has ended."""
 
-    def run(jobs: Sequence[Job]) -> Outputs:
-        outputs: Outputs = []
-        for first in range(0, len(jobs), BATCH):
-            outputs += _generate(model, jobs[first : first + BATCH])
-        return outputs
+    def run(jobs: Sequence[Job]) -> tuple[Outputs, float]:
+        began = time.perf_counter()
+        batches = [_generate(model, jobs[first : first + BATCH]) for first in range(0, len(jobs), BATCH)]
+        return [output for batch in batches for output in batch], time.perf_counter() - began
 
     return run
 
@@ -124,30 +131,42 @@ def _generate(model: Any, jobs: Sequence[Job]) -> Outputs:
 
 
 def _continuous(model: Any) -> System:
-    """What `generate_batch` wraps: its manager takes a limit for each request, `generate_batch` one for all. Its
-    warm-up is not counted."""
+    """What `generate_batch` wraps: its manager takes a limit for each request, `generate_batch` one for all.
 
-    def run(jobs: Sequence[Job]) -> Outputs:
+    It has blocks for all requests at once: left to itself, it makes a mask over all memory that is free. Its set-up is
+    not counted.
+    """
+
+    def run(jobs: Sequence[Job]) -> tuple[Outputs, float]:
         most = max(job.max_new_tokens for job in jobs)
         config = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        with model.continuous_batching_context_manager(generation_config=config, timeout=30) as manager:
-            ids = [
-                manager.add_request(list(job.prompt), max_new_tokens=job.max_new_tokens, eos_token_id=-1)
-                for job in jobs
-            ]
-            ended: dict[str, list[int]] = {}
-            while len(ended) < len(jobs):
-                result = manager.get_result(timeout=WAIT)
-                if result is None:
-                    if not manager.is_running():
-                        raise RuntimeError(f"its thread has ended with {len(ended)} of {len(jobs)} requests")
-                elif result.is_finished():
-                    if result.error is not None:
-                        raise RuntimeError(f"{result.request_id}: {result.error}")
-                    ended[result.request_id] = list(result.generated_tokens)
-        return [ended[id] for id in ids]
+        blocks = sum(-(-(len(job.prompt) + job.max_new_tokens) // PAGE) for job in jobs)
+        memory = ContinuousBatchingConfig(num_blocks=1 + blocks, max_batch_tokens=CONTINUOUS_TOKENS)
+        with model.continuous_batching_context_manager(
+            generation_config=config, continuous_batching_config=memory, timeout=30
+        ) as manager:
+            began = time.perf_counter()
+            ids = [manager.add_request(job.prompt, max_new_tokens=job.max_new_tokens, eos_token_id=-1) for job in jobs]
+            outputs = _collect(manager, ids)
+            seconds = time.perf_counter() - began
+        return outputs, seconds
 
     return run
+
+
+def _collect(manager: Any, ids: Sequence[str]) -> Outputs:
+    """Raises RuntimeError where a request fails or the manager's thread ends."""
+    ended: dict[str, list[int]] = {}
+    while len(ended) < len(ids):
+        result = manager.get_result(timeout=WAIT)
+        if result is None:
+            if not manager.is_running():
+                raise RuntimeError(f"its thread has ended with {len(ended)} of {len(ids)} requests")
+        elif result.is_finished():
+            if result.error is not None:
+                raise RuntimeError(f"{result.request_id}: {result.error}")
+            ended[result.request_id] = list(result.generated_tokens)
+    return [ended[id] for id in ids]
 
 
 def _table(found: Sequence[Beside]) -> str:

@@ -74,6 +74,38 @@ def mixed(bench: Bench) -> Found:
     return Found(_told(bench, table(head, rows)), [one.json() for one in found])
 
 
+def graphs(bench: Bench) -> Found:
+    """Increments of the first context with the decoder's CUDA graphs and without, where it has any."""
+    decoder: Any = bench.engine.decoder
+    captured = getattr(decoder, "graphs", None)
+    if captured is None:
+        return Found(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
+    of, batches, context = bench.configuration, Batches(bench.engine), bench.configuration.contexts[0]
+    found = []
+    for batch in of.batches:
+        if bench.budget.spent or not batches.fits(batch, context + STEPS):
+            continue
+        replayed = increment(bench.subject, batches, batch, context)
+        decoder.graphs = None
+        try:
+            launched = increment(bench.subject, batches, batch, context)
+        finally:
+            decoder.graphs = captured
+        times = {name: one.seconds / one.iterations for name, one in (("graph", replayed), ("launched", launched))}
+        found.append({"batch": batch, "context": context, **times})
+    head = ["increment", "as a graph, ms", "kernel by kernel, ms", "ratio"]
+    rows = [
+        [
+            f"batch {one['batch']}, context {context}",
+            f"{one['graph'] * 1e3:,.2f}",
+            f"{one['launched'] * 1e3:,.2f}",
+            f"{one['launched'] / one['graph']:.2f}",
+        ]
+        for one in found
+    ]
+    return Found(_told(bench, table(head, rows)), found)
+
+
 def _increments(bench: Bench) -> Iterator[Compared]:
     of, batches = bench.configuration, Batches(bench.engine)
     for context in of.contexts:

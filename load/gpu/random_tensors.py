@@ -35,7 +35,7 @@ class RandomTensors:
         """See Tensors; all of it is drawn, whatever is asked for."""
         shape = self._shape(name)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device) * DEVIATION
+        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(DEVIATION)
         if len(shape) == 1 and name.endswith(".weight"):
             tensor += 1.0
         part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor
