@@ -33,6 +33,7 @@ CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations 
 
 
 def rates(bench: Bench) -> Found:
+    """What the floors of all parts are of."""
     return Found(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
 
 
@@ -98,7 +99,8 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
     said = f"{machine()}; {_device(bench)}; {figures.model}, {figures.numerics}"
     print(f"{said}; random weights; keys and values of {kept:,} tokens", flush=True)
     del engine  # `release` gives its memory back only if nobody holds it
-    found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
+    found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "rates": asdict(bench.rates)}
+    found |= {"parts": {}, "failed": {}}
     for part in parts:
         print(f"\n## {bench.name}: {part}\n", flush=True)
         began = time.perf_counter()
@@ -117,7 +119,6 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
             print(of_part.text)
         print(f"\n{time.perf_counter() - began:.0f} s; {bench.budget.left:.0f} s are left", flush=True)
         if to:
-            found["rates"] = asdict(bench.rates)
             to.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if found["failed"] else 0
 

@@ -51,6 +51,7 @@ class Bench:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
+            self.release()  # what others had before is counted as free only then
             with tempfile.TemporaryDirectory() as parent:
                 folder = Path(parent) / self.name
                 self.config.save_pretrained(folder)
@@ -76,7 +77,7 @@ class Bench:
         return Subject(self.engine, self.shape, self.rates)
 
     def release(self) -> None:
-        """Give back all memory that the engine holds; nobody else may have it then."""
+        """Give back all memory that nobody uses; the engine's is, if nobody else holds it."""
         self._engine = None
         gc.collect()
         if self.device.type == "cuda":

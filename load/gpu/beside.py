@@ -11,11 +11,11 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from load.gpu.bench import Bench, Found
+from load.gpu.budget import Budget
 from load.gpu.iterations import CUT
 from load.in_process import Setup, run_trace
 from load.markdown import table
-from load.simulation.traces import Size
-from load.simulation.traces import paper as paper_sizes
+from load.simulation.traces import Size, paper
 from load.workloads import Job, any_prompt
 from services.engine import loading
 from services.scheduling import Knobs
@@ -24,6 +24,7 @@ BATCH = 32  # of `generate`, and max batch size of ours; continuous batching tak
 EQUAL = Size(128, 32)  # of section 6.1
 PAGE = 256  # tokens of a block of its cache
 CONTINUOUS_TOKENS = 4096  # of one of its iterations
+SHARE = 0.5  # of the time that is left, at most
 WAIT = 1.0  # seconds between two looks at whether the other's thread still lives
 
 Outputs = list[list[int]]
@@ -55,7 +56,7 @@ class Beside:
 
 def generate(bench: Bench) -> Found:
     """Ours first, then transformers' with the memory that ours has given back."""
-    workloads = _workloads(bench.configuration.trace)
+    workloads, budget = _workloads(bench.configuration.trace), Budget(bench.budget.left * SHARE)
     found: list[Beside] = []
     ours: dict[str, Outputs] = {}
     failures: dict[str, str] = {}
@@ -63,7 +64,7 @@ def generate(bench: Bench) -> Found:
     def measure(name: str, system: System) -> None:
         system([Job(any_prompt(16, 0), 2)])  # what comes only once
         for workload, jobs in workloads.items():
-            if bench.budget.spent:
+            if budget.spent:
                 return
             outputs, seconds = system(jobs)
             expected = ours.setdefault(workload, outputs)
@@ -74,19 +75,19 @@ def generate(bench: Bench) -> Found:
     bench.release()
     model = loading.make_model(bench.config, bench.tensors, bench.dtype, bench.device)
     model.set_attn_implementation("sdpa")
-    for name, system in (("generate", _padded(model)), ("continuous batching", _continuous(model))):
+    for name, system in (("generate", _padded(model)), ("continuous batching", _continuous(model, budget))):
         try:
             measure(f"transformers, {name}", system)
         except Exception as error:  # whatever fails in another system must not cost what was measured
             failures[name] = f"{type(error).__name__}: {error}"
     lines = [f"transformers, {name} failed: {why}" for name, why in failures.items()]
-    text = "\n\n".join([_table(found), *lines, *([CUT] if bench.budget.spent else [])])
+    text = "\n\n".join([_table(found), *lines, *([CUT] if budget.spent else [])])
     return Found(text, {"measured": [one.json() for one in found], "failed": failures})
 
 
 def _workloads(trace: int) -> dict[str, list[Job]]:
     equal = [EQUAL] * min(BATCH, trace)
-    named = {f"{len(equal)} x ({EQUAL.prompt} in, {EQUAL.output} out)": equal, "the paper's": paper_sizes(trace)}
+    named = {f"{len(equal)} x ({EQUAL.prompt} in, {EQUAL.output} out)": equal, "the paper's": paper(trace)}
     return {
         name: [Job(any_prompt(size.prompt, seed), size.output) for seed, size in enumerate(sizes)]
         for name, sizes in named.items()
@@ -130,7 +131,7 @@ def _generate(model: Any, jobs: Sequence[Job]) -> Outputs:
     return [row[: job.max_new_tokens] for row, job in zip(out[:, width:].tolist(), jobs, strict=True)]
 
 
-def _continuous(model: Any) -> System:
+def _continuous(model: Any, budget: Budget) -> System:
     """What `generate_batch` wraps: its manager takes a limit for each request, `generate_batch` one for all.
 
     It has blocks for all requests at once: left to itself, it makes a mask over all memory that is free. Its set-up is
@@ -147,17 +148,19 @@ def _continuous(model: Any) -> System:
         ) as manager:
             began = time.perf_counter()
             ids = [manager.add_request(job.prompt, max_new_tokens=job.max_new_tokens, eos_token_id=-1) for job in jobs]
-            outputs = _collect(manager, ids)
+            outputs = _collect(manager, ids, budget)
             seconds = time.perf_counter() - began
         return outputs, seconds
 
     return run
 
 
-def _collect(manager: Any, ids: Sequence[str]) -> Outputs:
-    """Raises RuntimeError where a request fails or the manager's thread ends."""
+def _collect(manager: Any, ids: Sequence[str], budget: Budget) -> Outputs:
+    """Raises RuntimeError where a request fails, the manager's thread ends or the time is spent."""
     ended: dict[str, list[int]] = {}
     while len(ended) < len(ids):
+        if budget.spent:
+            raise RuntimeError(f"the time is spent with {len(ended)} of {len(ids)} requests")
         result = manager.get_result(timeout=WAIT)
         if result is None:
             if not manager.is_running():
