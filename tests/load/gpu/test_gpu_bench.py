@@ -14,6 +14,7 @@ from load import gpu_bench
 from load.engine_floor import bandwidth, machine_rates, phases, sampling, timing
 from load.gpu import beside, end_to_end, engine_alone, iterations
 from load.gpu.budget import Budget
+from load.simulation.traces import Size, paper
 
 ROW_COUNTS = (1, 32)
 
@@ -35,6 +36,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_to_end, "LEAST", 4)
     monkeypatch.setattr(end_to_end, "LEVELS", (1,))
     monkeypatch.setattr(end_to_end, "LONGEST", 0.2)
+    for module in (end_to_end, beside):
+        monkeypatch.setattr(module, "paper", lambda n: [Size(one.prompt // 8, one.output // 8 + 1) for one in paper(n)])
 
 
 def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[str, Any]]:
