@@ -82,6 +82,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         device=settings.device,
         dtype=settings.dtype,
         weights=settings.weights,
+        batch_invariant=settings.batch_invariant,
         cache_dir=settings.cache_dir,
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,

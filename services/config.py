@@ -97,6 +97,10 @@ class Settings(BaseSettings):
         Literal["dtype", "int8"],
         Field(description="int8: weights of products in eight bits, half to a quarter of the memory; CPU only"),
     ] = "dtype"
+    batch_invariant: Annotated[
+        bool,
+        Field(description="on CUDA: a request's logits have the same bits in any batch, at a price; CPUs always do"),
+    ] = False
     block_size: Annotated[int, Field(ge=1, le=1024, description="tokens of one KV block")] = 16
     kv_blocks: Annotated[
         int, Field(ge=0, description="KV blocks of an engine; 0: what kv_memory_fraction of the free memory holds")

@@ -106,26 +106,26 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
 
 def launch(logits: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
     """All of the work, and no waiting. Returns what the host wants to know in one int64 tensor, see `unpack`."""
-    raw = logits.float()
-    best, tokens = raw.max(dim=-1)
-    state = best.isfinite().long()
+    raw, n = logits.float(), len(batch.rows)
+    told = [torch.empty(n + -(-n // 2), dtype=torch.int64, device=logits.device)]
+    tokens, best = told[0][:n], told[0][n:].view(torch.float32)[:n]
+    torch.max(raw, dim=-1, out=(best, tokens))  # all that a batch of plainly greedy ones costs
     if batch.special:
         scores = raw.index_select(0, sent.special)
         if len(sent.index):
             values = adjustments.adjusted(scores, sent.index, sent.columns, sent.settings)
             scores.view(-1).index_copy_(0, sent.index, values)
         tops, chosen = scores.max(dim=-1)
-        state = state.index_add(0, sent.special, (tops == -torch.inf).long() * 2)
+        told.append(tops.double().view(torch.int64))
         for part in batch.parts(logits.shape[1]):
             chosen[part] = _draw(scores[part] - tops[part, None], batch.groups[part], sent, part)
-        tokens = tokens.index_copy(0, sent.special, chosen)
-    told = [tokens, state]
+        tokens.index_copy_(0, sent.special, chosen)
     if batch.asking:
         logs = raw.index_select(0, sent.asking).log_softmax(dim=-1)
         values, ids = logs.topk(batch.likeliest)
         own = logs.gather(1, tokens.index_select(0, sent.asking)[:, None])
         told += [torch.cat([own, values], dim=1).double().view(torch.int64).view(-1), ids.view(-1)]
-    return torch.cat(told)
+    return torch.cat(told) if len(told) > 1 else told[0]
 
 
 def _draw(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part: slice) -> torch.Tensor:
@@ -138,13 +138,16 @@ def _draw(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part
 
 
 def unpack(told: npt.NDArray[np.int64], batch: Batch) -> Choice:
-    """What `launch` tells: tokens, whether they are sound (1) and ruled out (2), log probabilities and their ids."""
-    n, asking, k = len(batch.rows), len(batch.asking), batch.likeliest
-    tokens, state, rest = told[:n].tolist(), told[n : 2 * n], told[2 * n :]
+    """What `launch` tells: tokens; the largest logit of each request, and of each special one once it is adjusted; log
+    probabilities and their ids."""
+    n, special, asking, k = len(batch.rows), len(batch.special), len(batch.asking), batch.likeliest
+    tokens, best, tops, rest = np.split(told, np.cumsum([n, -(-n // 2), special]))
+    possible = np.ones(n, bool)
+    possible[batch.special] = tops.view(np.float64) != -np.inf
     logs = rest[: asking * (k + 1)].view(np.float64).reshape(asking, k + 1).tolist()
     ids = rest[asking * (k + 1) :].reshape(asking, k).tolist()
     logprobs = {}
     for i, (own, *values), likeliest in zip(batch.asking, logs, ids, strict=True):
         count = batch.rows[i].sampling.logprobs or 0
         logprobs[i] = Logprobs(own, list(zip(likeliest[:count], values[:count], strict=True)))
-    return Choice(tokens, (state & 1 == 1).tolist(), (state & 2 == 0).tolist(), logprobs)
+    return Choice(tokens.tolist(), np.isfinite(best.view(np.float32)[:n]).tolist(), possible.tolist(), logprobs)

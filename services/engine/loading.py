@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.engine import placement
 from services.engine.attention import NAME
+from services.engine.cuda.setup import CudaSetup
 from services.engine.decoder import Decoder
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
@@ -60,8 +61,8 @@ def check_ranks(folder: Path, settings: EngineSettings) -> None:
 def _spec_of_ranks(config: Any, settings: EngineSettings) -> tuple[DecoderSpec, ctypes.CDLL]:
     needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path only"
     spec = lean_spec(config, settings)
-    if spec is None:
-        raise SettingsError(f"{needed}, which {config.model_type} is not on here")
+    if spec is None or placement.choose_device(settings).type != "cpu":
+        raise SettingsError(f"{needed} of CPUs, which {config.model_type} is not on here")
     try:
         return spec, kernels(settings.cache_dir)
     except NoKernels as error:
@@ -75,19 +76,36 @@ def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, 
     """
     device = placement.choose_device(settings)
     dtype = placement.choose_dtype(settings, device)
+    if settings.weights != "dtype" and device.type != "cpu":
+        raise SettingsError(f"weights={settings.weights} is served on a CPU only")
     spec = lean_spec(config, settings)
     if spec:
         try:
-            library = kernels(settings.cache_dir)
+            return _lean(spec, source, config, settings, length)
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
-        else:
-            weights = DecoderWeights(spec, source, Shard())
-            return NativeDecoder(_setup(library, spec, config, weights, settings, length))
+    needed = "is served on the lean path only, which this model is not on here"
     if settings.weights != "dtype":
-        raise SettingsError(f"weights={settings.weights} is served on the lean path only, which this model is not on")
+        raise SettingsError(f"weights={settings.weights} {needed}")
+    if settings.batch_invariant:
+        raise SettingsError(f"batch_invariant {needed}")
     model = load_model(source, dtype, device) if isinstance(source, Path) else make_model(config, source, dtype, device)
     return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+
+
+def _lean(spec: DecoderSpec, source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
+    """Raises NoKernels."""
+    device = placement.choose_device(settings)
+    if device.type == "cpu":
+        library = kernels(settings.cache_dir)
+        return NativeDecoder(_setup(library, spec, config, DecoderWeights(spec, source, Shard()), settings, length))
+    try:
+        from services.engine.cuda.decoder import CudaDecoder  # there need be no Triton
+    except ImportError as error:
+        raise NoKernels(f"there is no Triton: {error}") from error
+    weights = DecoderWeights(spec, source, Shard())
+    dtype = placement.choose_dtype(settings, device)
+    return CudaDecoder(CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant))
 
 
 def _setup(
@@ -100,9 +118,7 @@ def _setup(
 
 def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:
     """What the lean path runs of this model; None where it is not to."""
-    if not settings.lean or placement.choose_device(settings).type != "cpu":
-        return None
-    return DecoderSpec.of(config)
+    return DecoderSpec.of(config) if settings.lean else None
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:

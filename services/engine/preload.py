@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from pathlib import Path
 
 import torch
@@ -24,8 +25,11 @@ def preload(folder: Path, settings: EngineSettings) -> None:
     device = placement.choose_device(settings)
     config = load_config(folder)
     if lean_spec(config, settings):
-        with contextlib.suppress(NoKernels):
-            kernels(settings.cache_dir)
+        with contextlib.suppress(NoKernels, ImportError):
+            if device.type == "cpu":
+                kernels(settings.cache_dir)
+            else:
+                importlib.import_module("services.engine.cuda.decoder")  # and Triton, where there is one
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(config)
     torch.zeros(1, device=device)  # CUDA's context: the spare has it before it is needed

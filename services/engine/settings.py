@@ -19,6 +19,7 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["dtype", "int8"] = "dtype"
     lean: bool = True  # False: transformers' own layers for every family
+    batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the lean path only
     cache_dir: Path | None = None  # where compiled kernels are kept; None: in the user's cache
     block_size: int = 16  # tokens of one KV block
     kv_blocks: int = 0  # 0: what kv_memory_fraction of the free memory holds

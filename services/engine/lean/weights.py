@@ -135,9 +135,14 @@ class DecoderWeights:
     def last_norm(self) -> Linear:
         return self._norm(f"{self._root}ln_f" if self._spec.family == "gpt2" else "model.norm")
 
+    @property
+    def tied(self) -> bool:
+        """Whether the vocabulary is the embedding."""
+        return "lm_head.weight" not in self._file
+
     def vocabulary(self) -> torch.Tensor:
         """[vocab, hidden], of which this shard has some: the embedding where both are one."""
-        return (self._table("lm_head.weight") if "lm_head.weight" in self._file else self.embedding()).rows
+        return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
 
     def _table(self, name: str) -> Table:
         rows = self._shard.some_of(self._file.rows(name))

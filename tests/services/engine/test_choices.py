@@ -132,7 +132,7 @@ def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
         with pytest.raises(Exception, match="_local_scalar_dense"):
             told.max().item()
     asking, likeliest = len(batch.asking), batch.likeliest
-    assert told.shape == (2 * 16 + asking * (1 + 2 * likeliest),)
+    assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
 
 
 def test_log_probabilities_of_both_ways_agree() -> None:

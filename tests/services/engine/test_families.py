@@ -120,5 +120,6 @@ def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:
 def test_greedy_tokens_equal_generate_on_cuda(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     engine = Engine.load(folder, EngineSettings(device="cuda", dtype="float32", block_size=4, kv_blocks=200))
+    assert engine.figures.numerics.endswith("triton") == (family in LEAN)
     jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))

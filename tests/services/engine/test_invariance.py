@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from driver import Driver, Job
 from tiny_models import make_tiny_model
 
@@ -58,8 +59,23 @@ def test_logits_are_bitwise_the_same(folders: dict[str, Path], family: str, sett
     """As log probabilities, which are a function of a request's own logits alone."""
     engine = Engine.load(folders[family], settings)
     assert " native" in engine.figures.numerics
+    check(engine, folders[family], settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str) -> None:
+    settings = replace(SETTINGS, device="cuda", dtype=dtype, batch_invariant=True)
+    engine = Engine.load(folders[family], settings)
+    assert engine.figures.numerics.endswith("triton invariant")
+    check(engine, folders[family], settings)
+
+
+def check(engine: Engine, folder: Path, settings: EngineSettings) -> None:
     alone = [Driver(engine).run([job])[0] for job in make_jobs()]
-    other = Engine.load(folders[family], replace(settings, block_size=5, kv_blocks=400, threads=3))
+    other = Engine.load(folder, replace(settings, block_size=5, kv_blocks=400, threads=3))
     for rng in (random.Random(1), random.Random(2)):
         for again in (_in_company(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
             assert [job.output for job in again] == [job.output for job in alone]

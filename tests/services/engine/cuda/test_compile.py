@@ -1,0 +1,144 @@
+"""Every kernel compiles for compute capability 9.0, as the engine launches it. It needs no GPU, and shows no speed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import JITFunction, driver  # noqa: E402
+
+from services.engine.cuda.kernels import activation, attention, embedding, heads, norm, product  # noqa: E402
+from services.engine.cuda.plan import FIELDS  # noqa: E402
+from services.engine.cuda.tiles import Tiles  # noqa: E402
+from services.engine.lean.weights import Linear  # noqa: E402
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Hopper:
+    """What Triton asks a driver for before it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class Compiled:
+    """In a kernel's place: compiles where it would be launched."""
+
+    def __init__(self, kernel: JITFunction, made: list[Any]) -> None:
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.made.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels that a test's launches compile."""
+    made: list[Any] = []
+    monkeypatch.setattr(driver, "_active", Hopper())
+    for module, name in (
+        (activation, "_activate"),
+        (attention, "_attend"),
+        (embedding, "_embed"),
+        (heads, "_place"),
+        (norm, "_add_and_norm"),
+        (product, "_multiply"),
+    ):
+        monkeypatch.setattr(module, name, Compiled(getattr(module, name), made))
+    return made
+
+
+def usage(kernel: Any, tmp_path: Path) -> dict[str, int]:
+    """Registers of a thread, bytes of its stack (where registers are spilled to), and so on."""
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    told = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def i32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def attend(of: int, kv: int, dim: int, block_size: int, rows: int) -> None:
+    stores = bf16(100, kv, dim, block_size), bf16(100, kv, block_size, dim)
+    work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
+    partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv))
+    qkv = bf16(9, (of + 2 * kv) * dim)
+    attention.attend(qkv, *stores, work, partials, dim**-0.5, Tiles(rows=rows), 264)
+
+
+@pytest.mark.parametrize(("of", "kv", "dim"), [(32, 8, 128), (12, 12, 64)])  # Llama-3-8B's, GPT-2's
+@pytest.mark.parametrize("rows", [64, 16])
+def test_attention_of_a_model(of: int, kv: int, dim: int, rows: int, made: list[Any], tmp_path: Path) -> None:
+    """On tensor cores, with copies of 16 bytes at once, and next to nothing spilled."""
+    attend(of, kv, dim, 16, rows)
+    (kernel,) = made
+    found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
+    assert found["STACK"] <= 64, found
+    assert kernel.metadata.shared <= 113 * 1024  # two programs on a multiprocessor
+    assert ("wgmma" if rows == 64 else "mma.sync") in ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+    assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
+
+
+def test_attention_over_blocks_of_any_size(made: list[Any], tmp_path: Path) -> None:
+    for block_size in (5, 256):
+        attend(12, 12, 64, block_size, 16)
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads(rotary: bool, normed: bool, made: list[Any], tmp_path: Path) -> None:
+    weight = f32(128) if normed else None
+    table = heads.Rotary(f32(4096, 64), f32(4096, 64)) if rotary else None
+    stores = bf16(100, 8, 128, 16), bf16(100, 8, 16, 128)
+    heads.place(bf16(9, 48 * 128), i32(9), i32(9), *stores, table, weight, weight, 1e-6)
+    assert usage(made[0], tmp_path)["STACK"] == 0
+
+
+def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
+    x, weight = f32(9, 5120), f32(5120)
+    for mean, change in ((True, None), (False, bf16(9, 5120))):
+        bias = weight if mean else None
+        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16)
+        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16, i32(4))
+    embedding.embed(i32(9), i32(9), bf16(1000, 5120), None)
+    embedding.embed(i32(9), i32(9), bf16(1000, 5120), bf16(512, 5120))
+    activation.activate(bf16(9, 8 * 5120), True)
+    activation.activate(bf16(9, 4 * 5120), False)
+    assert len(made) == 8
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
+def test_products(made: list[Any], tmp_path: Path) -> None:
+    for dtype, bias in ((torch.bfloat16, None), (torch.bfloat16, bf16(6144)), (torch.float32, None)):
+        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bias), dtype)
+    for kernel in made:
+        assert usage(kernel, tmp_path)["STACK"] == 0
+        assert "wgmma" in kernel.asm["ptx"]
