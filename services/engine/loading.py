@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from services.engine import placement
 from services.engine.attention import NAME
 from services.engine.cuda.setup import CudaSetup
+from services.engine.cuda.tiles import Tiles
 from services.engine.decoder import Decoder
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
@@ -105,7 +106,8 @@ def _lean(spec: DecoderSpec, source: Path | Tensors, config: Any, settings: Engi
         raise NoKernels(f"there is no Triton: {error}") from error
     weights = DecoderWeights(spec, source, Shard())
     dtype = placement.choose_dtype(settings, device)
-    return CudaDecoder(CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant))
+    tiles = Tiles.fitting(dtype, spec.head_dim)
+    return CudaDecoder(CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant, tiles))
 
 
 def _setup(

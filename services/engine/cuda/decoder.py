@@ -48,7 +48,8 @@ class CudaDecoder:
         self._layers.bind(cache)
         if self._setup.device.type == "cuda":
             longest = -(-self._setup.max_model_len // cache.block_size)
-            self.graphs = Graphs(self._run_increments, longest, PARTIAL_ROWS, self._setup.device)
+            vocab = self._setup.spec.vocab
+            self.graphs = Graphs(self._run_increments, vocab, longest, PARTIAL_ROWS, self._setup.device)
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """See Decoder; float32."""
@@ -58,8 +59,8 @@ class CudaDecoder:
             return self.graphs(batch, items)
         return self._layers.run(send(batch, items, self._setup.device), tiles)
 
-    def _run_increments(self, inputs: Inputs) -> torch.Tensor:
-        return self._layers.run(inputs, self._increments)
+    def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
+        self._layers.run(inputs, self._increments, logits)
 
     def _tiles(self, batch: FlatBatch) -> Tiles:
         """Narrow ones where every request's rows fit into one."""

@@ -44,8 +44,8 @@ class CudaLayers:
         self._cache = cache
         self._partials = Partials.make(PARTIAL_ROWS, self._spec.kv_heads, self._spec.head_dim, self._device)
 
-    def run(self, inputs: Inputs, tiles: Tiles) -> torch.Tensor:
-        """Logits [sampling, vocab], float32."""
+    def run(self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [sampling, vocab], float32, in `logits` if they are given."""
         spec, dtype, product = self._spec, self._dtype, self._product
         x = embed(inputs.ids, inputs.positions, self._embedding, self._positions)
         change = None
@@ -68,7 +68,7 @@ class CudaLayers:
             normed = add_and_norm(x, change, layer.mlp_norm, spec.epsilon, spec.layer_norm, dtype)
             change = product(activate(product(normed, layer.up, dtype), spec.gated), layer.down, dtype)
         normed = add_and_norm(x, change, self._last_norm, spec.epsilon, spec.layer_norm, dtype, inputs.ends)
-        return product(normed, self._vocabulary, torch.float32)
+        return product(normed, self._vocabulary, torch.float32, logits)
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(

@@ -11,14 +11,23 @@ from services.engine.lean.weights import Linear
 
 
 class Product(Protocol):
-    def __call__(self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, /) -> torch.Tensor:
-        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`."""
+    def __call__(
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, /, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
+        `out` if it is given; a product with a bias has none."""
         ...
 
 
-def library_product(x: torch.Tensor, linear: Linear, dtype: torch.dtype) -> torch.Tensor:
+def library_product(
+    x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """By the device's library, which picks its order of sums by the number of rows."""
-    if dtype == x.dtype:
+    if linear.bias is not None:
+        assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
+        assert out is None, "a product with a bias makes its own tensor"
         return torch_linear(x, linear.weight, linear.bias)
-    assert linear.bias is None, "a bias is added in the dtype of x"
-    return torch.mm(x, linear.weight.t(), out_dtype=dtype)
+    weight = linear.weight.t()
+    if dtype == x.dtype or not len(x):
+        return torch.mm(x, weight, out=out).to(dtype)
+    return torch.mm(x, weight, out_dtype=dtype, out=out)

@@ -26,4 +26,4 @@ class CudaSetup:
     device: torch.device
     max_model_len: int
     batch_invariant: bool  # bits depend on the request alone
-    tiles: Tiles = Tiles()  # noqa: RUF009  frozen
+    tiles: Tiles

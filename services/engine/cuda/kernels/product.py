@@ -12,11 +12,14 @@ ROWS, COLUMNS, DEPTH = 64, 64, 64
 GROUP = 8  # tiles of rows that go together, so that they find the weights in the second cache
 
 
-def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype) -> torch.Tensor:
-    """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; sums in float32."""
+def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`, in `out` if it is
+    given; sums in float32."""
     rows, inputs = x.shape
     outputs = len(linear.weight)
-    out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    assert out.dtype == dtype, out.dtype
     if rows:
         _multiply[(triton.cdiv(rows, ROWS) * triton.cdiv(outputs, COLUMNS),)](
             out,

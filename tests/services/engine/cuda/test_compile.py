@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import JITFunction, driver  # noqa: E402
 
+from services.engine.cuda.decoder import NARROW  # noqa: E402
 from services.engine.cuda.kernels import activation, attention, embedding, heads, norm, product  # noqa: E402
 from services.engine.cuda.plan import FIELDS  # noqa: E402
 from services.engine.cuda.tiles import Tiles  # noqa: E402
@@ -84,32 +86,39 @@ def i32(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def attend(of: int, kv: int, dim: int, block_size: int, rows: int) -> None:
-    stores = bf16(100, kv, dim, block_size), bf16(100, kv, block_size, dim)
+def attend(of: int, kv: int, dim: int, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+    keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
     work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
     partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv))
-    qkv = bf16(9, (of + 2 * kv) * dim)
-    attention.attend(qkv, *stores, work, partials, dim**-0.5, Tiles(rows=rows), 264)
+    qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
+    attention.attend(qkv, keys, values, work, partials, dim**-0.5, tiles, 264)
 
 
 @pytest.mark.parametrize(("of", "kv", "dim"), [(32, 8, 128), (12, 12, 64)])  # Llama-3-8B's, GPT-2's
-@pytest.mark.parametrize("rows", [64, 16])
-def test_attention_of_a_model(of: int, kv: int, dim: int, rows: int, made: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_attention_of_a_model(of: int, kv: int, dim: int, narrow: bool, made: list[Any], tmp_path: Path) -> None:
     """On tensor cores, with copies of 16 bytes at once, and next to nothing spilled."""
-    attend(of, kv, dim, 16, rows)
+    tiles = Tiles.fitting(torch.bfloat16, dim)
+    attend(of, kv, dim, 16, replace(tiles, rows=NARROW) if narrow else tiles)
     (kernel,) = made
     found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
     assert found["STACK"] <= 64, found
     assert kernel.metadata.shared <= 113 * 1024  # two programs on a multiprocessor
-    assert ("wgmma" if rows == 64 else "mma.sync") in ptx
+    assert ("mma.sync" if narrow else "wgmma") in ptx
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
 
 
-def test_attention_over_blocks_of_any_size(made: list[Any], tmp_path: Path) -> None:
-    for block_size in (5, 256):
-        attend(12, 12, 64, block_size, 16)
-    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+@pytest.mark.parametrize(
+    ("dim", "block_size", "dtype"),
+    [(64, 5, torch.bfloat16), (64, 256, torch.float16), (256, 16, torch.bfloat16), (128, 16, torch.float32)],
+)
+def test_attention_of_other_shapes(
+    dim: int, block_size: int, dtype: torch.dtype, made: list[Any], tmp_path: Path
+) -> None:
+    attend(8, 8, dim, block_size, Tiles.fitting(dtype, dim), dtype)
+    assert usage(made[0], tmp_path)["STACK"] <= 64
+    assert made[0].metadata.shared <= 227 * 1024
 
 
 @pytest.mark.parametrize("rotary", [True, False])
