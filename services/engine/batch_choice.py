@@ -11,7 +11,7 @@ import torch
 
 from services.engine import adjustments
 from services.engine.choice import Choice, is_plain
-from services.engine.noise import gumbel, keys
+from services.engine.noise import add_gumbel, keys
 from services.engine.rows import Row
 from services.engine.transfer import send
 from services.engine.truncation import Truncation, truncate
@@ -133,7 +133,7 @@ def _draw(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part
     scores /= sent.temperature[part, None]
     deepest, nucleus = max(top_k for top_k, _ in groups), groups[0][1]
     truncate(scores, sent.lowest[part], sent.top_k[part], sent.top_p[part], deepest, nucleus)
-    scores += gumbel(sent.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
+    add_gumbel(scores, sent.keys[part])
     return scores.argmax(dim=-1)
 
 

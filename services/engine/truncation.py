@@ -19,7 +19,7 @@ from services.requests import SamplingParams
 # Weights are integers, so that their sums are the same in any order, in any batch. This is that of the likeliest token;
 # half a million of them fit into 63 bits.
 WHOLE = float(1 << 44)
-COLDEST = 1e-20  # a temperature that float32 can divide by
+COLDEST = 2.0**-126  # the smallest temperature that float32 divides by without losing digits
 
 
 def weights(scores: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from services.engine.cuda.kernels.activation import activate
 from services.engine.cuda.kernels.attention import Partials
 from services.engine.cuda.kernels.embedding import embed
 from services.engine.cuda.kernels.heads import Rotary, place
+from services.engine.cuda.kernels.noise import add_gumbel
 from services.engine.cuda.kernels.norm import add_and_norm
 from services.engine.cuda.kernels.product import multiply
 from services.engine.cuda.plan import plan
@@ -23,6 +24,7 @@ from services.engine.cuda.tiles import Tiles
 from services.engine.flat_batch import FlatBatch, pack
 from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.weights import Linear
+from services.engine.noise import gumbel, keys
 from services.engine.rows import Row
 from services.requests import SamplingParams
 
@@ -41,6 +43,16 @@ def test_embedding() -> None:
     vocabulary, learned = torch.randn(4, 24), torch.randn(6, 24)
     assert torch.equal(embed(ids, positions, vocabulary, None), vocabulary[ids])
     assert torch.equal(embed(ids, positions, vocabulary, learned), vocabulary[ids] + learned[positions])
+
+
+def test_noise() -> None:
+    """Of the same bits as the sampler's own; the last block of ids is not whole."""
+    scores = torch.randn(3, 5000)
+    drawn = torch.from_numpy(keys([1, 2, 3**39], [0, 1, 2], [5, 6, 70]))
+    expected = scores + gumbel(drawn[:, None], torch.arange(5000))
+    add_gumbel(scores, drawn)
+    torch.testing.assert_close(scores, expected, **CLOSE)
+    assert torch.equal(scores.argmax(1), expected.argmax(1))
 
 
 @pytest.mark.parametrize("mean", [True, False])

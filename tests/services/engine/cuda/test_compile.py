@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import JITFunction, driver  # noqa: E402
 
 from services.engine.cuda.decoder import NARROW  # noqa: E402
-from services.engine.cuda.kernels import activation, attention, embedding, heads, norm, product  # noqa: E402
+from services.engine.cuda.kernels import activation, attention, embedding, heads, noise, norm, product  # noqa: E402
 from services.engine.cuda.plan import FIELDS  # noqa: E402
 from services.engine.cuda.tiles import Tiles  # noqa: E402
 from services.engine.lean.weights import Linear  # noqa: E402
@@ -59,6 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (attention, "_attend"),
         (embedding, "_embed"),
         (heads, "_place"),
+        (noise, "_add_gumbel"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
@@ -141,7 +142,8 @@ def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
     embedding.embed(i32(9), i32(9), bf16(1000, 5120), bf16(512, 5120))
     activation.activate(bf16(9, 8 * 5120), True)
     activation.activate(bf16(9, 4 * 5120), False)
-    assert len(made) == 8
+    noise.add_gumbel(f32(9, 49_152), torch.empty(9, dtype=torch.int64, device="meta"))
+    assert len(made) == 9
     assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
 
 
