@@ -42,25 +42,32 @@ class Perplexity:
 
 def measure_perplexities(folder: Path, settings: EngineSettings) -> Iterator[Perplexity]:
     """Of the model in `folder` with each way to keep weights, keys and values that its path has."""
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT.read_text()).ids
+    ids = text_ids(folder)
     for variant in VARIANTS:
         engine = Engine.load(folder, replace(settings, kv_blocks=len(ids) // settings.block_size + 1, **variant))
         used = ids[: engine.figures.max_model_len]
-        decoder = engine.decoder
+        decoder, value = engine.decoder, perplexity(engine, used)
+        assert value is not None, "an engine of one process has all logits"
         yield Perplexity(
             numerics=engine.figures.numerics,
             weights=_name(decoder.weight_dtype),
             cache=_name(decoder.cache_dtype),
             tokens=len(used) - 1,
-            value=_perplexity(engine, used),
+            value=value,
         )
+
+
+def text_ids(folder: Path) -> list[int]:
+    """The text in the tokens of the model in `folder`."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT.read_text()).ids
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _perplexity(engine: Engine, ids: list[int]) -> float:
+def perplexity(engine: Engine, ids: list[int]) -> float | None:
+    """Of `ids`, in the engine's first blocks; None on a rank that has no logits. All ranks must be told to."""
     size = engine.figures.block_size
     row = Row("text", ids, len(ids), SamplingParams(1), blocks=list(range(-(-len(ids) // size))))
     total = 0.0
@@ -70,12 +77,12 @@ def _perplexity(engine: Engine, ids: list[int]) -> float:
         batch = replace(pack([(row, count)], size), ends=np.arange(count, dtype=np.int32))
         with torch.inference_mode():
             logits = engine.decoder.forward(batch)
-            assert logits is not None, "an engine of one process has all logits"
-            logs = logits.float().log_softmax(dim=-1)
-        follow = torch.tensor(ids[begin + 1 : begin + 1 + count], device=logs.device)
-        total -= float(logs.gather(1, follow[:, None]).sum(dtype=torch.float64))
         row.num_computed_tokens += count
-    return math.exp(total / (len(ids) - 1))
+        if logits is not None:
+            follow = torch.tensor(ids[begin + 1 : begin + 1 + count], device=logits.device)
+            logs = logits.float().log_softmax(dim=-1)
+            total -= float(logs.gather(1, follow[:, None]).sum(dtype=torch.float64))
+    return math.exp(total / (len(ids) - 1)) if total else None
 
 
 def perplexities_table(found: list[Perplexity]) -> str:

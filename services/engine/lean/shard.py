@@ -9,17 +9,19 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `size` equal parts of every layer: some heads, some of the intermediate numbers."""
+    """One of `size` parts of every layer: some KV heads with their query heads, some of the intermediate numbers."""
 
     rank: int = 0
     size: int = 1
 
     def of(self, count: int) -> Rows:
-        """Its range of `count` things, which are as many for each."""
-        assert count % self.size == 0, f"{count} in {self.size} parts"
-        return self.some_of(count)
+        """Its range of `count` things; shards differ by one at most.
 
-    def some_of(self, count: int) -> Rows:
-        """Its range of `count` things, of which the last shards may have fewer."""
-        part = -(-count // self.size)
-        return min(count, self.rank * part), min(count, (self.rank + 1) * part)
+        The later ones have more, because the first draws tokens besides.
+        """
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+
+    def share(self, count: int) -> int:
+        """How many of `count` things it has."""
+        begin, end = self.of(count)
+        return end - begin

@@ -29,6 +29,11 @@ class DecoderSpec:
     rotary: bool = True
 
     @property
+    def group(self) -> int:
+        """Query heads of each KV head."""
+        return self.heads // self.kv_heads
+
+    @property
     def scaling(self) -> float:
         """Of attention scores."""
         return float(self.head_dim**-0.5)

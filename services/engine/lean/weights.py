@@ -145,7 +145,7 @@ class DecoderWeights:
         return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
 
     def _table(self, name: str) -> Table:
-        rows = self._shard.some_of(self._file.rows(name))
+        rows = self._shard.of(self._file.rows(name))
         return Table(self._read(name, rows), rows[0])
 
     def _read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
@@ -172,13 +172,14 @@ class DecoderWeights:
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
         return Linear(self._read(f"{name}.weight", columns=columns), bias)
 
-    def _heads(self, count: int) -> Rows:
-        begin, end = self._shard.of(count)
-        return begin * self._spec.head_dim, end * self._spec.head_dim
+    def _heads(self, group: int = 1) -> Rows:
+        """Of this shard's KV heads, or of the `group` query heads that each of them has."""
+        begin, end = self._shard.of(self._spec.kv_heads)
+        return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
 
     def _llama_layer(self, index: int) -> LayerWeights:
         layer, spec = f"model.layers.{index}", self._spec
-        queries, keys = self._heads(spec.heads), self._heads(spec.kv_heads)
+        queries, keys = self._heads(spec.group), self._heads()
         inner = self._shard.of(spec.intermediate)
         attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
         return LayerWeights(
@@ -195,7 +196,7 @@ class DecoderWeights:
     def _gpt2_layer(self, index: int) -> LayerWeights:
         """GPT-2 keeps its weights [inputs, outputs]."""
         layer, spec = f"{self._root}h.{index}", self._spec
-        heads, inner = self._heads(spec.heads), self._shard.of(spec.intermediate)
+        heads, inner = self._heads(), self._shard.of(spec.intermediate)
         thirds = [(third * spec.hidden + heads[0], third * spec.hidden + heads[1]) for third in range(3)]
 
         def columns(name: str, parts: list[Rows]) -> Linear:

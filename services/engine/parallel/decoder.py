@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from services.engine.flat_batch import FlatBatch, Numbers
+from services.engine.lean.shard import Shard
 from services.engine.lean.weights import Table
 from services.engine.native.layers import NativeLayers, as_struct
 from services.engine.native.setup import NativeSetup
@@ -50,12 +51,12 @@ class RankDecoder(NativeLayers):
         return logits if layout.rank == layout.sampler else None
 
     def _gather(self, logits: torch.Tensor, links: Links) -> torch.Tensor:
-        """The shards [sampling, part of vocab] as one; all are sent with as many columns, the last may have fewer."""
+        """The shards [sampling, part of vocab] as one; all are sent with as many columns, some have one fewer."""
         if not len(logits):
             return logits.new_empty(0, self._vocab)
-        share = -(-self._vocab // self._layout.tp)
-        parts = links.collect(pad(logits, (0, share - logits.shape[1])))
-        return torch.cat(parts, dim=1)[:, : self._vocab]
+        shares = [Shard(rank, self._layout.tp).share(self._vocab) for rank in range(self._layout.tp)]
+        parts = links.collect(pad(logits, (0, max(shares) - logits.shape[1])))
+        return torch.cat([part[:, :share] for part, share in zip(parts, shares, strict=True)], dim=1)
 
     def _embed(self, batch: FlatBatch, links: Links) -> torch.Tensor:
         """Each rank has zeros for tokens and positions that are another's."""

@@ -49,22 +49,22 @@ class Layout:
 
     def layers(self, count: int) -> Rows:
         """This stage's range of `count` layers; stages differ by one at most."""
-        return count * self.stage // self.pp, count * (self.stage + 1) // self.pp
+        return Shard(self.stage, self.pp).of(count)
 
     def part_of(self, spec: DecoderSpec) -> DecoderSpec:
         """What this rank has of each layer, and how many layers. Raises SettingsError for what cannot be split so."""
-        for name, count in (("heads", spec.heads), ("KV heads", spec.kv_heads), ("MLP numbers", spec.intermediate)):
-            if count % self.tp:
-                raise SettingsError(f"tp={self.tp} does not divide the model's {count} {name}")
+        if self.tp > spec.kv_heads:
+            raise SettingsError(f"tp={self.tp} is over the model's {spec.kv_heads} KV heads")
         if self.pp > spec.layers:
             raise SettingsError(f"pp={self.pp} is over the model's {spec.layers} layers")
         first, end = self.layers(spec.layers)
+        kv_heads = self.shard.share(spec.kv_heads)
         return replace(
             spec,
             layers=end - first,
-            heads=spec.heads // self.tp,
-            kv_heads=spec.kv_heads // self.tp,
-            intermediate=spec.intermediate // self.tp,
+            heads=kv_heads * spec.group,
+            kv_heads=kv_heads,
+            intermediate=self.shard.share(spec.intermediate),
         )
 
     def __str__(self) -> str:

@@ -56,6 +56,10 @@ class RankProcesses:
         """All at once, as an owner under `epoch` does when it attaches."""
         self.figures = self.all("link", epoch)[self.layout.sampler]
 
+    def perplexity(self, ids: list[int]) -> float:
+        value: float = self.all("perplexity", ids)[self.layout.sampler]
+        return value
+
     def reset(self, epoch: str) -> None:
         self._unsent.clear()
         self.all("reset", epoch)
@@ -99,6 +103,7 @@ class RankProcesses:
 
 
 def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str) -> None:
+    from load.engine_floor.perplexity import perplexity
     from services.engine.engine import Engine
 
     engine, links = None, None
@@ -114,6 +119,8 @@ def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layo
                     links = Links(layout, HERE, meeting, *arguments, obsolete=lambda: False)
                     engine.link(links)
                     pipe.send(engine.figures)
+                elif what == "perplexity":
+                    pipe.send(perplexity(engine, *arguments))
                 else:
                     pipe.send(getattr(engine, what)(*arguments))
             except RuntimeError as error:

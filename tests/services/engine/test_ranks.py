@@ -17,6 +17,7 @@ from test_engine import seeded_jobs
 from test_families import generate, make_jobs
 from tiny_models import make_tiny_model
 
+from load.engine_floor.perplexity import perplexity, text_ids
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
@@ -71,12 +72,46 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -
     assert sum(ranks.read) >= whole
 
 
-def test_vocabulary_and_layers_need_not_divide(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, "gpt2", 203, with_tokenizer=False, n_layer=3)
-    with RankProcesses(folder, settings(2, 2)) as ranks:
-        assert [job.output for job in Driver(ranks).run(make_jobs(random.Random(7)))] == generate(
-            folder, make_jobs(random.Random(7))
-        )
+THREE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
+UNEVEN: dict[str, tuple[str, dict[str, int], tuple[int, int]]] = {
+    "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
+    "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
+    "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
+}
+
+
+@pytest.mark.parametrize("variant", UNEVEN)
+def test_nothing_need_divide(variant: str, tmp_path: Path) -> None:
+    family, changes, layout = UNEVEN[variant]
+    folder = make_tiny_model(tmp_path, family, 203, with_tokenizer=False, **changes)
+    with RankProcesses(folder, settings(*layout)) as ranks:
+        for rng in (None, random.Random(1)):
+            assert [job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7)))] == generate(
+                folder, make_jobs(random.Random(7))
+            )
+
+
+def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
+    """It has three KV heads."""
+    jobs = [make_jobs(random.Random(7), count=4) for _ in range(2)]
+    Driver(Engine.load(default_model, settings(1, 1))).run(jobs[0])
+    with RankProcesses(default_model, settings(2, 1)) as ranks:
+        Driver(ranks).run(jobs[1])
+    assert [job.output for job in jobs[0]] == [job.output for job in jobs[1]]
+
+
+def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
+    """Other numbers than those of one process, but as good ones, and the same every time."""
+    ids = text_ids(default_model)[:400]
+    exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
+    assert exact is not None
+    outputs = []
+    for rng in (None, random.Random(1)):
+        with RankProcesses(default_model, replace(settings(2, 1), weights="int8")) as ranks:
+            assert ranks.figures.numerics.endswith("native int8 tp2 pp1")
+            assert ranks.perplexity(ids) == pytest.approx(exact, rel=0.01)
+            outputs.append([job.output for job in Driver(ranks, rng).run(make_jobs(random.Random(7), count=4))])
+    assert outputs[0] == outputs[1]
 
 
 def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
@@ -143,7 +178,7 @@ def test_a_new_owner_is_not_disturbed_by_what_the_last_one_left(ranks: RankProce
 
 @pytest.mark.parametrize(
     ("tp", "pp", "named"),
-    [(3, 1, "tp=3 does not divide the model's 4 heads"), (1, 3, "pp=3 is over the model's 2 layers")],
+    [(3, 1, "tp=3 is over the model's 2 KV heads"), (1, 3, "pp=3 is over the model's 2 layers")],
 )
 def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(SettingsError, match=named):
