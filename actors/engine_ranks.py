@@ -41,9 +41,10 @@ class EngineRanks:
         """A link to the processes that have the weights, or else to spares, which load them now. They serve `epoch`.
 
         Also their figures, and the seconds of loading; `cost` learns how fast they are. `lost` names actors whose
-        processes are known to have died, which are not waited for. Actors of another build are replaced, and of several
-        ranks that cannot be attached to all are killed, after `still_mine` has not raised StaleEpoch. Raises EngineLost
-        when one cannot be reached or does not load in time.
+        processes are known to have died, which are not waited for. Actors of another build are replaced; of several
+        ranks those with weights are killed where others have none, and all that cannot be attached to: they may wait
+        for ever for one that is dead or stopped. All that after `still_mine` has not raised StaleEpoch. Raises
+        EngineLost when one cannot be reached or does not load in time.
         """
         answers = await self._ask(lost)
         if any(status.build != self._build for each in answers for status, _ in each):
@@ -51,13 +52,17 @@ class EngineRanks:
             log.info("engine %d is of another build, replacing it", self._index)
             await asyncio.to_thread(remove_engine, self._index)
             answers = await self._ask(())
-        ranks = [max(each, key=lambda answer: answer[0].order) for each in answers]
+        ranks = _with_weights(answers)
+        loaded = [answer for answer in ranks if answer[0].epoch]
+        if 0 < len(loaded) < len(ranks):
+            await still_mine()
+            ranks = _with_weights(await self._ask(await self._end(loaded)))
         link = EngineLink(ranks, self._layout.sampler, self._here)
         try:
             return link, *await link.attach(epoch, LOAD_TIMEOUT, cost)
         except BaseException as error:
             try:
-                if isinstance(error, EngineLost) and len(ranks) > 1:  # those that live may wait for the others for ever
+                if isinstance(error, EngineLost) and len(ranks) > 1:
                     await still_mine()
                     await link.kill()
             finally:
@@ -69,5 +74,19 @@ class EngineRanks:
         both = zip(self._pairs, attached, strict=True)
         await asyncio.gather(*(pair.keep_spare(epoch, name, every) for pair, name in both))
 
+    async def _end(self, ranks: Sequence[Answer]) -> list[str]:
+        """Kill these processes; the names of their actors."""
+        link = EngineLink(ranks, 0, self._here)
+        try:
+            await link.kill()
+        finally:
+            link.close()
+        return link.names
+
     async def _ask(self, lost: Collection[str]) -> list[list[Answer]]:
         return await asyncio.gather(*(pair.ask(lost) for pair in self._pairs))
+
+
+def _with_weights(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """One process of each rank: the one with weights, of two the later owner's, else a spare."""
+    return [max(each, key=lambda answer: answer[0].order) for each in answers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 from tiny_models import make_tiny_model
 
 from load.options import Options
-from load.server import OrcaServer, cpu_seconds_of
+from load.server import OrcaServer
 from load.stock import oracle
 from load.stream_client import Stream, run_trace
 from load.workloads import Job
@@ -22,8 +23,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 LENGTH = 200  # tokens
 PATIENCE = 120.0  # seconds
+ROUNDS = 4
 ENGINE = "ray::EngineActor"
-FLAGS = ("--dtype", "float32", "--gateways", "1", "--drain-timeout", "1")
+FLAGS = ("--dtype", "float32", "--gateways", "1", "--drain-timeout", "1", "--max-batch-size", "6")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jobs() -> list[Job]:
     rng = random.Random(0)
     return [Job([rng.randrange(2, 300) for _ in range(rng.randint(1, 40))], LENGTH) for _ in range(6)]
+
+
+@pytest.fixture(scope="module")
+def many(jobs: list[Job]) -> list[Job]:
+    """So many that a signal comes long before the last token."""
+    return jobs * ROUNDS
 
 
 @pytest.fixture(scope="module")
@@ -67,46 +75,93 @@ async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Jo
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_rank_is_killed_under_load(
-    server: OrcaServer, first: bool, jobs: list[Job], expected: list[list[int]]
+    server: OrcaServer, first: bool, many: list[Job], expected: list[list[int]]
 ) -> None:
+    await hurt_under_load(server, signal.SIGKILL, first, many, expected)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_rank_stands_still_under_load(
+    server: OrcaServer, first: bool, many: list[Job], expected: list[list[int]]
+) -> None:
+    """No connection closes: only the iteration that does not end shows it."""
+    await hurt_under_load(server, signal.SIGSTOP, first, many, expected)
+
+
+async def hurt_under_load(
+    server: OrcaServer, how: signal.Signals, first: bool, many: list[Job], expected: list[list[int]]
+) -> None:
+    """One rank gets the signal `how`; all of its engine go, and the requests have the tokens of an undisturbed run."""
     await until_spares(server)
-    before, spent = set(server.pids(ENGINE)), cpu_seconds(server)
+    before = set(server.pids(ENGINE))
     losses = server.metrics().get("orca:engine_losses_total", 0)
     made = server.metrics()["vllm:generation_tokens_total"]
-    under_way = asyncio.create_task(run_trace(server.url, jobs))
-    async with asyncio.timeout(PATIENCE):
-        while server.metrics()["vllm:generation_tokens_total"] < made + LENGTH:  # noqa: ASYNC110  likewise
-            await asyncio.sleep(0.02)
+    under_way = asyncio.create_task(run_trace(server.url, many))
+    await until_tokens(server, made + LENGTH)
     assert not under_way.done()
-    os.kill(server.engine() if first else busiest(server, spent), signal.SIGKILL)
+    os.kill(server.engine() if first else another_rank(server), how)
     _, streams = await under_way
-    assert tokens(streams) == expected
+    assert tokens(streams) == expected * ROUNDS
     await until_spares(server)
     assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the others of its engine went with it
     assert server.metrics()["orca:engine_losses_total"] == losses + 1
 
 
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
-    server: OrcaServer, jobs: list[Job], expected: list[list[int]]
+    server: OrcaServer, many: list[Job], expected: list[list[int]]
 ) -> None:
     before, engine = set(server.pids(ENGINE)), server.engine()
-    under_way = asyncio.create_task(run_trace(server.url, jobs))
+    under_way = asyncio.create_task(run_trace(server.url, many))
     await asyncio.sleep(0.3)
     os.kill(server.scheduler(), signal.SIGKILL)
     _, streams = await under_way
-    assert tokens(streams) == expected
+    assert tokens(streams) == expected * ROUNDS
     assert (set(server.pids(ENGINE)), server.engine()) == (before, engine)
 
 
-def cpu_seconds(server: OrcaServer) -> dict[int, float]:
-    """Of each engine process, so far."""
-    return {pid: cpu_seconds_of(pid) for pid in server.pids(ENGINE)}
+@pytest.mark.chaos
+async def test_a_rank_stands_still_and_the_scheduler_dies(
+    server: OrcaServer, many: list[Job], expected: list[list[int]]
+) -> None:
+    """The next owner does not wait for ranks that wait for the one that stands still."""
+    await until_spares(server)
+    before, stopped = set(server.pids(ENGINE)), another_rank(server)
+    made = server.metrics()["vllm:generation_tokens_total"]
+    under_way = asyncio.create_task(run_trace(server.url, many))
+    await until_tokens(server, made + LENGTH)
+    assert not under_way.done()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        os.kill(server.scheduler(), signal.SIGKILL)
+        _, streams = await under_way
+        gone = before - set(server.pids(ENGINE))
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert tokens(streams) == expected * ROUNDS
+    assert len(gone) == len(before) // 2 - 1
+    await until_spares(server)
 
 
-def busiest(server: OrcaServer, before: dict[int, float]) -> int:
-    """The rank that has worked most since, but for the first: spares do nothing."""
-    since = {pid: seconds - before[pid] for pid, seconds in cpu_seconds(server).items() if pid != server.engine()}
-    return max(since, key=lambda pid: since[pid])
+async def until_tokens(server: OrcaServer, count: float) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while server.metrics()["vllm:generation_tokens_total"] < count:  # noqa: ASYNC110  another process: likewise
+            await asyncio.sleep(0.02)
+
+
+def another_rank(server: OrcaServer) -> int:
+    """One that is linked to the first; spares are linked to nobody."""
+    first, engines = server.engine(), server.pids(ENGINE)
+    return next(pid for pid in engines if pid != first and "gloo_tcp_loop" in threads(pid))
+
+
+def threads(pid: int) -> set[str]:
+    """Their names."""
+    names = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            names.add(file.read_text().strip())
+    return names
 
 
 def tokens(streams: list[Stream]) -> list[list[int]]:
