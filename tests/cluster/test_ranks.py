@@ -1,4 +1,4 @@
-"""An engine of several ranks: the tokens of one process, also when one of its processes is killed under load."""
+"""An engine of several ranks: the tokens of one process, also when one of its processes dies or stands still."""
 
 from __future__ import annotations
 
@@ -73,6 +73,29 @@ async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Jo
     assert tokens(streams) == expected
 
 
+@pytest.mark.chaos
+async def test_a_rank_stands_still_and_the_scheduler_dies(
+    server: OrcaServer, many: list[Job], expected: list[list[int]]
+) -> None:
+    """The next owner does not wait for ranks that wait for the one that stands still."""
+    await until_spares(server)
+    before, stopped = set(server.pids(ENGINE)), another_rank(server)
+    made = server.metrics()["vllm:generation_tokens_total"]
+    under_way = asyncio.create_task(run_trace(server.url, many))
+    await until_tokens(server, made + LENGTH)
+    assert not under_way.done()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        os.kill(server.scheduler(), signal.SIGKILL)
+        _, streams = await under_way
+        gone = before - set(server.pids(ENGINE))
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert tokens(streams) == expected * ROUNDS
+    assert len(gone) == len(before) // 2 - 1
+    await until_spares(server)
+
+
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_rank_is_killed_under_load(
     server: OrcaServer, first: bool, many: list[Job], expected: list[list[int]]
@@ -118,29 +141,6 @@ async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
     _, streams = await under_way
     assert tokens(streams) == expected * ROUNDS
     assert (set(server.pids(ENGINE)), server.engine()) == (before, engine)
-
-
-@pytest.mark.chaos
-async def test_a_rank_stands_still_and_the_scheduler_dies(
-    server: OrcaServer, many: list[Job], expected: list[list[int]]
-) -> None:
-    """The next owner does not wait for ranks that wait for the one that stands still."""
-    await until_spares(server)
-    before, stopped = set(server.pids(ENGINE)), another_rank(server)
-    made = server.metrics()["vllm:generation_tokens_total"]
-    under_way = asyncio.create_task(run_trace(server.url, many))
-    await until_tokens(server, made + LENGTH)
-    assert not under_way.done()
-    os.kill(stopped, signal.SIGSTOP)
-    try:
-        os.kill(server.scheduler(), signal.SIGKILL)
-        _, streams = await under_way
-        gone = before - set(server.pids(ENGINE))
-    finally:
-        os.kill(stopped, signal.SIGCONT)
-    assert tokens(streams) == expected * ROUNDS
-    assert len(gone) == len(before) // 2 - 1
-    await until_spares(server)
 
 
 async def until_tokens(server: OrcaServer, count: float) -> None:
