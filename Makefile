@@ -10,6 +10,9 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
+# what a process compiled, the next one need not; images of containers often ask for the opposite
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test chaos lint verify bench simulate clean
 
 serve: .venv/serve
