@@ -16,6 +16,8 @@ SERVE_MODE = {
     "RAY_DEDUP_LOGS": "0",
     # as urgent as the client's processes and the pool's server beside it; Ray's own choice is 15
     "RAY_worker_niceness": "0",
+    # a raylet ends itself when its agents are not there by then; Ray's own 30 s are too few on a very busy machine
+    "RAY_agent_register_timeout_ms": "120000",
     # this cluster is one machine: Ray's own servers listen on the loopback address alone
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
