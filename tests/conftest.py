@@ -4,10 +4,14 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from services.config import Settings
 from services.engine.native.build import NoKernels, compiled
 from services.models import resolve
+
+settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
+settings.load_profile("orca")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import openapi
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.choice import Choice
@@ -102,7 +102,6 @@ def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEve
         events = events[size:]
 
 
-@settings(deadline=None)
 @given(data=st.data(), life=lives())
 def test_any_grouping_tells_the_same_story(
     tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
@@ -122,7 +121,6 @@ def test_any_grouping_tells_the_same_story(
     assert many.done
 
 
-@settings(deadline=None)
 @given(data=st.data(), life=lives())
 def test_a_resume_says_everything_after_and_nothing_before(
     tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
@@ -142,7 +140,6 @@ def test_a_resume_says_everything_after_and_nothing_before(
         assert rest.numbers[-1:] == ([whole.numbers[-1]] if after < whole.numbers[-1] else [])
 
 
-@settings(deadline=None)
 @given(life=lives())
 def test_the_order_is_openai_s(
     tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReason | None, int]

@@ -20,7 +20,7 @@ def iteration(prompts: list[int], increments: int) -> Iteration:
 sizes = st.builds(iteration, st.lists(st.integers(1, 8192), max_size=4), st.integers(1, 64))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.tuples(st.floats(1e-4, 10), st.floats(1e-6, 1), st.floats(0, 1e-3)),
     st.lists(sizes, min_size=1, max_size=10),

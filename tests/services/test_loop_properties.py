@@ -41,7 +41,7 @@ def play(story: Story) -> None:
     run_in_virtual_time(main())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Story,
@@ -59,7 +59,7 @@ def test_nothing_is_lost_or_doubled(story: Story) -> None:
     play(story)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Story,
@@ -77,7 +77,7 @@ def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Sto
     play(story)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Story,

@@ -243,7 +243,6 @@ def test_a_server_does_what_the_model_says(server_url):
         settings=settings(
             max_examples=25,
             stateful_step_count=40,
-            deadline=None,
             derandomize=True,
             phases=[Phase.explicit, Phase.generate],  # a failure is shown as it is: shrinking takes minutes
             suppress_health_check=list(HealthCheck),

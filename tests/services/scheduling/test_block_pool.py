@@ -110,7 +110,7 @@ def test_the_check_sees_a_shared_and_a_lost_block() -> None:
             pool.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(0, 9)), max_size=40))
 def test_the_books_balance_after_anything(steps: list[tuple[str, int, int]]) -> None:
     """Each step starts a request with one of few prefixes, or, where it runs, lets it grow or end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.messages import Claim, EngineFigures, Iteration
@@ -229,7 +229,7 @@ class World:
                 assert self.outputs[id] == whole[: len(self.outputs[id])]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(knobs, turns)
 def test_any_knobs_give_the_same_tokens_within_their_bounds(knobs: Knobs, workload: list[Turn]) -> None:
     world = World(knobs)

@@ -216,7 +216,7 @@ class ForgetfulPool:
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from([Scheduler, RequestLevelScheduler]),
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.booleans()), min_size=1, max_size=8),

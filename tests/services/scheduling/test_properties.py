@@ -119,7 +119,7 @@ class Model:
         assert self.script.scheduler.room().requests == BATCH
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(turns)
 def test_iteration_level(workload: list[Turn]) -> None:
     model = Model(Scheduler)
@@ -128,7 +128,7 @@ def test_iteration_level(workload: list[Turn]) -> None:
     model.run_dry()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(turns)
 def test_request_level(workload: list[Turn]) -> None:
     model = Model(RequestLevelScheduler)
@@ -137,7 +137,7 @@ def test_request_level(workload: list[Turn]) -> None:
     model.run_dry()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 50), st.integers(0, 19)),

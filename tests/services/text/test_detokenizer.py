@@ -14,7 +14,7 @@ stop_lists = st.lists(st.text("abxé€", min_size=1, max_size=6), max_size=3)
 stop_ids = st.sets(st.integers(0, len(PIECES) - 1), max_size=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens, stop_lists, stop_ids, st.data())
 def test_grouping_changes_nothing(output: list[int], stops: list[str], ids: set[int], data: st.DataObject) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
@@ -31,7 +31,7 @@ def test_grouping_changes_nothing(output: list[int], stops: list[str], ids: set[
     assert text + grouped.finish() == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens, stop_lists, stop_ids, st.integers(0, 8))
 def test_what_stops_never_leaks(output: list[int], stops: list[str], ids: set[int], min_tokens: int) -> None:
     """A gateway and a scheduler together: tokens go out until one stops, or completes a stop string, and counts."""

@@ -23,7 +23,7 @@ def naive(output: list[int], stops: list[str]) -> StopMatch | None:
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens, stops)
 def test_equals_a_naive_search_after_every_token(output: list[int], stops: list[str]) -> None:
     matcher = StopMatcher(TABLES, stops)
@@ -31,7 +31,7 @@ def test_equals_a_naive_search_after_every_token(output: list[int], stops: list[
         assert matcher.push(token) == naive(output[:count], stops)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens, stops)
 def test_cut_leaves_a_text_without_stop_strings(output: list[int], stops: list[str]) -> None:
     matcher = StopMatcher(TABLES, stops)

@@ -25,7 +25,7 @@ def test_smollm_is_exact(smollm: Tokenizer) -> None:
     known = {piece[0] for piece in smollm.token_bytes if len(piece) == 1}
     assert len(known) == 235
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(texts(TRICKY))
     def holds(text: str) -> None:
         assert smollm.tables.join(smollm.encode(text)) == bytes(byte for byte in text.encode() if byte in known)
@@ -36,7 +36,7 @@ def test_smollm_is_exact(smollm: Tokenizer) -> None:
 def test_byte_level_is_exact(byte_level: Path) -> None:
     tokenizer = Tokenizer.load(byte_level)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(texts([*TRICKY, "  «é»"]))
     def holds(text: str) -> None:
         assert tokenizer.tables.join(tokenizer.encode(text)) == text.encode()
@@ -49,7 +49,7 @@ def test_sentencepiece_is_exact_but_for_the_prepended_space(kind: str, request: 
     tokenizer = Tokenizer.load(request.getfixturevalue(kind))
     prepended = " " if kind == "unigram" else ""
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(texts(TRICKY).filter(lambda text: "▁" not in text and "<0x" not in text))
     def holds(text: str) -> None:
         want = prepended + text if text and not text.startswith(" ") else text
