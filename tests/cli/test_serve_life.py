@@ -27,7 +27,8 @@ from services.requests import SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1")
+DEADLY = 5  # a token that the null engine never draws
+FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
 LENGTH = 1000  # tokens; two seconds and more
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
@@ -207,6 +208,19 @@ def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
         kill([engine])
     wait_until(lambda: not ready(server))
     wait_until(lambda: ready(server))
+
+
+def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
+    """The stream beside it goes on at one engine after the other."""
+    with_spare(server)
+    losses = server.metrics().get("orca:engine_losses_total", 0)
+    said: list[httpx.Response] = []
+    body = {"prompt": [10, DEADLY, 11], "max_tokens": 4}
+    Request("beside").stream(server, lambda: said.append(httpx.post(server.url + PATH, json=body, timeout=PATIENCE)))
+    (reply,) = said
+    assert reply.is_server_error
+    assert "the engine died 3 times while it ran this request" in reply.json()["error"]["message"]
+    assert server.metrics()["orca:engine_losses_total"] == losses + 3
 
 
 @pytest.mark.chaos

@@ -36,8 +36,20 @@ DEADLY = 300
 STREAMS = 6  # at any time
 MORE = 8  # requests that must begin and end after a fault
 PATIENCE = 60.0  # seconds
+LEASE = 3.0
 LONG = pytest.param("haproxy", marks=pytest.mark.chaos)  # for clients it is what a death of its manager is
-FLAGS = ("--dtype", "float32", "--durability", "strict", "--gateways", "2", "--lease", "3", "--drain-timeout", "1")
+FLAGS = (
+    "--dtype",
+    "float32",
+    "--durability",
+    "strict",
+    "--gateways",
+    "2",
+    "--lease",
+    str(LEASE),
+    "--drain-timeout",
+    "1",
+)
 
 
 class Chaos:
@@ -120,7 +132,7 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
         async with open_session(server.url) as session:
             streams = Streams(session, recorder, PATIENCE)
             await streams.learn(kinds)
-            site = Site(server, lambda: None, send_poison, past_lease=5.0, outage=5.0)
+            site = Site(server, lambda: None, send_poison, past_lease=LEASE, outage=LEASE + 1)
             chaos = Chaos(site, streams, recorder, folder, kinds)
             yield chaos
             await chaos.stop()
@@ -187,6 +199,7 @@ async def test_a_stuck_engine_is_given_up(chaos: Chaos) -> None:
     assert (await chaos.at_work())[0] != engine
 
 
+@pytest.mark.chaos  # with null engines in `tests/cli/test_serve_life.py`, whose spares are there in a second
 async def test_a_request_that_kills_engines_fails_alone(chaos: Chaos) -> None:
     await chaos.inject("poison")
 
