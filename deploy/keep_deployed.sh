@@ -6,7 +6,7 @@ set -eu
 serve deploy --address "$1" "$2"
 token=$(ray get-auth-token)
 while wget -q -T 5 -O- --header "Authorization: Bearer $token" "$1/api/serve/applications/" | grep -q '"orca"'; do
-    sleep 5
+    sleep 1
 done
 echo "$1 no longer runs the application" >&2
 exit 1

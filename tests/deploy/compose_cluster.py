@@ -42,6 +42,7 @@ class ComposeCluster:
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+            "RAY_worker_niceness": "0",  # as urgent as what else runs on this machine; in a container it is alone
         }
         self.containers = Containers(self._rewrite(dashboard), environment | settings, folder / "logs")
         self._settings = settings
@@ -97,17 +98,25 @@ class ComposeCluster:
         self.containers.until(f"{name} is healthy", lambda: self.containers.run(check).returncode == 0)
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """`serve deploy` of a Serve config."""
-        file = str(self.on_this_machine(config))
-        done = self.containers.run(["serve", "deploy", "--address", self.dashboard, file])
-        assert done.returncode == 0, done.stdout
+        """Deploy a Serve config, as KubeRay's operator does."""
+        self.applications("PUT", self._on_this_machine(config))
 
-    def on_this_machine(self, config: dict[str, Any]) -> Path:
-        """A Serve config as a file, its address ours; two nodes of one machine cannot both listen on it."""
-        own = config | {"http_options": {"host": HERE, "port": self.port}, "proxy_location": "HeadOnly"}
-        file = self.folder / "serve.yaml"
-        file.write_text(yaml.safe_dump(own))
-        return file
+    def prepare_deploy(self, config: dict[str, Any]) -> None:
+        """Make a Serve config the one that the service `deploy` deploys."""
+        (self.folder / "serve.yaml").write_text(yaml.safe_dump(self._on_this_machine(config)))
+
+    def _on_this_machine(self, config: dict[str, Any]) -> dict[str, Any]:
+        """With an address of ours; two nodes of one machine cannot both listen on it."""
+        return config | {"http_options": {"host": HERE, "port": self.port}, "proxy_location": "HeadOnly"}
+
+    def applications(self, method: str = "GET", config: dict[str, Any] | None = None) -> httpx.Response:
+        """The answer of Serve's REST API on the head: GET tells of applications, PUT deploys, DELETE ends Serve."""
+        token = (self.folder / ".ray/auth_token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        url = self.dashboard + "/api/serve/applications/"
+        reply = httpx.request(method, url, json=config, headers=headers, timeout=60)
+        assert reply.is_success, reply.text
+        return reply
 
     def pids(self, title: str) -> list[int]:
         """Processes of this cluster whose title starts with `title`."""
@@ -118,10 +127,7 @@ class ComposeCluster:
 
     def _deployed(self) -> bool:
         """Whether the application runs; fails with Serve's own words when it cannot."""
-        token = (self.folder / ".ray/auth_token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        reply = httpx.get(self.dashboard + "/api/serve/applications/", headers=headers, timeout=10)
-        application = reply.json()["applications"].get("orca", {"status": "unknown"})
+        application = self.applications().json()["applications"].get("orca", {"status": "unknown"})
         assert application["status"] not in ("DEPLOY_FAILED", "UNHEALTHY"), application["message"]
         return application["status"] == "RUNNING"
 

@@ -34,7 +34,7 @@ def cluster(compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def deployed(cluster: ComposeCluster) -> ComposeCluster:
     """The cluster with the application of deploy/serve.yaml, deployed as Compose does."""
-    cluster.on_this_machine(with_args())
+    cluster.prepare_deploy(with_args())
     cluster.start("deploy")
     cluster.until_deployed()
     cluster.healthy("deploy")
@@ -90,9 +90,8 @@ def test_serve_config_of_the_ray_service_answers_a_chat(deployed: ComposeCluster
 
 def test_the_deployer_ends_with_its_application(deployed: ComposeCluster) -> None:
     """So that Compose starts it again, and it deploys to the next head."""
-    containers = deployed.containers
-    assert containers.run(["serve", "shutdown", "--yes", "--address", deployed.dashboard]).returncode == 0
-    assert containers.wait("deploy") == 1
+    deployed.applications("DELETE")
+    assert deployed.containers.wait("deploy") == 1
 
 
 def redeploy(cluster: ComposeCluster, config: dict[str, Any]) -> None:
