@@ -25,11 +25,16 @@ struct Product {
     bool add;
 
     void run(Team& team, const float* packed, int rows) const {
-        multiply(team, matrix, packed, rows, [&](int panel, int row, auto& sums) {
+        const auto finish = [&](int panel, int row, auto& sums) {
             for (auto& both : sums) {
                 float* at = to + size_t(row++) * matrix.outputs;
                 for (int half = 0; half < 2; ++half) put(at, panel * WIDTH + half * LANES, both[half]);
             }
+        };
+        multiply(team, matrix, packed, rows, finish, [&](int panel, int row, int count) {
+            for (int r = row; r < row + count; ++r)
+                for (int half = 0; half < 2; ++half)
+                    __builtin_prefetch(to + size_t(r) * matrix.outputs + panel * WIDTH + half * LANES, 1);
         });
     }
 
@@ -138,7 +143,7 @@ struct Call {
         norm(layer.mlp_norm, x, buffers.packed.data());
         float* next = buffers.next.data();
         const int depth = layer.down.inputs;
-        multiply(team, layer.up, buffers.packed.data(), batch.tokens, [&](int panel, int row, auto& sums) {
+        const auto finish = [&](int panel, int row, auto& sums) {
             float* tile = next + tiles.at(row, depth);
             for (int half = 0; half < (model.gated ? 1 : 2); ++half) {
                 const int column = panel * WIDTH + half * LANES;
@@ -151,6 +156,11 @@ struct Call {
                 }
                 if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
             }
+        };
+        const int columns = model.gated ? LANES : WIDTH;
+        multiply(team, layer.up, buffers.packed.data(), batch.tokens, finish, [&](int panel, int row, int) {
+            const float* at = next + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
+            for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
         });
         product(layer.down, next, batch.tokens, to, add, MLP);
     }

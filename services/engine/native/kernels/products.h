@@ -38,14 +38,20 @@ struct Tiles {
 
 constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
 
+struct Nothing {
+    void operator()(Vector, Vector) const {}
+};
+
 // sums[R][2] += rows [R, depth] by two vectors of columns, `first` and `second`: the row after is STEP further, the next
-// depth `along` in the rows and `step` in the columns. `fetch(first, second)` asks for what is needed later.
-template <int R, int STEP, class Stored, class Fetch>
+// depth `along` in the rows and `step` in the columns. `fetch(first, second)` asks for what is needed later,
+// `keep(a, b)` is given the columns as floats.
+template <int R, int STEP, class Stored, class Fetch, class Keep = Nothing>
 inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Stored* first,
-                         const Stored* second, size_t step, const Fetch& fetch) {
+                         const Stored* second, size_t step, const Fetch& fetch, const Keep& keep = {}) {
     for (int k = 0; k < depth; ++k, rows += along, first += step, second += step) {
         fetch(first, second);
         const Vector a = load(first), b = load(second);
+        keep(a, b);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Vector x = broadcast(rows[r * STEP]);
@@ -64,64 +70,69 @@ inline void with_rows(int rows, const Work& work) {
     }
 }
 
-constexpr size_t NEAR = 320 << 10;  // bytes of rows that stay in a core's second cache beside two panels
+constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's second cache beside a panel
 
-// Tiles up to which short weights are made floats anew for each; beyond, they are once for all.
-constexpr int SHORT = 3;
-
-template <class Weight>
-void widen(const Weight* from, size_t count, Numbers& to) {
-    if (to.size() < count) to.resize(count);
-    for (size_t i = 0; i < count; i += LANES) store(to.data() + i, load(from + i));
-}
-
-// Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel; `row` is its first.
-template <class Weight, class Finish>
-void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
+// Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel, `row` its first, and, a tile's time
+// before, expect(panel, row, rows), which may fetch what finish writes to.
+template <class Weight, class Finish, class Expect>
+void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish, const Expect& expect) {
     const Tiles tiles(rows);
     const int depth = matrix.inputs, panels = matrix.num_panels();
     const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
-    const int block = std::max(1, int(NEAR / (tile_size * sizeof(float))));
-    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step) {
+    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step, const auto& keep) {
         const auto fetch = [&](const auto* one, const auto* other) {  // this panel's rest, and a share of the next one
             __builtin_prefetch(one + AHEAD * WIDTH);
             if constexpr (sizeof(*one) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
             __builtin_prefetch(later, 0, 2);
             later += step;
         };
+        expect(panel, tile * tiles.height, tiles.rows_of(tile));
         with_rows(tiles.rows_of(tile), [&](auto R) {
             Vector sums[R][2] = {};
-            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, weights + LANES, WIDTH, fetch);
+            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, weights + LANES, WIDTH, fetch, keep);
             finish(panel, tile * tiles.height, sums);
         });
     };
-    // A core takes some neighbouring panels, each of which stays in its cache for a block of tiles.
-    const int taken = tiles.tiles == 1 ? 1 : std::max(1, panels / (4 * team.size()));
-    team.ranges(panels, taken, [&](int begin, int end) {
+    // A core takes a block of tiles and some neighbouring panels; of each the first tile leaves short weights as floats.
+    auto multiply_block = [&](int first, int last, int begin, int end) {
         thread_local Numbers wide;
-        for (int first = 0; first < tiles.tiles; first += block) {
-            const int last = std::min(first + block, tiles.tiles);
-            const int step = int(WIDTH * sizeof(Weight)) / (last - first);
-            for (int panel = begin; panel < end; ++panel) {
-                const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
-                const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
-                const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
-                if (widened) widen(weights, size, wide);
-                for (int tile = first; tile < last; ++tile) {
-                    const char* later = next + size_t(tile - first) * depth * step;
-                    if (widened)
-                        multiply_tile(tile, panel, wide.data(), later, step);
-                    else
-                        multiply_tile(tile, panel, weights, later, step);
-                }
+        if (wide.size() < size) wide.resize(size);
+        const int step = int(WIDTH * sizeof(Weight)) / (last - first);
+        for (int panel = begin; panel < end; ++panel) {
+            const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
+            const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
+            const bool widened = sizeof(Weight) < sizeof(float) && last - first > 1;
+            for (int tile = first; tile < last; ++tile) {
+                const char* later = next + size_t(tile - first) * depth * step;
+                float* to = wide.data();
+                const auto keep = [&to](Vector a, Vector b) {
+                    store(to, a);
+                    store(to + LANES, b);
+                    to += WIDTH;
+                };
+                if (!widened)
+                    multiply_tile(tile, panel, weights, later, step, Nothing());
+                else if (tile == first)
+                    multiply_tile(tile, panel, weights, later, step, keep);
+                else
+                    multiply_tile(tile, panel, static_cast<const float*>(to), later, step, Nothing());
             }
         }
+    };
+    const int most = std::max(1, int(NEAR / (tile_size * sizeof(float))));
+    const int blocks = (tiles.tiles + most - 1) / most;
+    const int groups = tiles.tiles == 1 ? panels : std::min(panels, 4 * team.size());
+    const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
+    team.each(blocks * groups, [&](int item) {
+        const int block = item / groups, group = item % groups;
+        multiply_block(part(tiles.tiles, block, blocks), part(tiles.tiles, block + 1, blocks),
+                       part(panels, group, groups), part(panels, group + 1, groups));
     });
 }
 
-template <class Finish>
-void multiply(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish) {
-    if (matrix.kind == 0) multiply_by<float>(team, matrix, packed, rows, finish);
-    if (matrix.kind == 1) multiply_by<bfloat16>(team, matrix, packed, rows, finish);
-    if (matrix.kind == 2) multiply_by<int8_t>(team, matrix, packed, rows, finish);
+template <class Finish, class Expect>
+void multiply(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish, const Expect& expect) {
+    if (matrix.kind == 0) multiply_by<float>(team, matrix, packed, rows, finish, expect);
+    if (matrix.kind == 1) multiply_by<bfloat16>(team, matrix, packed, rows, finish, expect);
+    if (matrix.kind == 2) multiply_by<int8_t>(team, matrix, packed, rows, finish, expect);
 }
