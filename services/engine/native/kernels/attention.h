@@ -11,7 +11,7 @@
 #include "products.h"
 
 constexpr int KEYS = 64;    // of a tile
-constexpr int HEIGHT = 48;  // rows of a tile of queries: queries times the heads that share a key head
+constexpr int HEIGHT = 42;  // rows of a tile of queries: queries times the heads that share a key head
 
 struct Batch {
     int32_t tokens, requests, samples;
@@ -62,22 +62,24 @@ public:
         const int length = first_position + span.count;
         const Tiles own(rows);
         Scratch& s = scratch(rows, dim, padded);
-        for (int row = 0; row < rows; ++row) {
-            const float* from = query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
-            for (int d = 0; d < dim; ++d) s.queries[own.at(row, dim) + d * ROWS] = from[d] * heads_.scaling;
-            s.highest[row] = -INFINITY;
-            s.total[row] = 0;
-        }
+        for (int tile = 0; tile < own.tiles; ++tile)
+            turn(own.rows_of(tile), s.queries.data() + size_t(tile) * dim * ROWS, [&](int r) {
+                const int row = tile * own.height + r;
+                return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
+            });
+        std::fill_n(s.highest.begin(), rows, -INFINITY);
+        std::fill_n(s.totals.begin(), size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs.begin(), size_t(rows) * padded, 0.0f);
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin);
             const int ahead = std::min(KEYS, length - begin - count);
             scores(s, own, span.request, head, begin, count, ahead);
-            for (int row = 0; row < rows; ++row) weigh(s, row, first_position + row / group + 1 - begin, padded);
+            for (int row = 0; row < rows; ++row) raise(s, row, count, first_position + row / group + 1 - begin, padded);
+            for (int row = 0; row < rows; ++row) weigh(s, row, count);
             collect(s, own, span.request, head, begin, count, ahead);
         }
         for (int row = 0; row < rows; ++row) {
-            const float share = 1.0f / s.total[row];
+            const float share = 1.0f / total(load(s.totals.data() + size_t(row) * LANES));
             float* to = packed + tiles.at(first_token + row / group, depth) + size_t(head * group + row % group) * dim * ROWS;
             for (int d = 0; d < dim; ++d) to[d * ROWS] = s.outputs[size_t(row) * padded + d] * share;
         }
@@ -85,7 +87,7 @@ public:
 
 private:
     struct Scratch {
-        std::vector<float> queries, keys, values, weights, outputs, highest, total;
+        std::vector<float> queries, keys, values, weights, outputs, highest, totals;
     };
 
     static Scratch& scratch(int rows, int dim, int padded) {
@@ -99,11 +101,24 @@ private:
         grow(s.weights, size_t(rows) * KEYS);
         grow(s.outputs, size_t(rows) * padded);
         grow(s.highest, rows);
-        grow(s.total, rows);
+        grow(s.totals, size_t(rows) * LANES);
         return s;
     }
 
     const int32_t* table(int request) const { return batch_.tables + batch_.table_starts[request]; }
+
+    // `count` queries, row r at from(r), scaled, as a tile of rows.
+    template <class From>
+    void turn(int count, float* to, const From& from) const {
+        int d = 0;
+        for (; d + LANES <= heads_.dim; d += LANES) {
+            Vector square[LANES] = {};
+            for (int r = 0; r < count; ++r) square[r] = load(from(r) + d) * heads_.scaling;
+            store_turned(to + size_t(d) * ROWS, square, LANES);
+        }
+        for (; d < heads_.dim; ++d)
+            for (int r = 0; r < count; ++r) to[size_t(d) * ROWS + r] = from(r)[d] * heads_.scaling;
+    }
 
     // The tile's scores, read where the keys are if its vectors lie in whole blocks, else from a copy.
     void scores(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
@@ -153,28 +168,35 @@ private:
             });
     }
 
-    // Scores to weights exp(score - highest), those of keys from `visible` on to 0; what was collected is scaled.
-    void weigh(Scratch& s, int row, int visible, int padded) const {
-        float* weights = s.weights.data() + size_t(row) * KEYS;
-        for (int j = std::max(0, visible); j < KEYS; ++j) weights[j] = -INFINITY;
+    // Finds the highest score of a row so far, of `count` keys those below `visible`; what was collected is scaled by it.
+    void raise(Scratch& s, int row, int count, int visible, int padded) const {
+        float* scores = s.weights.data() + size_t(row) * KEYS;
+        for (int j = std::max(0, visible); j < whole(count); ++j) scores[j] = -INFINITY;
         Vector best = broadcast(-INFINITY);
-        for (int j = 0; j < KEYS; j += LANES) best = larger(load(weights + j), best);
+        for (int j = 0; j < count; j += LANES) best = larger(load(scores + j), best);
         const float before = s.highest[row], now = std::max(before, highest(best));
-        Vector sum = {};
-        for (int j = 0; j < KEYS; j += LANES) {
-            Vector weight = exponential(load(weights + j) - now);
+        if (now == before) return;
+        s.highest[row] = now;
+        const Vector shrink = broadcast(exponential(broadcast(before - now))[0]);
+        const auto scale = [&](float* at) { store(at, load(at) * shrink); };
+        scale(s.totals.data() + size_t(row) * LANES);
+        for (int d = 0; d < padded; d += LANES) scale(s.outputs.data() + size_t(row) * padded + d);
+    }
+
+    // Scores to weights exp(score - highest). Apart from `raise`, so that no row waits for the one before it.
+    void weigh(Scratch& s, int row, int count) const {
+        float *weights = s.weights.data() + size_t(row) * KEYS, *totals = s.totals.data() + size_t(row) * LANES;
+        const Vector now = broadcast(s.highest[row]);
+        Vector sum = load(totals);
+        for (int j = 0; j < count; j += LANES) {
+            const Vector weight = exponential(load(weights + j) - now);
             store(weights + j, weight);
             sum += weight;
         }
-        const float shrink = now == before ? 1.0f : exponential(broadcast(before - now))[0];
-        s.total[row] = s.total[row] * shrink + total(sum);
-        s.highest[row] = now;
-        if (shrink != 1.0f)
-            for (int d = 0; d < padded; d += LANES) {
-                float* output = s.outputs.data() + size_t(row) * padded + d;
-                store(output, load(output) * shrink);
-            }
+        store(totals, sum);
     }
+
+    static int whole(int count) { return (count + LANES - 1) / LANES * LANES; }
 
     // Values of `count` positions that lie one after the other, and where those a tile later do.
     template <class Stored>

@@ -6,12 +6,6 @@
 
 #include "model.h"
 
-// Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
-inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
-    transpose(rows);
-    for (int k = 0; k < count; ++k) std::memcpy(to + k * ROWS, &rows[k], ROWS * sizeof(float));
-}
-
 // Normalises `count` rows of x [tokens, hidden] into a tile.
 inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, float* tile) {
     const int size = model.hidden;

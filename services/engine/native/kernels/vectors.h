@@ -104,11 +104,26 @@ inline void transpose(Vector (&rows)[LANES]) {
     if constexpr (HALF * 2 < LANES) transpose<HALF * 2>(rows);
 }
 
+// Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
+inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
+    transpose(rows);
+    for (int k = 0; k < count; ++k) std::memcpy(to + k * ROWS, &rows[k], ROWS * sizeof(float));
+}
+
 template <int... I>
 inline Vector halves_swapped(Vector v, int half, std::integer_sequence<int, I...>) {
     const Ints to = {I...};
     return __builtin_shuffle(v, to ^ half);
 }
+
+// b where one is NaN. The compiler makes two instructions of the general form.
+#if defined(__AVX512F__)
+inline Vector larger(Vector a, Vector b) { return Vector(_mm512_max_ps(__m512(a), __m512(b))); }
+inline Vector smaller(Vector a, Vector b) { return Vector(_mm512_min_ps(__m512(a), __m512(b))); }
+#else
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
+#endif
 
 // Of all lanes, folded in halves.
 inline float total(Vector v) {
@@ -119,15 +134,10 @@ inline float total(Vector v) {
 
 inline float highest(Vector v) {
 #pragma GCC unroll 4
-    for (int half = LANES / 2; half; half /= 2) {
-        const Vector other = halves_swapped(v, half, std::make_integer_sequence<int, LANES>());
-        v = v > other ? v : other;
-    }
+    for (int half = LANES / 2; half; half /= 2)
+        v = larger(v, halves_swapped(v, half, std::make_integer_sequence<int, LANES>()));
     return v[0];
 }
-
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b where one is NaN
-inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 
 // e^x to 2 units in the last place; 0 below the smallest normal number, finite above the largest, NaN of NaN.
 inline Vector exponential(Vector x) {
@@ -143,7 +153,12 @@ inline Vector exponential(Vector x) {
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * (rest * rest) + rest + 1.0f;
+#if defined(__AVX512F__)
+    const __mmask16 normal = _mm512_cmp_ps_mask(__m512(x), __m512(low), _CMP_NLT_UQ);
+    return Vector(_mm512_maskz_scalef_ps(normal, __m512(p), __m512(whole)));
+#else
     Ints power = same_bits<Ints>(shifted) << 23;
     Vector result = same_bits<Vector>(same_bits<Ints>(p) + power);
     return x < low ? Vector{} : x != x ? x : result;
+#endif
 }
