@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "products.h"
@@ -61,15 +62,15 @@ public:
         const int first_token = batch_.starts[span.request] + span.first;
         const int length = first_position + span.count;
         const Tiles own(rows);
-        Scratch& s = scratch(rows, dim, padded);
+        const Scratch s = scratch(rows, dim, padded);
         for (int tile = 0; tile < own.tiles; ++tile)
-            turn(own.rows_of(tile), s.queries.data() + size_t(tile) * dim * ROWS, [&](int r) {
+            turn(own.rows_of(tile), s.queries + size_t(tile) * dim * ROWS, [&](int r) {
                 const int row = tile * own.height + r;
                 return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
             });
-        std::fill_n(s.highest.begin(), rows, -INFINITY);
-        std::fill_n(s.totals.begin(), size_t(rows) * LANES, 0.0f);
-        std::fill_n(s.outputs.begin(), size_t(rows) * padded, 0.0f);
+        std::fill_n(s.highest, rows, -INFINITY);
+        std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
+        std::fill_n(s.outputs, size_t(rows) * padded, 0.0f);
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin);
             const int ahead = std::min(KEYS, length - begin - count);
@@ -79,7 +80,7 @@ public:
             collect(s, own, span.request, head, begin, count, ahead);
         }
         for (int row = 0; row < rows; ++row) {
-            const float share = 1.0f / total(load(s.totals.data() + size_t(row) * LANES));
+            const float share = 1.0f / total(load(s.totals + size_t(row) * LANES));
             float* to = packed + tiles.at(first_token + row / group, depth) + size_t(head * group + row % group) * dim * ROWS;
             for (int d = 0; d < dim; ++d) to[d * ROWS] = s.outputs[size_t(row) * padded + d] * share;
         }
@@ -87,22 +88,20 @@ public:
 
 private:
     struct Scratch {
-        std::vector<float> queries, keys, values, weights, outputs, highest, totals;
+        float *queries, *keys, *values, *weights, *outputs, *highest, *totals;
     };
 
-    static Scratch& scratch(int rows, int dim, int padded) {
-        thread_local Scratch s;
-        auto grow = [](std::vector<float>& v, size_t size) {
-            if (v.size() < size) v.resize(size);
-        };
-        grow(s.queries, size_t(rows + ROWS) * ROWS * dim);
-        grow(s.keys, size_t(KEYS) * dim);
-        grow(s.values, size_t(KEYS) * padded);
-        grow(s.weights, size_t(rows) * KEYS);
-        grow(s.outputs, size_t(rows) * padded);
-        grow(s.highest, rows);
-        grow(s.totals, size_t(rows) * LANES);
-        return s;
+    // Each begins on a cache line: a vector that lies across two costs twice.
+    static Scratch scratch(int rows, int dim, int padded) {
+        thread_local Numbers memory;
+        size_t taken = 0;
+        const auto take = [&](size_t size) { return std::exchange(taken, taken + (size + 15) / 16 * 16); };
+        const size_t queries = take(size_t(Tiles(rows).tiles) * ROWS * dim), keys = take(size_t(KEYS) * dim);
+        const size_t values = take(size_t(KEYS) * padded), weights = take(size_t(rows) * KEYS);
+        const size_t outputs = take(size_t(rows) * padded), highest = take(rows), totals = take(size_t(rows) * LANES);
+        if (memory.size() < taken) memory.resize(taken);
+        float* m = memory.data();
+        return {m + queries, m + keys, m + values, m + weights, m + outputs, m + highest, m + totals};
     }
 
     const int32_t* table(int request) const { return batch_.tables + batch_.table_starts[request]; }
@@ -121,19 +120,19 @@ private:
     }
 
     // The tile's scores, read where the keys are if its vectors lie in whole blocks, else from a copy.
-    void scores(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
+    void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
         const int size = heads_.block_size, dim = heads_.dim;
         auto key = [&](int position) {
             return keys_ + heads_.at(table(request)[position / size], head) + position % size;
         };
         if (size % LANES) {
             for (int j = 0; j < count; ++j) {
-                float* column = s.keys.data() + size_t(j / LANES) * dim * LANES + j % LANES;
+                float* column = s.keys + size_t(j / LANES) * dim * LANES + j % LANES;
                 const Number* from = key(begin + j);
                 for (int d = 0; d < dim; ++d) column[d * LANES] = to_float(from[d * size]);
             }
             for (int j = 0; j < count; j += WIDTH) {
-                const float* first = s.keys.data() + size_t(j) * dim;
+                const float* first = s.keys + size_t(j) * dim;
                 score(s, own, j, first, j + LANES < count ? first + LANES * dim : first, LANES, first, first);
             }
             return;
@@ -148,7 +147,7 @@ private:
 
     // The scores of two vectors of keys; what follows the tile is asked for meanwhile.
     template <class Stored>
-    void score(Scratch& s, const Tiles& own, int j, const Stored* first, const Stored* second, int step,
+    void score(const Scratch& s, const Tiles& own, int j, const Stored* first, const Stored* second, int step,
                const Stored* later, const Stored* last) const {
         const int dim = heads_.dim;
         for (int tile = 0; tile < own.tiles; ++tile)
@@ -159,9 +158,9 @@ private:
                     __builtin_prefetch(one + (later - first), 0, 2);
                     __builtin_prefetch(other + (last - second), 0, 2);
                 };
-                add_products<R, 1>(sums, dim, s.queries.data() + size_t(tile) * dim * ROWS, ROWS, first, second, step, fetch);
+                add_products<R, 1>(sums, dim, s.queries + size_t(tile) * dim * ROWS, ROWS, first, second, step, fetch);
                 for (int r = 0; r < R; ++r) {
-                    float* to = s.weights.data() + size_t(tile * own.height + r) * KEYS + j;
+                    float* to = s.weights + size_t(tile * own.height + r) * KEYS + j;
                     store(to, sums[r][0]);
                     store(to + LANES, sums[r][1]);
                 }
@@ -169,8 +168,8 @@ private:
     }
 
     // Finds the highest score of a row so far, of `count` keys those below `visible`; what was collected is scaled by it.
-    void raise(Scratch& s, int row, int count, int visible, int padded) const {
-        float* scores = s.weights.data() + size_t(row) * KEYS;
+    void raise(const Scratch& s, int row, int count, int visible, int padded) const {
+        float* scores = s.weights + size_t(row) * KEYS;
         for (int j = std::max(0, visible); j < whole(count); ++j) scores[j] = -INFINITY;
         Vector best = broadcast(-INFINITY);
         for (int j = 0; j < count; j += LANES) best = larger(load(scores + j), best);
@@ -179,13 +178,13 @@ private:
         s.highest[row] = now;
         const Vector shrink = broadcast(exponential(broadcast(before - now))[0]);
         const auto scale = [&](float* at) { store(at, load(at) * shrink); };
-        scale(s.totals.data() + size_t(row) * LANES);
-        for (int d = 0; d < padded; d += LANES) scale(s.outputs.data() + size_t(row) * padded + d);
+        scale(s.totals + size_t(row) * LANES);
+        for (int d = 0; d < padded; d += LANES) scale(s.outputs + size_t(row) * padded + d);
     }
 
     // Scores to weights exp(score - highest). Apart from `raise`, so that no row waits for the one before it.
-    void weigh(Scratch& s, int row, int count) const {
-        float *weights = s.weights.data() + size_t(row) * KEYS, *totals = s.totals.data() + size_t(row) * LANES;
+    void weigh(const Scratch& s, int row, int count) const {
+        float *weights = s.weights + size_t(row) * KEYS, *totals = s.totals + size_t(row) * LANES;
         const Vector now = broadcast(s.highest[row]);
         Vector sum = load(totals);
         for (int j = 0; j < count; j += LANES) {
@@ -206,7 +205,7 @@ private:
     };
 
     // Adds the tile's values by their weights, read where they are if a head is whole panels, else from a copy.
-    void collect(Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
+    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
         const int size = heads_.block_size, dim = heads_.dim, padded = heads_.padded_dim();
         auto value = [&](int position) {
             return values_ + heads_.at(table(request)[position / size], head) + size_t(position % size) * dim;
@@ -216,7 +215,7 @@ private:
                 const Number* from = value(begin + j);
                 for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
             }
-            const Run<float> copy{s.values.data(), s.values.data(), count};
+            const Run<float> copy{s.values, s.values, count};
             return add(s, own, &copy, 1);
         }
         Run<Number> runs[KEYS];
@@ -229,14 +228,14 @@ private:
     }
 
     template <class Stored>
-    void add(Scratch& s, const Tiles& own, const Run<Stored>* runs, int count) const {
+    void add(const Scratch& s, const Tiles& own, const Run<Stored>* runs, int count) const {
         const int padded = heads_.padded_dim();
         for (int d = 0; d < padded; d += WIDTH)
             for (int tile = 0; tile < own.tiles; ++tile)
                 with_rows(own.rows_of(tile), [&](auto R) {
                     const int row = tile * own.height;
-                    float* outputs = s.outputs.data() + size_t(row) * padded + d;
-                    const float* weights = s.weights.data() + size_t(row) * KEYS;
+                    float* outputs = s.outputs + size_t(row) * padded + d;
+                    const float* weights = s.weights + size_t(row) * KEYS;
                     Vector sums[R][2];
                     for (int r = 0; r < R; ++r) {
                         sums[r][0] = load(outputs + size_t(r) * padded);
