@@ -45,7 +45,7 @@ def make_jobs() -> list[Job]:
     return [
         Job(
             id=f"r{i}/0",
-            prompt=[rng.randrange(VOCAB) for _ in range(rng.randint(1, 150))],
+            prompt=[rng.randrange(VOCAB) for _ in range(rng.randint(1, 220))],
             sampling=SamplingParams(max_new_tokens=20, seed=i, temperature=float(i % 2), logprobs=5),
         )
         for i in range(6)
