@@ -72,6 +72,9 @@ inline void with_rows(int rows, const Work& work) {
 
 constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's second cache beside a panel
 
+// Tiles up to which short weights are made floats anew for each: fewer do not pay for bytes that are read twice as long.
+constexpr int SHORT = 3;
+
 // Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel, `row` its first, and, a tile's time
 // before, expect(panel, row, rows), which may fetch what finish writes to.
 template <class Weight, class Finish, class Expect>
@@ -93,7 +96,8 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
             finish(panel, tile * tiles.height, sums);
         });
     };
-    // A core takes a block of tiles and some neighbouring panels; of each the first tile leaves short weights as floats.
+    // A core takes a block of tiles and some neighbouring panels; of each panel the first of many tiles leaves short
+    // weights as floats.
     auto multiply_block = [&](int first, int last, int begin, int end) {
         thread_local Numbers wide;
         if (wide.size() < size) wide.resize(size);
@@ -101,7 +105,7 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
         for (int panel = begin; panel < end; ++panel) {
             const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
             const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
-            const bool widened = sizeof(Weight) < sizeof(float) && last - first > 1;
+            const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
             for (int tile = first; tile < last; ++tile) {
                 const char* later = next + size_t(tile - first) * depth * step;
                 float* to = wide.data();
