@@ -60,10 +60,10 @@ def check_ranks(folder: Path, settings: EngineSettings) -> None:
 
 
 def _spec_of_ranks(config: Any, settings: EngineSettings) -> tuple[DecoderSpec, ctypes.CDLL]:
-    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path only"
+    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path of CPUs only"
     spec = lean_spec(config, settings)
     if spec is None or placement.choose_device(settings).type != "cpu":
-        raise SettingsError(f"{needed} of CPUs, which {config.model_type} is not on here")
+        raise SettingsError(f"{needed}, which {config.model_type} is not on here")
     try:
         return spec, kernels(settings.cache_dir)
     except NoKernels as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -87,7 +87,6 @@ def test_more_ranks_than_kv_heads_are_refused(spec: DecoderSpec, over: int) -> N
         Layout(tp).part_of(spec)
 
 
-@settings(deadline=None)
 @given(spec=specs(), data=st.data())
 def test_shards_read_every_number_once(
     spec: DecoderSpec, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
