@@ -18,7 +18,7 @@ from services.config import Settings
 from services.errors import EngineLost
 
 START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
-PATIENCE = 0.5  # seconds to wait for a process that may have the weights once the other has answered
+PATIENCE = 2.0  # seconds to wait for a process that may have the weights once the other has answered
 PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
 
 Answer = tuple[EngineStatus, ActorHandle[Any]]
