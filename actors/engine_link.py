@@ -23,6 +23,7 @@ from services.pool_line import forget
 from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds until a killed process must be gone
+SIGN_OF_LIFE = 15.0  # seconds between calls that keep engine processes from ending themselves
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,15 @@ class EngineLink:
         warm-up. Raises EngineLost."""
         for actor in self._actors:
             actor.expect.remote(epoch)
+        keeping = asyncio.create_task(self.keep())  # loading may take longer than an engine waits for an owner
         calls = [actor.attach.remote(epoch, self.status.meeting) for actor in self._actors]
         try:
             async with asyncio.timeout(timeout):
                 answers = await asyncio.gather(*map(self._answer, calls))
         except TimeoutError:
-            raise EngineLost(f"an engine did not load within {timeout:.0f} s") from None
+            raise EngineLost(f"an engine was not ready within {timeout:.0f} s") from None
+        finally:
+            keeping.cancel()
         figures, _, first, seconds = answers[self._sampler]
         cost.finished(unpack(Iteration, first), seconds)
         return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)
@@ -105,12 +109,12 @@ class EngineLink:
         except ray.exceptions.RayError as error:
             raise EngineLost(f"the engine is gone: {error}") from error
 
-    async def keep(self, every: float) -> None:
-        """Give the engine a sign of life each `every` seconds, for ever."""
+    async def keep(self) -> None:
+        """Give the engine signs of life, for ever."""
         while True:
             for actor in self._actors:
                 actor.status.remote()
-            await asyncio.sleep(every)
+            await asyncio.sleep(SIGN_OF_LIFE)
 
     async def kill(self) -> None:
         """End the processes that live: one is stuck, or failed in a way that nobody can tell what state it is in, or

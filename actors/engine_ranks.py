@@ -16,6 +16,7 @@ from services.iteration_cost import IterationCost
 from services.messages import EngineFigures
 
 LOAD_TIMEOUT = 900.0  # seconds to load the weights
+REUSE_TIMEOUT = 60.0  # seconds to finish the iteration in flight, with weights
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ class EngineRanks:
 
         Also their figures, and the seconds of loading; `cost` learns how fast they are. `lost` names actors whose
         processes are known to have died, which are not waited for. Actors of another build are replaced; of several
-        ranks those with weights are killed where others have none, and all that cannot be attached to: they may wait
-        for ever for one that is dead or stopped. All that after `still_mine` has not raised StaleEpoch. Raises
-        EngineLost when one cannot be reached or does not load in time.
+        ranks those with weights are killed where others have none, and so are those that cannot be attached to: ranks
+        may wait for ever for one that is dead or stopped, an engine for its device. All that after `still_mine` has not
+        raised StaleEpoch. Raises EngineLost when one cannot be reached or is not ready in time.
         """
         answers = await self._ask(lost)
         if any(status.build != self._build for each in answers for status, _ in each):
@@ -56,13 +57,13 @@ class EngineRanks:
         loaded = [answer for answer in ranks if answer[0].epoch]
         if 0 < len(loaded) < len(ranks):
             await still_mine()
-            ranks = _with_weights(await self._ask(await self._end(loaded)))
+            ranks, loaded = _with_weights(await self._ask(await self._end(loaded))), []
         link = EngineLink(ranks, self._layout.sampler, self._here)
         try:
-            return link, *await link.attach(epoch, LOAD_TIMEOUT, cost)
+            return link, *await link.attach(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
         except BaseException as error:
             try:
-                if isinstance(error, EngineLost) and len(ranks) > 1:
+                if isinstance(error, EngineLost) and (loaded or len(ranks) > 1):
                     await still_mine()
                     await link.kill()
             finally:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from actors.engine_link import EngineLink
+from actors.engine_link import SIGN_OF_LIFE, EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
@@ -26,7 +26,6 @@ from services.telemetry import Counters
 from services.text import TextTables
 
 PAUSE = 0.2  # seconds before the next try where no engine could be attached
-SIGN_OF_LIFE = 15.0  # seconds between calls that keep engine processes from ending themselves
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +162,7 @@ class Ownership:
         )
         link.dead.add_done_callback(partial(self._notice, self._loop))
         keeping = (
-            asyncio.create_task(link.keep(SIGN_OF_LIFE)),
+            asyncio.create_task(link.keep()),
             asyncio.create_task(self._engine.keep_spares(self._seat.epoch, link.names, SIGN_OF_LIFE)),
         )
         try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import ray
 
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
-from actors.placement import NAMESPACE, engine_names, find_engine, remove_engine
+from actors.placement import NAMESPACE, engine_names, ensure_engine, find_engine, remove_engine
 from services.config import Settings, load
 from services.errors import EngineLost, StaleEpoch
 from services.iteration_cost import IterationCost
@@ -118,6 +120,32 @@ async def test_an_engine_that_does_not_answer_is_killed() -> None:
         await stuck
     again = await attach(seat(), "2:b", lost=link.status.name)
     assert again.status.pid != link.status.pid
+
+
+async def test_an_engine_that_loads_for_long_is_no_orphan() -> None:
+    """It waits 20 seconds for a word from an owner, and loads for 30."""
+
+    def load_slowly(actor: Any) -> None:
+        import actors.engine
+
+        load = actor._load
+
+        def slowly() -> Any:
+            time.sleep(30.0)
+            return load()
+
+        actors.engine.ORPHANED_AFTER = 20
+        actor._load = slowly
+
+    name = engine_names(0)[0]
+    await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, 0)
+    actor = find_engine(name)
+    assert actor is not None
+    pid = (await actor.status.remote()).pid
+    await actor.__ray_call__.remote(load_slowly)
+    link = await attach(seat(), "1:a")
+    assert link.status.pid == pid
+    assert (await link.start(iteration("1:a"))).tokens.keys() == {"r/0"}
 
 
 async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
