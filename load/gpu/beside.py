@@ -17,7 +17,7 @@ from load.in_process import Setup, run_trace
 from load.markdown import table
 from load.simulation.traces import Size, paper
 from load.workloads import Job, any_prompt
-from services.engine import loading
+from services.engine.stock.loading import make_model
 from services.scheduling import Knobs
 
 BATCH = 32  # of `generate`, and max batch size of ours; continuous batching takes what it chooses itself
@@ -73,7 +73,7 @@ def generate(bench: Bench) -> Found:
 
     measure("orca", _ours(bench))
     bench.release()
-    model = loading.make_model(bench.config, bench.tensors, bench.dtype, bench.device)
+    model = make_model(bench.config, bench.tensors, bench.dtype, bench.device)
     model.set_attn_implementation("sdpa")
     for name, system in (("generate", _padded(model)), ("continuous batching", _continuous(model, budget))):
         try:

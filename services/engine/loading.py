@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig
 
 from services.engine import placement
-from services.engine.attention import NAME
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
 from services.engine.decoder import Decoder
@@ -24,9 +22,8 @@ from services.engine.native.decoder import NativeDecoder
 from services.engine.native.setup import NativeSetup
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
+from services.engine.refusals import check_config
 from services.engine.settings import EngineSettings
-from services.engine.stock import StockDecoder
-from services.engine.support import check_attention, check_config
 from services.errors import ModelError, SettingsError
 
 log = logging.getLogger(__name__)
@@ -90,8 +87,10 @@ def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, 
         raise SettingsError(f"weights={settings.weights} {needed}")
     if settings.batch_invariant:
         raise SettingsError(f"batch_invariant {needed}")
-    model = load_model(source, dtype, device) if isinstance(source, Path) else make_model(config, source, dtype, device)
-    return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+    # transformers' layers take seconds to import, and the lean path has no use for them
+    from services.engine.stock.loading import load_stock
+
+    return load_stock(source, config, dtype, device)
 
 
 def _lean(spec: DecoderSpec, source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
@@ -121,31 +120,6 @@ def _setup(
 def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:
     """What the lean path runs of this model; None where it is not to."""
     return DecoderSpec.of(config) if settings.lean else None
-
-
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model in `folder`, its attention replaced by ours where it lets us. Raises ModelError.
-
-    Whether it did is known only after `support.check_attention`.
-    """
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
-    model.set_attn_implementation(NAME)
-    return model.to(device).eval()
-
-
-def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:
-    """As `load_model`, of this config with weights from `tensors`."""
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors.read(name))
-    model.set_attn_implementation(NAME)
-    return model.eval()
 
 
 def choose_length(own: int, asked: int) -> int:

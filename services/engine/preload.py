@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 import services.engine.engine  # noqa: F401  what an engine runs with
 from services.engine import placement
@@ -17,19 +15,26 @@ from services.engine.settings import EngineSettings
 
 
 def preload(folder: Path, settings: EngineSettings) -> None:
-    """Import the code of the model in `folder`, by building it without memory for weights, and wake the device.
+    """Import the code of the model in `folder` and wake the device.
 
-    transformers imports a family's code when it is first built: seconds, where its weights may take milliseconds.
     Raises ModelError for a model that is not served, SettingsError for a device that is absent.
     """
     device = placement.choose_device(settings)
     config = load_config(folder)
-    if lean_spec(config, settings):
-        with contextlib.suppress(NoKernels, ImportError):
-            if device.type == "cpu":
-                kernels(settings.cache_dir)
-            else:
-                importlib.import_module("services.engine.cuda.decoder")  # and Triton, where there is one
-    with torch.device("meta"):
-        AutoModelForCausalLM.from_config(config)
+    if not (lean_spec(config, settings) and _import_lean(device, settings)):
+        from services.engine.stock.loading import import_family
+
+        import_family(config)
     torch.zeros(1, device=device)  # CUDA's context: the spare has it before it is needed
+
+
+def _import_lean(device: torch.device, settings: EngineSettings) -> bool:
+    """Whether the lean path runs here."""
+    try:
+        if device.type == "cpu":
+            kernels(settings.cache_dir)
+        else:
+            importlib.import_module("services.engine.cuda.decoder")  # and Triton, where there is one
+    except (NoKernels, ImportError):
+        return False
+    return True

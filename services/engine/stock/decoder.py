@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from services.engine.attention import attending
 from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
-from services.engine.sdpa import SdpaAttention
+from services.engine.stock.attention import attending
+from services.engine.stock.sdpa import SdpaAttention
 
 
 class StockDecoder:

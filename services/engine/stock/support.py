@@ -1,4 +1,4 @@
-"""Which models are served: what the attention backend does not do is refused at load, never ignored.
+"""Which models are served this way: what our attention does not do is refused at load, never ignored.
 
 Neither an error nor a flag of transformers tells reliably (Bloom takes our attention silently and never calls it,
 StableLM says it cannot and does), so the model is run once and asked what it really does.
@@ -6,13 +6,12 @@ StableLM says it cannot and does), so the model is run once and asked what it re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from services.engine.attention import attending
 from services.engine.kv_cache import LayerShape
+from services.engine.stock.attention import attending
 from services.errors import ModelError
 
 # these arrive at the attention function without a meaning for it
@@ -24,18 +23,6 @@ FEATURES = {
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
 }
-# these rotary embeddings read the longest position of the whole batch: tokens would depend on the company
-BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-
-
-def check_config(config: Any) -> None:
-    """Raises ModelError naming a feature in the model's text config that is not served."""
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if kinds:
-        raise ModelError(f"{config.model_type}: layers of type {', '.join(kinds)} are not served")
-    for rope in _rope_types(getattr(config, "rope_parameters", None)):
-        if rope in BATCH_DEPENDENT_ROPE:
-            raise ModelError(f"{config.model_type}: rope type {rope!r} is not served, it depends on the batch")
 
 
 def check_attention(model: Any, num_layers: int) -> list[LayerShape]:
@@ -87,12 +74,3 @@ class _Recorder:
 def _asks(name: str, value: object) -> bool:
     """Whether the argument wants something: None and False do not, `is_causal` only where it is false."""
     return value is False if name == "is_causal" else value is not None and value is not False
-
-
-def _rope_types(parameters: Any) -> Iterator[str]:
-    """The rope types in a config's `rope_parameters`: one dict, or one for each type of layer."""
-    if isinstance(parameters, dict):
-        if "rope_type" in parameters:
-            yield str(parameters["rope_type"])
-        for value in parameters.values():
-            yield from _rope_types(value)

@@ -1,0 +1,30 @@
+"""Models that are refused by what their config says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from services.errors import ModelError
+
+# these rotary embeddings read the longest position of the whole batch: tokens would depend on the company
+BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def check_config(config: Any) -> None:
+    """Raises ModelError naming a feature in the model's text config that is not served."""
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if kinds:
+        raise ModelError(f"{config.model_type}: layers of type {', '.join(kinds)} are not served")
+    for rope in _rope_types(getattr(config, "rope_parameters", None)):
+        if rope in BATCH_DEPENDENT_ROPE:
+            raise ModelError(f"{config.model_type}: rope type {rope!r} is not served, it depends on the batch")
+
+
+def _rope_types(parameters: Any) -> Iterator[str]:
+    """The rope types in a config's `rope_parameters`: one dict, or one for each type of layer."""
+    if isinstance(parameters, dict):
+        if "rope_type" in parameters:
+            yield str(parameters["rope_type"])
+        for value in parameters.values():
+            yield from _rope_types(value)

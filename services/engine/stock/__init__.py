@@ -1,0 +1,1 @@
+"""transformers' own layers with our attention, for every decoder that lets it be replaced. Imported where they run."""

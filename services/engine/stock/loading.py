@@ -1,0 +1,54 @@
+"""A transformers folder as a model of transformers' own layers that runs flat batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from services.engine.lean.weights import Tensors
+from services.engine.stock.attention import NAME
+from services.engine.stock.decoder import StockDecoder
+from services.engine.stock.support import check_attention
+from services.errors import ModelError
+
+
+def load_stock(source: Path | Tensors, config: Any, dtype: torch.dtype, device: torch.device) -> StockDecoder:
+    """The model in a folder, or of these tensors. Raises ModelError."""
+    model = load_model(source, dtype, device) if isinstance(source, Path) else make_model(config, source, dtype, device)
+    return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+
+
+def import_family(config: Any) -> None:
+    """Build the model without memory for weights: transformers imports a family's code when one is first built, which
+    takes seconds, where weights may take milliseconds."""
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(config)
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model in `folder`, its attention replaced by ours where it lets us. Raises ModelError.
+
+    Whether it did is known only after `support.check_attention`.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder} holds no causal language model with safetensors: {error}") from error
+    model.set_attn_implementation(NAME)
+    return model.to(device).eval()
+
+
+def make_model(config: Any, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> Any:
+    """As `load_model`, of this config with weights from `tensors`."""
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors.read(name))
+    model.set_attn_implementation(NAME)
+    return model.eval()
