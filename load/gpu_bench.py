@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from load.engine_floor.report import rates_table, shares_table
 from load.engine_floor.sampling import measure_sampling, sampling_table
 from load.engine_floor.shares import measure_shares
@@ -28,8 +26,6 @@ from load.gpu.iterations import graphs, increments, initiations, mixed
 from load.machine import machine
 from load.parts import parser as part_parser
 from services.engine.settings import EngineSettings
-
-CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations and logits
 
 
 def rates(bench: Bench) -> Found:
@@ -79,12 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     budget = Budget(60 * given.minutes)
     configuration = CONFIGURATIONS[given.model]
-    fraction = CUDA_KV if given.device != "cpu" and torch.cuda.is_available() else EngineSettings().kv_memory_fraction
     settings = EngineSettings(
         given.device,
         given.dtype,
         lean=not given.stock,
-        kv_memory_fraction=fraction,
         max_model_len=configuration.max_model_len,
     )
     bench = Bench(given.model, configuration, settings, budget, given.plots)
@@ -96,7 +90,7 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
     engine = bench.engine
     figures = engine.figures
     kept = figures.num_blocks * figures.block_size
-    said = f"{machine()}; {_device(bench)}; {figures.model}, {figures.numerics}"
+    said = f"{machine()}; {bench.device_name}; {figures.model}, {figures.numerics}"
     print(f"{said}; random weights; keys and values of {kept:,} tokens", flush=True)
     del engine  # `release` gives its memory back only if nobody holds it
     found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "rates": asdict(bench.rates)}
@@ -121,10 +115,6 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
         if to:
             to.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if found["failed"] else 0
-
-
-def _device(bench: Bench) -> str:
-    return torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from load.gpu.random_tensors import RandomTensors
 from services.engine import placement
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+
+CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations and logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,14 @@ class Bench:
         self.device = placement.choose_device(settings)
         self.dtype = placement.choose_dtype(settings, self.device)
         self.tensors = RandomTensors(self.config, self.dtype, self.device)
-        self._settings = settings
+        self._settings = replace(settings, kv_memory_fraction=CUDA_KV) if self.device.type == "cuda" else settings
         self._engine: Engine | None = None
         self._shape: ModelShape | None = None
         self._rates: MachineRates | None = None
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @property
     def engine(self) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -43,16 +43,6 @@ class Beside:
     seconds: float
     same: int
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "workload": self.workload,
-            "system": self.system,
-            "requests": self.requests,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "same": self.same,
-        }
-
 
 def generate(bench: Bench) -> Found:
     """Ours first, then transformers' with the memory that ours has given back."""
@@ -82,7 +72,7 @@ def generate(bench: Bench) -> Found:
             failures[name] = f"{type(error).__name__}: {error}"
     lines = [f"transformers, {name} failed: {why}" for name, why in failures.items()]
     text = "\n\n".join([_table(found), *lines, *([CUT] if budget.spent else [])])
-    return Found(text, {"measured": [one.json() for one in found], "failed": failures})
+    return Found(text, {"measured": [asdict(one) for one in found], "failed": failures})
 
 
 def _workloads(trace: int) -> dict[str, list[Job]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-import services.engine.engine  # noqa: F401  what an engine runs with
 from services.engine import placement
 from services.engine.loading import lean_spec, load_config
 from services.engine.native.build import NoKernels, kernels
@@ -19,6 +18,7 @@ def preload(folder: Path, settings: EngineSettings) -> None:
 
     Raises ModelError for a model that is not served, SettingsError for a device that is absent.
     """
+    importlib.import_module("services.engine.engine")  # what an engine runs with
     device = placement.choose_device(settings)
     config = load_config(folder)
     if not (lean_spec(config, settings) and _import_lean(device, settings)):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors import engine_ranks
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import NAMESPACE, engine_names, ensure_engine, find_engine, remove_engine
@@ -146,6 +147,24 @@ async def test_an_engine_that_loads_for_long_is_no_orphan() -> None:
     link = await attach(seat(), "1:a")
     assert link.status.pid == pid
     assert (await link.start(iteration("1:a"))).tokens.keys() == {"r/0"}
+
+
+async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers `status`, and what it runs never ends."""
+
+    def hang(actor: Any) -> None:
+        actor._warm_up = lambda epoch: time.sleep(3600)
+
+    monkeypatch.setattr(engine_ranks, "REUSE_TIMEOUT", 2.0)
+    first = await attach(seat(), "1:a")
+    actor = find_engine(first.status.name)
+    assert actor is not None
+    await actor.__ray_call__.remote(hang)
+    with pytest.raises(EngineLost, match="not ready within 2 s"):
+        await attach(seat(), "2:b")
+    await asyncio.wait_for(first.dead, WAIT)
+    third = await attach(seat(), "3:c", lost=first.status.name)
+    assert (await third.start(iteration("3:c"))).tokens.keys() == {"r/0"}
 
 
 async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:

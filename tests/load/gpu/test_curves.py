@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from load.gpu import end_to_end
+from load.gpu.budget import Budget
 from load.gpu.end_to_end import EITHER, ITERATION, REQUEST, Variant, gains
 from load.simulation.curves import Curve, Point
 from load.simulation.outcome import Served
@@ -32,31 +35,20 @@ def test_there_is_no_ratio_where_the_baseline_is_never_so_fast() -> None:
     assert gains([FAST], {"a": 0.2}) == []
 
 
-class SpentBudget:
-    """Lasts for one point."""
-
-    left = 3.0
-
-    def share(self, parts: int) -> float:
-        return 3.0 / parts
-
-
-class FakeBench:
-    engine = None
-    budget = SpentBudget()
-
-
 def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first point takes nearly all of it. Only the engine, whose times these are, is left out."""
     traces: list[list[Arrival]] = []
+    now = [0.0]
+    bench = SimpleNamespace(engine=None, budget=Budget(3.0, lambda: now[0]))
 
     def serve(engine: object, trace: list[Arrival], variant: Variant) -> list[Served]:
         traces.append(trace)
-        FakeBench.budget.left = 3.0 if len(traces) < 2 else 0.1
+        now[0] = 0.0 if len(traces) < 2 else 2.9
         return [Served(8, one.at, [one.at + 2.0]) for one in trace]
 
     monkeypatch.setattr(end_to_end, "serve", serve)
     monkeypatch.setattr(end_to_end, "LOADS", (1.0, 1.1))
-    curve = end_to_end._curve(FakeBench(), Variant(EITHER, 1), 3)  # type: ignore[arg-type]
+    curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)  # type: ignore[arg-type]
     assert curve.peak == end_to_end.LEAST / 2.0  # all there at once, ended after 2 s
     assert len(curve.points) == 1
     assert [len(trace) for trace in traces] == [end_to_end.LEAST, end_to_end.LEAST]

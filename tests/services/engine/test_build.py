@@ -30,12 +30,17 @@ def test_without_a_compiler_the_stock_path_runs(
         Engine.load(tiny_model("llama"), replace(settings, weights="int8"))
 
 
-def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "broken"
-    fake.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "no such flag" >&2; exit 1; }\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def compile_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that does what the script does."""
+    compiler = folder / "broken"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(build, "COMPILER", "broken")
+
+
+def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_by('[ "$1" = --version ] || { echo "no such flag" >&2; exit 1; }', tmp_path, monkeypatch)
     told: list[str] = []
     with pytest.raises(NoKernels, match="no such flag"):
         compiled(tmp_path / "cache", told.append)
@@ -44,11 +49,7 @@ def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_compiler_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "broken"
-    fake.write_text('#!/bin/sh\necho "no license" >&2; exit 1\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(build, "COMPILER", "broken")
+    compile_by('echo "no license" >&2; exit 1', tmp_path, monkeypatch)
     with pytest.raises(NoKernels, match="no license"):
         compiled(tmp_path / "cache")
 
