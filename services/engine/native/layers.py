@@ -39,6 +39,7 @@ class NativeLayers:
         self.weight_dtype = next(dtype for dtype, kind in KINDS.items() if kind == self._layers[0].down.kind)
         cosines, sines = rotary_table(setup.config, setup.max_model_len) if part.rotary else (None, None)
         self._model = Model(
+            layer_count=part.layers,
             hidden=part.hidden,
             intermediate=part.intermediate,
             layer_norm=part.layer_norm,
@@ -78,7 +79,8 @@ class NativeLayers:
 
     def run(self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None) -> None:
         """The halves `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1 the MLP. They add
-        to x; or one half writes to `partial` [tokens, hidden] what is to be added."""
+        to x, after the last layer before the vocabulary to the rows that are sampled at least; or one half writes to
+        `partial` [tokens, hidden] what is to be added."""
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 

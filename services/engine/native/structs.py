@@ -47,6 +47,7 @@ class Heads(Structure):
 
 class Model(Structure):
     _fields_ = (
+        ("layer_count", c_int32),
         ("hidden", c_int32),
         ("intermediate", c_int32),
         ("layer_norm", c_int32),

@@ -76,6 +76,8 @@ def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: s
 def check(engine: Engine, folder: Path, settings: EngineSettings) -> None:
     alone = [Driver(engine).run([job])[0] for job in make_jobs()]
     other = Engine.load(folder, replace(settings, block_size=5, kv_blocks=400, threads=3))
+    at_once = Driver(other, max_batch=len(alone)).run(make_jobs())
+    assert [job.logprobs for job in at_once] == [job.logprobs for job in alone]
     for rng in (random.Random(1), random.Random(2)):
         for again in (_in_company(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
             assert [job.output for job in again] == [job.output for job in alone]

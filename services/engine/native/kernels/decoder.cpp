@@ -6,14 +6,9 @@
 
 #include "layers.h"
 #include "packing.h"
+#include "passes.h"
 
 namespace {
-
-std::vector<int> owners_of(const Batch& batch) {
-    std::vector<int> owners(batch.tokens);
-    for (int r = 0; r < batch.requests; ++r) std::fill(owners.begin() + batch.starts[r], owners.begin() + batch.starts[r + 1], r);
-    return owners;
-}
 
 // Runs work(team) in every thread. The team must not wait for threads that OpenMP would not give it.
 template <class Work>
@@ -30,6 +25,25 @@ void grow(Numbers& v, size_t size) {
 }
 
 size_t padded(int rows) { return size_t(Tiles(rows).tiles) * ROWS; }
+
+// Room for slices of up to `rows` rows.
+void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
+    if (int(buffers.tiled.size()) < crews) buffers.tiled.resize(crews);
+    for (int crew = 0; crew < crews; ++crew) {
+        Tiled& tiled = buffers.tiled[crew];
+        grow(tiled.narrow, padded(rows) * model.hidden);
+        grow(tiled.wide, padded(rows) * std::max(model.heads.queries * model.heads.dim, model.intermediate));
+    }
+}
+
+// Where passes begin, and the end, of steps [first, end): with each that attends.
+std::vector<int> passes_of(int first, int end) {
+    std::vector<int> passes{first};
+    for (int step = first + 1; step < end; ++step)
+        if (step % STEPS == ATTEND) passes.push_back(step);
+    passes.push_back(end);
+    return passes;
+}
 
 }  // namespace
 
@@ -68,7 +82,7 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
     const Tiles tiles(rows);
     Numbers packed(padded(rows) * matrix->inputs);
     together(threads, [&](Team& team) {
-        team.ranges(rows, 16, [&](int begin, int end) {
+        each_range(team, rows, 16, [&](int begin, int end) {
             for (int row = begin; row < end; ++row)
                 for (int k = 0; k < matrix->inputs; ++k)
                     packed[tiles.at(row, matrix->inputs) + size_t(k) * ROWS] = x[size_t(row) * matrix->inputs + k];
@@ -80,35 +94,44 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
 // Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP. x is [tokens, hidden]. Without
 // `partial` each adds to x; with it, one half writes what is to be added, after the other ranks' has been.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
-    Buffers& buffers = *model->buffers;
-    const Heads& heads = model->heads;
-    grow(buffers.qkv, size_t(batch->tokens) * (heads.queries + 2 * heads.keys) * heads.dim);
-    grow(buffers.packed, padded(batch->tokens) * model->hidden);
-    grow(buffers.next, padded(batch->tokens) * std::max(heads.queries * heads.dim, model->intermediate));
-    const std::vector<Span> spans = spans_of(*batch, model->heads);
     const std::vector<int> owners = owners_of(*batch);
+    const std::vector<Slice> slices = slices_of(*batch, model->heads, owners.data(), model->threads);
+    const int count = int(slices.size());
+    Buffers& buffers = *model->buffers;
+    prepare(buffers, *model, count == 1 ? 1 : model->threads, slices.front().count);
+    grow(buffers.qkv, size_t(batch->tokens) * (model->heads.queries + 2 * model->heads.keys) * model->heads.dim);
+    const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED : KEEP); };
+    const std::vector<int> passes = passes_of(step_of(first), step_of(last));
+    float* to = partial ? partial : x;
+    // Of what the last layer would add to other rows nobody hears.
+    const bool only_sampled = !partial && model->vocabulary.panels && last == 2 * model->layer_count;
+    Passes order(count);
     together(model->threads, [&](Team& team) {
-        Call call{*model, *batch, buffers, team, Tiles(batch->tokens)};
-        for (int half = first; half < last; ++half) {
-            const Layer& layer = model->layers[half / 2];
-            if (half % 2)
-                call.mlp_half(layer, x, partial ? partial : x, !partial);
-            else
-                call.attention_half(layer, x, partial ? partial : x, !partial, spans, owners);
+        if (count == 1) {
+            Call<Team> call{*model, *batch, owners.data(), slices.front(), buffers.tiled.front(), team, x, to};
+            return call.run(passes.front(), passes.back());
         }
+        Alone alone;
+        Tiled& tiled = buffers.tiled[omp_get_thread_num()];
+        const int last_pass = int(passes.size()) - 2;
+        order.run(last_pass + 1, [&](int pass, int slice) {
+            if (only_sampled && pass && pass == last_pass && !slices[slice].sampled) return;
+            Call<Alone> call{*model, *batch, owners.data(), slices[slice], tiled, alone, x, to};
+            call.run(passes[pass], passes[pass + 1]);
+        });
     });
 }
 
 // Logits [samples, vocabulary] after the tokens of batch.ends.
-void orca_logits(const Model* model, const Batch* batch, const float* x, float* logits) {
-    const int rows = batch->samples;
-    if (!rows) return;
+void orca_logits(const Model* model, const Batch* batch, float* x, float* logits) {
+    if (!batch->samples) return;
     Buffers& buffers = *model->buffers;
-    grow(buffers.packed, padded(rows) * model->hidden);
+    const Slice all{0, batch->samples, Tiles(batch->samples), {}, true};
+    prepare(buffers, *model, 1, all.count);
     together(model->threads, [&](Team& team) {
-        Call call{*model, *batch, buffers, team, Tiles(rows)};
-        call.norm(model->last_norm, x, buffers.packed.data(), [&](int row) { return batch->ends[row]; });
-        call.product(model->vocabulary, buffers.packed.data(), rows, logits, false, VOCABULARY);
+        Call<Team> call{*model, *batch, nullptr, all, buffers.tiled.front(), team, x, x};
+        call.norm(model->last_norm, [&](int row) { return batch->ends[row]; });
+        call.product(model->vocabulary, buffers.tiled.front().narrow, logits, false, VOCABULARY);
     });
 }
 }

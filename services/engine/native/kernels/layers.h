@@ -24,14 +24,15 @@ struct Product {
     float* to;
     bool add;
 
-    void run(Team& team, const float* packed, int rows) const {
+    template <class Crew>
+    void run(Crew& crew, const float* packed, int rows) const {
         const auto finish = [&](int panel, int row, auto& sums) {
             for (auto& both : sums) {
                 float* at = to + size_t(row++) * matrix.outputs;
                 for (int half = 0; half < 2; ++half) put(at, panel * WIDTH + half * LANES, both[half]);
             }
         };
-        multiply(team, matrix, packed, rows, finish, [&](int panel, int row, int count) {
+        multiply(crew, matrix, packed, rows, finish, [&](int panel, int row, int count) {
             for (int r = row; r < row + count; ++r)
                 for (int half = 0; half < 2; ++half)
                     __builtin_prefetch(to + size_t(r) * matrix.outputs + panel * WIDTH + half * LANES, 1);
@@ -48,52 +49,119 @@ private:
     }
 };
 
-// One call of a model's layers in one thread of the team.
+// A layer's three steps: attention begins when all keys that it looks at are kept.
+enum Step { KEEP, ATTEND, FEED, STEPS };
+
+// Steps over one slice of a batch, by a team or by one thread.
+template <class Crew>
 struct Call {
     const Model& model;
     const Batch& batch;
-    Buffers& buffers;
-    Team& team;
-    Tiles tiles;
-    bool told = omp_get_thread_num() == 0;  // one thread keeps the time: phases end for all at once
+    const int* owners;  // of each token, its request
+    const Slice& slice;
+    Tiled& tiled;
+    Crew& crew;
+    float* x;   // [tokens, hidden]
+    float* to;  // what is added to x is written there, or added to x itself
+    bool told = omp_get_thread_num() == 0;  // one thread keeps the time
     double began = omp_get_wtime();
 
-    void done(Phase phase) {
-        if (!told) return;
-        const double now = omp_get_wtime();
-        buffers.seconds[phase] += now - began;
-        began = now;
+    // Steps [first, end), counted through all layers.
+    void run(int first, int end) {
+        for (int step = first; step < end; ++step) {
+            const Layer& layer = model.layers[step / STEPS];
+            if (step % STEPS == KEEP) keep(layer);
+            if (step % STEPS == ATTEND) attend(layer);
+            if (step % STEPS == FEED) feed(layer);
+        }
     }
 
-    // Normalised rows, in tiles: row i is the token `token(i)`.
+    // Normalised rows of x, in tiles: row i is the token `token(i)`.
     template <class Token>
-    void norm(const Norm& norm, const float* x, float* packed, const Token& token) {
-        team.each(tiles.tiles, [&](int tile) {
+    void norm(const Norm& norm, const Token& token) {
+        const Tiles& tiles = slice.tiles;
+        crew.each(tiles.tiles, [&](int tile) {
             const float* rows[ROWS];
             const int count = tiles.rows_of(tile);
             for (int r = 0; r < count; ++r) rows[r] = x + size_t(token(tile * tiles.height + r)) * model.hidden;
-            normalise(model, norm, rows, count, packed + size_t(tile) * model.hidden * ROWS);
+            normalise(model, norm, rows, count, tiled.narrow.data() + size_t(tile) * model.hidden * ROWS);
         });
         done(NORMS);
     }
 
-    void norm(const Norm& of, const float* x, float* packed) {
-        norm(of, x, packed, [](int row) { return row; });
-    }
-
-    void product(const Matrix& matrix, const float* packed, int rows, float* to, bool add, Phase phase) {
-        Product{matrix, to, add}.run(team, packed, rows);
+    void product(const Matrix& matrix, const Numbers& rows, float* to, bool add, Phase phase) {
+        Product{matrix, to, add}.run(crew, rows.data(), slice.count);
         done(phase);
     }
 
+private:
+    void done(Phase phase) {
+        if (!told) return;
+        const double now = omp_get_wtime();
+        model.buffers->seconds[phase] += now - began;
+        began = now;
+    }
+
+    float* qkv() const { return model.buffers->qkv.data(); }
+    int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
+    void norm(const Norm& of) {
+        norm(of, [&](int row) { return slice.first + row; });
+    }
+    void add(const Matrix& matrix, const Numbers& rows, Phase phase) {
+        product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
+    }
+
+    // Keys and values, and queries to be attended with.
+    void keep(const Layer& layer) {
+        norm(layer.attention_norm);
+        product(layer.qkv, tiled.narrow, qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
+        each_range(crew, slice.count, 16, [&](int begin, int end) {
+            for (int t = slice.first + begin; t < slice.first + end; ++t)
+                model.bfloat16_cache ? place<bfloat16>(layer, t) : place<float>(layer, t);
+        });
+        done(PLACING);
+    }
+
+    void attend(const Layer& layer) {
+        model.bfloat16_cache ? attend_to<bfloat16>(layer) : attend_to<float>(layer);
+        add(layer.output, tiled.wide, PROJECTIONS);
+    }
+
+    // The MLP.
+    void feed(const Layer& layer) {
+        norm(layer.mlp_norm);
+        float* next = tiled.wide.data();
+        const int depth = layer.down.inputs;
+        const Tiles& tiles = slice.tiles;
+        const auto finish = [&](int panel, int row, auto& sums) {
+            float* tile = next + tiles.at(row, depth);
+            for (int half = 0; half < (model.gated ? 1 : 2); ++half) {
+                const int column = panel * WIDTH + half * LANES;
+                const int from = model.gated ? panel * LANES : column;
+                Vector square[LANES] = {};
+                int r = 0;
+                for (auto& both : sums) {
+                    const Vector v = finished(layer.up, column, both[half]);
+                    square[r++] = model.gated ? silu(v) * finished(layer.up, column + LANES, both[1]) : gelu(v);
+                }
+                if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
+            }
+        };
+        const int columns = model.gated ? LANES : WIDTH;
+        multiply(crew, layer.up, tiled.narrow.data(), slice.count, finish, [&](int panel, int row, int) {
+            const float* at = next + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
+            for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
+        });
+        add(layer.down, tiled.wide, MLP);
+    }
+
     template <class Number>
-    void place(const Layer& layer, int token, int request) {
+    void place(const Layer& layer, int token) {
         const Heads& heads = model.heads;
-        const int dim = heads.dim, width = (heads.queries + 2 * heads.keys) * dim;
+        const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
-        const int32_t* table = batch.tables + batch.table_starts[request];
-        const int32_t block = table[position / heads.block_size];
-        float* row = buffers.qkv.data() + size_t(token) * width;
+        const int32_t block = batch.tables[batch.table_starts[request] + position / heads.block_size];
+        float* row = qkv() + size_t(token) * width();
         for (int head = 0; head < heads.queries + heads.keys; ++head) {
             float* x = row + head * dim;
             const float* weight = head < heads.queries ? layer.query_norm : layer.key_norm;
@@ -112,56 +180,14 @@ struct Call {
     }
 
     template <class Number>
-    void attend(const Layer& layer, const std::vector<Span>& spans, const std::vector<int>& owners) {
+    void attend_to(const Layer& layer) {
         const Heads& heads = model.heads;
-        const int width = (heads.queries + 2 * heads.keys) * heads.dim;
-        team.ranges(batch.tokens, 16, [&](int begin, int end) {
-            for (int t = begin; t < end; ++t) place<Number>(layer, t, owners[t]);
-        });
-        done(PLACING);
         const Attention<Number> attention(batch, heads, static_cast<const Number*>(layer.keys),
                                           static_cast<const Number*>(layer.values));
-        team.each(int(spans.size()) * heads.keys, [&](int item) {
-            attention.run(spans[item / heads.keys], item % heads.keys, buffers.qkv.data(), width,
-                          buffers.next.data(), tiles, heads.queries * heads.dim);
+        crew.each(int(slice.spans.size()) * heads.keys, [&](int item) {
+            attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), tiled.wide.data(),
+                          slice.tiles, slice.first);
         });
         done(ATTENTION);
-    }
-
-    void attention_half(const Layer& layer, const float* x, float* to, bool add, const std::vector<Span>& spans,
-                        const std::vector<int>& owners) {
-        norm(layer.attention_norm, x, buffers.packed.data());
-        product(layer.qkv, buffers.packed.data(), batch.tokens, buffers.qkv.data(), false, PROJECTIONS);
-        if (model.bfloat16_cache)
-            attend<bfloat16>(layer, spans, owners);
-        else
-            attend<float>(layer, spans, owners);
-        product(layer.output, buffers.next.data(), batch.tokens, to, add, PROJECTIONS);
-    }
-
-    void mlp_half(const Layer& layer, const float* x, float* to, bool add) {
-        norm(layer.mlp_norm, x, buffers.packed.data());
-        float* next = buffers.next.data();
-        const int depth = layer.down.inputs;
-        const auto finish = [&](int panel, int row, auto& sums) {
-            float* tile = next + tiles.at(row, depth);
-            for (int half = 0; half < (model.gated ? 1 : 2); ++half) {
-                const int column = panel * WIDTH + half * LANES;
-                const int from = model.gated ? panel * LANES : column;
-                Vector square[LANES] = {};
-                int r = 0;
-                for (auto& both : sums) {
-                    const Vector v = finished(layer.up, column, both[half]);
-                    square[r++] = model.gated ? silu(v) * finished(layer.up, column + LANES, both[1]) : gelu(v);
-                }
-                if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
-            }
-        };
-        const int columns = model.gated ? LANES : WIDTH;
-        multiply(team, layer.up, buffers.packed.data(), batch.tokens, finish, [&](int panel, int row, int) {
-            const float* at = next + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
-            for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
-        });
-        product(layer.down, next, batch.tokens, to, add, MLP);
     }
 };

@@ -1,7 +1,7 @@
 // A decoder as Python describes it: structs.py, field for field.
 #pragma once
 
-#include "attention.h"
+#include "slices.h"
 
 struct Norm {
     const float* weight;
@@ -21,16 +21,21 @@ struct Layer {
     void* values;
 };
 
-// What one half hands to the next, in tiles where it goes into a product; grown as needed.
+// What one step hands to the next, in tiles where it goes into a product; grown as needed.
+struct Tiled {
+    Numbers narrow, wide;
+};
+
 struct Buffers {
-    Numbers qkv, packed, next;
+    Numbers qkv;  // [tokens, width]
+    std::vector<Tiled> tiled;  // one for each thread that works alone; a team shares the first
     double seconds[6] = {};  // spent in each Phase
 };
 
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
+    int32_t layer_count, hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
     float epsilon;
     Heads heads;
     const float* cosines;  // [positions, dim / 2], or null where positions are embedded

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <type_traits>
 
 #include "pages.h"
@@ -39,25 +40,49 @@ struct Tiles {
 constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
 
 struct Nothing {
-    void operator()(Vector, Vector) const {}
+    void operator()(Vector, Vector) {}
 };
 
-// sums[R][2] += rows [R, depth] by two vectors of columns, `first` and `second`: the row after is STEP further, the next
-// depth `along` in the rows and `step` in the columns. `fetch(first, second)` asks for what is needed later,
-// `keep(a, b)` is given the columns as floats.
-template <int R, int STEP, class Stored, class Fetch, class Keep = Nothing>
-inline void add_products(Vector (&sums)[R][2], int depth, const float* rows, int along, const Stored* first,
-                         const Stored* second, size_t step, const Fetch& fetch, const Keep& keep = {}) {
-    for (int k = 0; k < depth; ++k, rows += along, first += step, second += step) {
-        fetch(first, second);
-        const Vector a = load(first), b = load(second);
-        keep(a, b);
+// Two vectors of columns of `count` depths, and how far off what is needed next is.
+template <class Stored>
+struct Run {
+    const Stored *first, *second;
+    int count;
+    ptrdiff_t later_first = 0, later_second = 0;
+};
+
+// sums[R][2] of rows [R, depth] by the columns of `count` runs, one after the other; FRESH, else added to what is there.
+// The row after is STEP further, the next depth `along` in the rows and `step` in the columns. `fetch(run, first, second)`
+// asks for what is needed later, `keep(a, b)` is given the columns as floats.
+//
+// Not inlined: among other code the compiler does not keep all sums in registers.
+template <int R, int STEP, bool FRESH, class Stored, class Fetch, class Keep = Nothing>
+__attribute__((noinline)) void sum_products(Vector (&sums)[R][2], const float* rows, int along, const Run<Stored>* runs,
+                                            int count, size_t step, Fetch fetch, Keep keep = {}) {
+    Vector own[R][2];
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Vector x = broadcast(rows[r * STEP]);
-            sums[r][0] += x * a;
-            sums[r][1] += x * b;
+    for (int r = 0; r < R; ++r) {
+        own[r][0] = FRESH ? Vector{} : sums[r][0];
+        own[r][1] = FRESH ? Vector{} : sums[r][1];
+    }
+    for (const Run<Stored>& run : std::span(runs, count)) {
+        const Stored *first = run.first, *second = run.second;
+        for (int k = 0; k < run.count; ++k, rows += along, first += step, second += step) {
+            fetch(run, first, second);
+            const Vector a = load(first), b = load(second);
+            keep(a, b);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const Vector x = broadcast(rows[r * STEP]);
+                own[r][0] += x * a;
+                own[r][1] += x * b;
+            }
         }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        sums[r][0] = own[r][0];
+        sums[r][1] = own[r][1];
     }
 }
 
@@ -72,18 +97,20 @@ inline void with_rows(int rows, const Work& work) {
 
 constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's second cache beside a panel
 
-// Tiles up to which short weights are made floats anew for each: fewer do not pay for bytes that are read twice as long.
-constexpr int SHORT = 3;
+// Tiles up to which short weights are made floats anew for each: fewer do not pay for what is written and read again.
+constexpr int SHORT = 2;
 
 // Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel, `row` its first, and, a tile's time
 // before, expect(panel, row, rows), which may fetch what finish writes to.
-template <class Weight, class Finish, class Expect>
-void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish, const Expect& expect) {
+template <class Weight, class Crew, class Finish, class Expect>
+void multiply_by(Crew& crew, const Matrix& matrix, const float* packed, int rows, const Finish& finish,
+                 const Expect& expect) {
     const Tiles tiles(rows);
     const int depth = matrix.inputs, panels = matrix.num_panels();
     const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
-    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step, const auto& keep) {
-        const auto fetch = [&](const auto* one, const auto* other) {  // this panel's rest, and a share of the next one
+    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step, auto keep) {
+        // This panel's rest, and a share of the next one.
+        auto fetch = [later, step](const auto&, const auto* one, const auto* other) mutable {
             __builtin_prefetch(one + AHEAD * WIDTH);
             if constexpr (sizeof(*one) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
             __builtin_prefetch(later, 0, 2);
@@ -91,8 +118,9 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
         };
         expect(panel, tile * tiles.height, tiles.rows_of(tile));
         with_rows(tiles.rows_of(tile), [&](auto R) {
-            Vector sums[R][2] = {};
-            add_products<R, 1>(sums, depth, packed + tile * tile_size, ROWS, weights, weights + LANES, WIDTH, fetch, keep);
+            Vector sums[R][2];
+            const Run run{weights, weights + LANES, depth};
+            sum_products<R, 1, true>(sums, packed + tile * tile_size, ROWS, &run, 1, WIDTH, fetch, keep);
             finish(panel, tile * tiles.height, sums);
         });
     };
@@ -108,8 +136,7 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
             const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
             for (int tile = first; tile < last; ++tile) {
                 const char* later = next + size_t(tile - first) * depth * step;
-                float* to = wide.data();
-                const auto keep = [&to](Vector a, Vector b) {
+                const auto keep = [to = wide.data()](Vector a, Vector b) mutable {
                     store(to, a);
                     store(to + LANES, b);
                     to += WIDTH;
@@ -119,24 +146,25 @@ void multiply_by(Team& team, const Matrix& matrix, const float* packed, int rows
                 else if (tile == first)
                     multiply_tile(tile, panel, weights, later, step, keep);
                 else
-                    multiply_tile(tile, panel, static_cast<const float*>(to), later, step, Nothing());
+                    multiply_tile(tile, panel, static_cast<const float*>(wide.data()), later, step, Nothing());
             }
         }
     };
-    const int most = std::max(1, int(NEAR / (tile_size * sizeof(float))));
+    const int most = std::max(4, int(NEAR / (tile_size * sizeof(float))));  // of few, weights would be read too often
     const int blocks = (tiles.tiles + most - 1) / most;
-    const int groups = tiles.tiles == 1 ? panels : std::min(panels, 4 * team.size());
+    const int groups = tiles.tiles == 1 ? panels : std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
     const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
-    team.each(blocks * groups, [&](int item) {
+    crew.each(blocks * groups, [&](int item) {
         const int block = item / groups, group = item % groups;
         multiply_block(part(tiles.tiles, block, blocks), part(tiles.tiles, block + 1, blocks),
                        part(panels, group, groups), part(panels, group + 1, groups));
     });
 }
 
-template <class Finish, class Expect>
-void multiply(Team& team, const Matrix& matrix, const float* packed, int rows, const Finish& finish, const Expect& expect) {
-    if (matrix.kind == 0) multiply_by<float>(team, matrix, packed, rows, finish, expect);
-    if (matrix.kind == 1) multiply_by<bfloat16>(team, matrix, packed, rows, finish, expect);
-    if (matrix.kind == 2) multiply_by<int8_t>(team, matrix, packed, rows, finish, expect);
+template <class Crew, class Finish, class Expect>
+void multiply(Crew& crew, const Matrix& matrix, const float* packed, int rows, const Finish& finish,
+              const Expect& expect) {
+    if (matrix.kind == 0) multiply_by<float>(crew, matrix, packed, rows, finish, expect);
+    if (matrix.kind == 1) multiply_by<bfloat16>(crew, matrix, packed, rows, finish, expect);
+    if (matrix.kind == 2) multiply_by<int8_t>(crew, matrix, packed, rows, finish, expect);
 }

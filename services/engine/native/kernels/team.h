@@ -1,7 +1,21 @@
-// The threads of one call: they take items until none is left, then wait for each other.
+// Who works on a call: threads that take items until none is left, then wait for each other, or one thread by itself.
 #pragma once
 
 #include <atomic>
+
+// Spins for some microseconds: a sleeping thread takes longer to wake than most items take. Then it sleeps, so that a
+// thread that waits for a core behind another process can have this one.
+template <class Reached>
+inline void wait_until(const std::atomic<int>& value, const Reached& reached) {
+    constexpr int SPINS = 500;
+    for (int spins = 0; spins < SPINS; ++spins) {
+        if (reached(value.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    for (int now; !reached(now = value.load(std::memory_order_acquire));) value.wait(now);
+}
 
 class Team {
 public:
@@ -14,20 +28,9 @@ public:
         wait();
     }
 
-    // The same for ranges of up to `size` items.
-    template <class Work>
-    void ranges(int count, int size, Work work) {
-        each((count + size - 1) / size, [&](int i) {
-            int end = (i + 1) * size;
-            work(i * size, end < count ? end : count);
-        });
-    }
-
     int size() const { return size_; }
 
 private:
-    // A barrier that spins for some microseconds: a sleeping thread takes longer to wake than most items take. Then it
-    // sleeps, so that a thread that waits for a core behind another process can have this one.
     void wait() {
         const int round = round_.load();
         if (arrived_.fetch_add(1) + 1 == size_) {
@@ -37,18 +40,29 @@ private:
             round_.notify_all();
             return;
         }
-        for (int spins = 0; spins < SPINS; ++spins) {
-            if (round_.load(std::memory_order_acquire) != round) return;
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#endif
-        }
-        while (round_.load(std::memory_order_acquire) == round) round_.wait(round);
+        wait_until(round_, [round](int now) { return now != round; });
     }
 
-    static constexpr int SPINS = 500;
     const int size_;
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> round_{0};
 };
+
+// One thread as a team: it waits for nobody.
+struct Alone {
+    template <class Work>
+    void each(int count, Work work) {
+        for (int item = 0; item < count; ++item) work(item);
+    }
+    int size() const { return 1; }
+};
+
+// Calls work(first, end) for ranges of up to `size` of `count` items.
+template <class Crew, class Work>
+inline void each_range(Crew& crew, int count, int size, Work work) {
+    crew.each((count + size - 1) / size, [&](int i) {
+        const int end = (i + 1) * size;
+        work(i * size, end < count ? end : count);
+    });
+}

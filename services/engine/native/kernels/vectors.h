@@ -38,6 +38,14 @@ inline To same_bits(From from) {
 
 inline Vector broadcast(float x) { return x - Vector{}; }
 
+template <int... I>
+inline Vector numbers(std::integer_sequence<int, I...>) {
+    return Vector{float(I)...};
+}
+
+// 0, 1, 2, ...
+inline Vector numbers() { return numbers(std::make_integer_sequence<int, LANES>()); }
+
 inline Vector load(const float* from) {
     Vector v;
     std::memcpy(&v, from, sizeof v);
@@ -104,10 +112,19 @@ inline void transpose(Vector (&rows)[LANES]) {
     if constexpr (HALF * 2 < LANES) transpose<HALF * 2>(rows);
 }
 
+// The first `count` of v's numbers.
+inline void store_some(float* to, Vector v, int count) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, __mmask16((1 << count) - 1), __m512(v));
+#else
+    std::memcpy(to, &v, count * sizeof(float));
+#endif
+}
+
 // Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
 inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
     transpose(rows);
-    for (int k = 0; k < count; ++k) std::memcpy(to + k * ROWS, &rows[k], ROWS * sizeof(float));
+    for (int k = 0; k < count; ++k) store_some(to + k * ROWS, rows[k], ROWS);
 }
 
 template <int... I>

@@ -1,0 +1,50 @@
+// A batch in slices: some of its rows, with all that attention has to do for them.
+#pragma once
+
+#include "attention.h"
+
+struct Slice {
+    int first, count;  // rows
+    Tiles tiles;
+    std::vector<Span> spans;
+    bool sampled;  // whether logits are asked for after any of its tokens
+};
+
+inline std::vector<int> owners_of(const Batch& batch) {
+    std::vector<int> owners(batch.tokens);
+    for (int r = 0; r < batch.requests; ++r)
+        for (int token = batch.starts[r]; token < batch.starts[r + 1]; ++token) owners[token] = r;
+    return owners;
+}
+
+inline std::vector<Span> spans_of(const Batch& batch, const Heads& heads, const int* owners, int first, int end) {
+    const int most = std::max(1, HEIGHT / heads.group());
+    std::vector<Span> spans;
+    for (int token = first; token < end; token += spans.back().count) {
+        const int request = owners[token];
+        const int count = std::min({most, end - token, batch.starts[request + 1] - token});
+        spans.push_back({request, token - batch.starts[request], count});
+    }
+    return spans;
+}
+
+inline bool any_sampled(const Batch& batch, int first, int end) {
+    return std::any_of(batch.ends, batch.ends + batch.samples, [&](int32_t at) { return first <= at && at < end; });
+}
+
+// One, of so few rows that the threads had better share the weights of each product. Else no higher than what stays in a
+// core's second cache with all that is computed of it, but so high that reading all weights for it costs little; and some
+// for each thread, which then hardly waits for others.
+inline std::vector<Slice> slices_of(const Batch& batch, const Heads& heads, const int* owners, int threads) {
+    constexpr int LOW = 4, HIGH = 6;  // tiles
+    const int tiles = Tiles(batch.tokens).tiles, height = std::clamp(tiles / (3 * threads), LOW, HIGH);
+    const int count = tiles < 4 * threads ? 1 : std::max((tiles + height - 1) / height, 2 * threads);
+    const int rows = count == 1 ? batch.tokens : (tiles + count - 1) / count * ROWS;
+    std::vector<Slice> slices;
+    for (int first = 0; first < batch.tokens; first += rows) {
+        const int end = std::min(batch.tokens, first + rows);
+        slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, heads, owners, first, end),
+                          any_sampled(batch, first, end)});
+    }
+    return slices;
+}
