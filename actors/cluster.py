@@ -12,9 +12,8 @@ import ray
 
 from actors.engine import engine_settings, layout_of
 from actors.front_door import drain
-from actors.placement import NAMESPACE, ensure_engine, remove_engine
+from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
 from services.config import Settings
-from services.errors import SettingsError
 from services.models import resolve
 
 OBJECT_STORE = 150 << 20  # bytes; messages are small and go by value
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def start(settings: Settings, folder: Path) -> None:
-    """Start Ray here, its files in `folder`. Raises SettingsError for a device that is absent, and for a model that
+    """Start Ray here, its files in `folder`. Raises SettingsError for devices that are absent, and for a model that
     cannot be split over ranks as asked for."""
     size = layout_of(settings).size
     if size > 1:
@@ -42,8 +41,7 @@ def start(settings: Settings, folder: Path) -> None:
         namespace=NAMESPACE,
         _temp_dir=str(folder),
     )
-    if settings.device == "cuda" and not ray.cluster_resources().get("GPU"):
-        raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")
+    check_gpus(settings, int(ray.cluster_resources().get("GPU", 0)))
 
 
 def deploy(settings: Settings) -> None:

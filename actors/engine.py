@@ -127,7 +127,7 @@ class EngineActor:
 
             preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
-            from services.engine.parallel.links import open_meeting
+            from services.engine.parallel.meeting import open_meeting
 
             self._meeting = open_meeting(self._node)
         threading.Thread(target=self._end_when_orphaned, name="orphan-watch", daemon=True).start()
@@ -192,13 +192,22 @@ class EngineActor:
 
     def _link(self, epoch: str, meeting: str) -> None:
         """Leave what other ranks there were, and find those of this epoch."""
+        from services.engine import placement
         from services.engine.parallel.links import Links
 
         number = _number(epoch)
         if self._expected > number:
             raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._unlink()
-        self._links = Links(self._layout, self._node, meeting, epoch, lambda: self._expected > number)
+        self._links = Links(
+            self._layout,
+            self._node,
+            meeting,
+            epoch,
+            lambda: self._expected > number,
+            placement.choose_device(self._settings),
+            self._settings.batch_invariant,
+        )
         self._engine.link(self._links)
         # all ranks run as many, whether they had some before or not
         self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine import EngineActor, layout_of
 from services.config import Settings
+from services.errors import SettingsError
 
 NAMESPACE = "orca"
 
@@ -77,6 +78,16 @@ def remove_engine(index: int) -> None:
             ray.kill(actor, no_restart=True)
     with contextlib.suppress(ValueError):  # there is none
         ray.util.remove_placement_group(ray.util.get_placement_group(_group_name(index)))
+
+
+def check_gpus(settings: Settings, there: int) -> None:
+    """Raises SettingsError where engines would wait for ever for more GPUs than are `there`."""
+    if settings.device == "cuda" and not there:
+        raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")
+    needed = settings.engines * layout_of(settings).size
+    if settings.device != "cpu" and 0 < there < needed:
+        asked = f"engines={settings.engines}, tp={settings.tp}, pp={settings.pp}"
+        raise SettingsError(f"{asked}: each rank has a GPU, {needed} are needed, this machine has {there}")
 
 
 def _group_name(index: int) -> str:

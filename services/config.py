@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of a rank; 0: all cores, shared by an engine's ranks")
     ] = 0
-    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; CPU, lean path only")] = 1
+    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; lean path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
     null_engine: Annotated[bool, Field(description="an engine without a model, to measure the plane alone")] = False
 
@@ -157,8 +157,6 @@ class Settings(BaseSettings):
         asked = f"tp={self.tp}, pp={self.pp}"
         if self.lookahead:
             raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
-        if self.device == "cuda":
-            raise ValueError(f"device=cuda is served by one process, not with {asked}")
         if self.null_engine:
             raise ValueError(f"a null engine has no layers to split with {asked}")
 

@@ -47,6 +47,7 @@ class Engine:
         self._sampler = Sampler(eos_token_ids, figures.vocab_size)
         self._deadly = deadly
         self._epoch: str | None = None
+        self._links: Links | None = None
         self._unknown: dict[int, list[Row]] = {}  # by step: whom another rank samples for
 
     @classmethod
@@ -68,8 +69,9 @@ class Engine:
             if layout.size == 1
             else loading.load_rank(folder, config, settings, length, layout)
         )
-        kept = block_bytes(decoder.layers, settings.block_size, decoder.cache_dtype)
-        blocks = memory.count_blocks(settings, kept, length, device)
+        sharing = decoder.sharing if isinstance(decoder, RankDecoder) else decoder.layers
+        kept = block_bytes(sharing, settings.block_size, decoder.cache_dtype)
+        blocks = memory.count_blocks(settings, kept, length, memory.free_bytes(device))
         figures = EngineFigures(
             model=info.name,
             max_model_len=length,
@@ -85,7 +87,7 @@ class Engine:
     def link(self, links: Links) -> None:
         """Be one of the ranks that are linked so, all of which are told. `figures` are the least of them all after."""
         assert isinstance(self.decoder, RankDecoder)
-        self.decoder.links = links
+        self.decoder.links = self._links = links
         self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
 
     def reset(self, epoch: str) -> None:
@@ -98,7 +100,8 @@ class Engine:
         """Run one iteration. Raises StaleEpoch, changing nothing, for one of another epoch than the last `reset`.
 
         A request that fails is in `failed`, and left out until it is released; the others go on. A rank that does not
-        sample must be told in `earlier` all results since the last call, and its own has no tokens.
+        sample must be told in `earlier` all results since the last call, and its own has no tokens. Raises RuntimeError
+        when another rank is gone.
         """
         started = time.perf_counter()
         if iteration.epoch != self._epoch:
@@ -115,6 +118,8 @@ class Engine:
                 logits = self.decoder.forward(batch)
                 if logits is not None:
                     result = self._sampler.sample(logits, batch.sampling)
+            if self._links:
+                self._links.check()
             for row, count in scheduled:
                 row.num_computed_tokens += count
             if logits is not None:

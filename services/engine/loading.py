@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from services.engine.native.decoder import NativeDecoder
 from services.engine.native.setup import NativeSetup
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
+from services.engine.parallel.native_part import NativePart
 from services.engine.refusals import check_config
 from services.engine.settings import EngineSettings
 from services.errors import ModelError, SettingsError
@@ -42,29 +43,51 @@ def load_config(folder: Path) -> Any:
 def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, layout: Layout) -> RankDecoder:
     """One rank's part of the model in `folder`; nothing else of it is read.
 
-    Raises SettingsError for a model, a device or a machine without the lean path, or that cannot be split so.
+    Raises SettingsError for a model or a machine without the lean path, or that cannot be split so.
     """
-    spec, library = _spec_of_ranks(config, settings)
+    spec = _spec_of_ranks(config, settings)
     layout.part_of(spec)  # before anything is read
     weights = DecoderWeights(spec, folder, layout.shard)
-    return RankDecoder(_setup(library, spec, config, weights, settings, length), layout)
+    if placement.choose_device(settings).type == "cpu":
+        return RankDecoder(NativePart(_native_setup(spec, config, weights, settings, length), layout), spec, layout)
+    from services.engine.parallel.cuda_part import CudaPart  # there need be no Triton
+
+    return RankDecoder(CudaPart(_cuda_setup(spec, config, weights, settings, length), layout), spec, layout)
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
     """Raises SettingsError where `load_rank` would, without weights."""
-    spec, _ = _spec_of_ranks(load_config(folder), settings)
-    Layout(settings.tp, settings.pp).part_of(spec)
+    Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(load_config(folder), settings))
 
 
-def _spec_of_ranks(config: Any, settings: EngineSettings) -> tuple[DecoderSpec, ctypes.CDLL]:
-    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path of CPUs only"
+def _spec_of_ranks(config: Any, settings: EngineSettings) -> DecoderSpec:
+    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path only"
     spec = lean_spec(config, settings)
-    if spec is None or placement.choose_device(settings).type != "cpu":
+    if spec is None:
         raise SettingsError(f"{needed}, which {config.model_type} is not on here")
+    device = placement.choose_device(settings)
+    _check_weights(settings, device)
     try:
-        return spec, kernels(settings.cache_dir)
+        need_kernels(settings, device)
     except NoKernels as error:
         raise SettingsError(f"{needed}: {error}") from error
+    return spec
+
+
+def need_kernels(settings: EngineSettings, device: torch.device) -> None:
+    """Load what the lean path runs on a device. Raises NoKernels where there is none here."""
+    if device.type == "cpu":
+        kernels(settings.cache_dir)
+        return
+    try:
+        importlib.import_module("services.engine.cuda.decoder")
+    except ImportError as error:
+        raise NoKernels(f"there is no Triton: {error}") from error
+
+
+def _check_weights(settings: EngineSettings, device: torch.device) -> None:
+    if settings.weights != "dtype" and device.type != "cpu":
+        raise SettingsError(f"weights={settings.weights} is served on a CPU only")
 
 
 def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
@@ -74,8 +97,7 @@ def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, 
     """
     device = placement.choose_device(settings)
     dtype = placement.choose_dtype(settings, device)
-    if settings.weights != "dtype" and device.type != "cpu":
-        raise SettingsError(f"weights={settings.weights} is served on a CPU only")
+    _check_weights(settings, device)
     spec = lean_spec(config, settings)
     if spec:
         try:
@@ -96,25 +118,31 @@ def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, 
 def _lean(spec: DecoderSpec, source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
     """Raises NoKernels."""
     device = placement.choose_device(settings)
-    if device.type == "cpu":
-        library = kernels(settings.cache_dir)
-        return NativeDecoder(_setup(library, spec, config, DecoderWeights(spec, source, Shard()), settings, length))
-    try:
-        from services.engine.cuda.decoder import CudaDecoder  # there need be no Triton
-    except ImportError as error:
-        raise NoKernels(f"there is no Triton: {error}") from error
+    need_kernels(settings, device)
     weights = DecoderWeights(spec, source, Shard())
-    dtype = placement.choose_dtype(settings, device)
-    tiles = Tiles.fitting(dtype, spec.head_dim)
-    return CudaDecoder(CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant, tiles))
+    if device.type == "cpu":
+        return NativeDecoder(_native_setup(spec, config, weights, settings, length))
+    from services.engine.cuda.decoder import CudaDecoder  # there need be no Triton
+
+    return CudaDecoder(_cuda_setup(spec, config, weights, settings, length))
 
 
-def _setup(
-    library: ctypes.CDLL, spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
+def _native_setup(
+    spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
 ) -> NativeSetup:
     dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
+    library = kernels(settings.cache_dir)
     return NativeSetup(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
+
+
+def _cuda_setup(
+    spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
+) -> CudaSetup:
+    device = placement.choose_device(settings)
+    dtype = placement.choose_dtype(settings, device)
+    tiles = Tiles.fitting(dtype, spec.head_dim)
+    return CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant, tiles)
 
 
 def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:

@@ -10,15 +10,14 @@ from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 
 
-def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: int, device: torch.device) -> int:
+def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: int, free: int) -> int:
     """`kv_blocks`, or floor(free bytes * kv_memory_fraction / bytes_per_block), with the weights already loaded.
 
-    Raises SettingsError where not one block fits. No more than 4,096 requests of the model's length are held. A CPU's
-    memory is shared by all ranks of an engine.
+    `bytes_per_block` is what all keep of a block that have `free` bytes together: so each takes its share, and all have
+    as many blocks. Raises SettingsError where not one fits. No more than 4,096 requests of the model's length are held.
     """
     if settings.kv_blocks:
         return settings.kv_blocks
-    free = free_bytes(device) // (settings.tp * settings.pp if device.type == "cpu" else 1)
     fitting = int(free * settings.kv_memory_fraction) // bytes_per_block
     if fitting < 1:
         raise SettingsError(

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from services.engine import placement
-from services.engine.loading import lean_spec, load_config
-from services.engine.native.build import NoKernels, kernels
+from services.engine.loading import lean_spec, load_config, need_kernels
+from services.engine.native.build import NoKernels
 from services.engine.settings import EngineSettings
 
 
@@ -31,10 +31,7 @@ def preload(folder: Path, settings: EngineSettings) -> None:
 def _import_lean(device: torch.device, settings: EngineSettings) -> bool:
     """Whether the lean path runs here."""
     try:
-        if device.type == "cpu":
-            kernels(settings.cache_dir)
-        else:
-            importlib.import_module("services.engine.cuda.decoder")  # and Triton, where there is one
-    except (NoKernels, ImportError):
+        need_kernels(settings, device)
+    except NoKernels:
         return False
     return True

@@ -61,7 +61,6 @@ def test_an_unknown_flag_ends_the_program(capsys: pytest.CaptureFixture[str]) ->
         ({"redis_url": "redis://h", "durability": "strict"}, "durability"),
         ({"device": "cpu", "dtype": "float16"}, "dtype"),
         ({"tp": 2, "lookahead": 1}, "lookahead=1.*tp=2, pp=1"),
-        ({"pp": 2, "device": "cuda"}, "device=cuda.*tp=1, pp=2"),
         ({"tp": 2, "null_engine": True}, "null engine.*tp=2"),
         ({"share_prefixes": True, "prefix_caching": False}, "share_prefixes=True.*prefix_caching=False"),
     ],

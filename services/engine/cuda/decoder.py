@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import torch
 
 from services.engine.cuda.graphs import Graphs
 from services.engine.cuda.inputs import Inputs, send
 from services.engine.cuda.layers import PARTIAL_ROWS, CudaLayers
-from services.engine.cuda.plan import plan
+from services.engine.cuda.planner import Planner
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
 from services.engine.flat_batch import FlatBatch
 from services.engine.kv_cache import KVCache, LayerShape
-
-NARROW = 16  # rows of a tensor core's smallest tile
 
 
 class CudaDecoder:
@@ -28,20 +23,17 @@ class CudaDecoder:
     """
 
     def __init__(self, setup: CudaSetup) -> None:
-        self.path = "triton invariant" if setup.batch_invariant else "triton"
+        spec = setup.spec
+        self.path = setup.path
         self.weight_dtype = self.cache_dtype = setup.dtype
         self._setup = setup
-        self._layers = CudaLayers(setup)
-        self._group = setup.spec.heads // setup.spec.kv_heads
-        wide = setup.tiles
-        one_for_all = setup.batch_invariant or self._group > NARROW
-        self._increments = wide if one_for_all else replace(wide, rows=min(NARROW, wide.rows))
+        self._layers = CudaLayers(setup, spec, (0, spec.layers))
+        self._plan = Planner(spec, setup.tiles, setup.batch_invariant, self._layers.programs, PARTIAL_ROWS)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
 
     @property
     def layers(self) -> list[LayerShape]:
-        spec = self._setup.spec
-        return [LayerShape(spec.kv_heads, spec.head_dim, spec.head_dim)] * spec.layers
+        return self._layers.shapes
 
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on. Compiles kernels and captures graphs, which writes nothing."""
@@ -53,16 +45,14 @@ class CudaDecoder:
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """See Decoder; float32."""
-        tiles = self._tiles(batch)
-        items = plan(batch, self._group, self._setup.spec.kv_heads, tiles, self._layers.programs, PARTIAL_ROWS)
+        items, tiles = self._plan(batch)
         if self.graphs and self.graphs.fit(batch):
             return self.graphs(batch, items)
-        return self._layers.run(send(batch, items, self._setup.device), tiles)
+        return self._run(send(batch, items, self._setup.device), tiles)
 
     def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
-        self._layers.run(inputs, self._increments, logits)
+        self._run(inputs, self._plan.increments, logits)
 
-    def _tiles(self, batch: FlatBatch) -> Tiles:
-        """Narrow ones where every request's rows fit into one."""
-        most = int(np.diff(batch.starts).max()) * self._group
-        return self._increments if most <= self._increments.rows else self._setup.tiles
+    def _run(self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None) -> torch.Tensor:
+        x = self._layers.embed(inputs)
+        return self._layers.logits(inputs, x, self._layers.run(inputs, tiles, x, None), logits)

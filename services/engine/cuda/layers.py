@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from services.engine.cuda.inputs import Inputs
@@ -14,43 +16,66 @@ from services.engine.cuda.kernels.product import multiply
 from services.engine.cuda.products import Product, library_product
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
-from services.engine.kv_cache import KVCache
+from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.rotary import rotary_table
-from services.engine.lean.weights import LayerWeights, Linear
+from services.engine.lean.shard import Rows
+from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.weights import DecoderWeights, LayerWeights, Linear, Table
 
 PARTIAL_ROWS = 2048  # where the splits of attention meet: an increment of half a million positions in one batch
 
 
 class CudaLayers:
-    """Weights on the device, and the order of the kernels. Nothing here waits for the device or asks it anything."""
+    """`part`: what the weights have of each of `layers`. Where `is_first`, the embedding comes before them; where
+    `is_last`, last norm and vocabulary after them.
 
-    def __init__(self, setup: CudaSetup) -> None:
-        spec, weights = setup.spec, setup.weights
-        self._spec, self._dtype, self._device = spec, setup.dtype, setup.device
+    Weights on the device, and the order of the kernels. Nothing here waits for the device or asks it anything.
+    """
+
+    def __init__(
+        self, setup: CudaSetup, part: DecoderSpec, layers: Rows, is_first: bool = True, is_last: bool = True
+    ) -> None:
+        weights = setup.weights
+        self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product: Product = multiply if setup.batch_invariant else library_product
-        self._layers = [self._on_device(weights.layer(i)) for i in range(spec.layers)]
-        self._embedding = self._matrix(weights.embedding().rows)
-        self._positions = None if spec.rotary else self._matrix(weights.positions().rows)
-        self._last_norm = self._norm(weights.last_norm())
-        vocabulary = self._embedding if weights.tied else self._matrix(weights.vocabulary())
-        self._vocabulary = Linear(vocabulary)
+        self._layers = [self._on_device(weights.layer(i)) for i in range(*layers)]
+        self._embedding = self._table(weights.embedding()) if is_first else None
+        self._positions = self._table(weights.positions()) if is_first and not part.rotary else None
+        self._last_norm = self._norm(weights.last_norm()) if is_last else None
+        self._vocabulary = self._linear(self._words(weights)) if is_last else None
         self._rotary = None
-        if spec.rotary:
+        if part.rotary:
             self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(setup.config, setup.max_model_len)))
         self.programs = _programs(setup.device)
 
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._cache = cache
-        self._partials = Partials.make(PARTIAL_ROWS, self._spec.kv_heads, self._spec.head_dim, self._device)
+        self._partials = Partials.make(PARTIAL_ROWS, self._part.kv_heads, self._part.head_dim, self._device)
 
-    def run(self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [sampling, vocab], float32, in `logits` if they are given."""
-        spec, dtype, product = self._spec, self._dtype, self._product
-        x = embed(inputs.ids, inputs.positions, self._embedding, self._positions)
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """What each layer keeps of a token."""
+        part = self._part
+        return [LayerShape(part.kv_heads, part.head_dim, part.head_dim)] * part.layers
+
+    def embed(self, inputs: Inputs) -> torch.Tensor:
+        """x [tokens, hidden], float32."""
+        assert self._embedding is not None, "the first layers embed"
+        return embed(inputs.ids, inputs.positions, self._embedding, self._positions)
+
+    def run(
+        self, inputs: Inputs, tiles: Tiles, x: torch.Tensor, sum_up: Callable[[torch.Tensor], torch.Tensor] | None
+    ) -> torch.Tensor:
+        """Add to x what the layers do, but for what the last one's MLP does: that is returned, [tokens, hidden].
+
+        `sum_up` makes of what the part has of a change that of all ranks; None where the part has all of it.
+        """
+        part, dtype, product = self._part, self._dtype, self._product
+        sum_up = sum_up or _all_of_it
         change = None
         for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
-            normed = add_and_norm(x, change, layer.attention_norm, spec.epsilon, spec.layer_norm, dtype)
+            normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
             qkv = product(normed, layer.qkv, dtype)
             place(
                 qkv,
@@ -61,14 +86,24 @@ class CudaLayers:
                 self._rotary,
                 layer.query_norm,
                 layer.key_norm,
-                spec.epsilon,
+                part.epsilon,
             )
-            attended = attend(qkv, keys, values, inputs.work, self._partials, spec.scaling, tiles, self.programs)
-            change = product(attended, layer.output, dtype)
-            normed = add_and_norm(x, change, layer.mlp_norm, spec.epsilon, spec.layer_norm, dtype)
-            change = product(activate(product(normed, layer.up, dtype), spec.gated), layer.down, dtype)
-        normed = add_and_norm(x, change, self._last_norm, spec.epsilon, spec.layer_norm, dtype, inputs.ends)
-        return product(normed, self._vocabulary, torch.float32, logits)
+            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
+            change = sum_up(product(attended, layer.output, dtype))
+            normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
+            change = sum_up(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
+        assert change is not None, "a part has layers"
+        return change
+
+    def logits(
+        self, inputs: Inputs, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[sampling, vocabulary], float32, of x and what is still to be added to it; in `out` if it is given."""
+        part, norm, vocabulary = self._part, self._last_norm, self._vocabulary
+        assert norm is not None, "the last layers have the vocabulary"
+        assert vocabulary is not None, "the last layers have the vocabulary"
+        normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, inputs.ends)
+        return self._product(normed, vocabulary, torch.float32, out)
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
@@ -82,6 +117,15 @@ class CudaLayers:
             down=self._linear(layer.down),
         )
 
+    def _table(self, table: Table) -> Table:
+        return Table(self._matrix(table.rows), table.first)
+
+    def _words(self, weights: DecoderWeights) -> Linear:
+        """Of the vocabulary. Where it is the embedding, one tensor is both."""
+        if weights.tied and self._embedding is not None:
+            return Linear(self._embedding.rows)
+        return Linear(weights.vocabulary())
+
     def _linear(self, linear: Linear) -> Linear:
         return Linear(self._matrix(linear.weight), None if linear.bias is None else self._matrix(linear.bias))
 
@@ -93,6 +137,10 @@ class CudaLayers:
 
     def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self._device, torch.float32)
+
+
+def _all_of_it(change: torch.Tensor) -> torch.Tensor:
+    return change
 
 
 def _programs(device: torch.device) -> int:

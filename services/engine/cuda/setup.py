@@ -27,3 +27,8 @@ class CudaSetup:
     max_model_len: int
     batch_invariant: bool  # bits depend on the request alone
     tiles: Tiles
+
+    @property
+    def path(self) -> str:
+        """See Decoder."""
+        return "triton invariant" if self.batch_invariant else "triton"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import PrefixStore
 
+from services.engine.parallel.groups import Group, connect
 from services.engine.parallel.layout import Layout
-from services.errors import StaleEpoch
+from services.engine.parallel.meeting import enter, meet
+from services.engine.parallel.watch import Watch
 
-PATIENCE = timedelta(hours=1)  # with one message; who judges sooner whether an engine is stuck is the loop
-LOOK = 0.002  # seconds between looks at who has come
+CPU = torch.device("cpu")
 
 
 class Links:
@@ -24,47 +22,78 @@ class Links:
     Each epoch has its own, so that no message of a former owner's iteration is ever taken for one of this one's:
     whoever still waits for one gets an error when the first rank closes. All raise RuntimeError when another rank is
     gone.
+
+    On a GPU all but `least` is enqueued behind the layers and returns: it is the device that waits, and `check` that
+    tells, once the host has waited for the device, whether the others were there until then.
     """
 
-    def __init__(self, layout: Layout, host: str, meeting: str, epoch: str, obsolete: Callable[[], bool]) -> None:
-        """Meets the others in the store at `meeting`, and accepts them on `host`, an address of this machine.
+    def __init__(
+        self,
+        layout: Layout,
+        host: str,
+        meeting: str,
+        epoch: str,
+        obsolete: Callable[[], bool],
+        device: torch.device = CPU,
+        batch_invariant: bool = True,
+    ) -> None:
+        """Meets the others in the store at `meeting`, and accepts them on `host`, an address of this machine. Tensors
+        are on `device`.
 
         Raises StaleEpoch once `obsolete`: not all of them will come any more.
         """
-        address, _, port = meeting.rpartition(":")
-        store = PrefixStore(epoch, TCPStore(address, int(port), is_master=False, wait_for_workers=False))
-        _meet(store, layout.size, obsolete)
-        self._rank, self._tp = layout.rank, layout.tp
-        self._engine = _connect(PrefixStore("engine", store), layout.rank, layout.size, host)
-        shard, stage = layout.shard, PrefixStore(f"stage {layout.stage}", store)
-        self._stage = _connect(stage, shard.rank, shard.size, host)
+        store = PrefixStore(epoch, enter(meeting))
+        meet(store, layout.size, obsolete)
+        rank, shard, self._tp = layout.rank, layout.shard, layout.tp
+        self._ordered = batch_invariant or device.type == "cpu"
+        self._engine = connect(PrefixStore("engine", store), rank, layout.size, host, CPU)
+
+        def join(name: str, rank: int, size: int) -> Group:
+            return connect(PrefixStore(name, store), rank, size, host, device)
+
+        # each pair of ranks is a group of its own: NCCL runs what one group is told one after the other
+        self._stage = join(f"stage {layout.stage}", shard.rank, shard.size) if self._tp > 1 else None
+        self._before = None if layout.is_first else join(f"to {rank}", 1, 2)
+        self._after = None if layout.is_last else join(f"to {rank + self._tp}", 0, 2)
         self._sending: tuple[Any, torch.Tensor] | None = None
+        self._over = False
+        self._watch = Watch(store, PrefixStore(epoch, enter(meeting)), self._abort) if device.type == "cuda" else None
 
     def sum_up(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of what each rank of this stage has of it, in the order of ranks: an all-reduce whose bits do not
-        depend on the size of the batch."""
+        """The sum of what each rank of this stage has of it, which may be made in `part`.
+
+        In the order of ranks, so that its bits do not depend on the size of the batch; where they may, as NCCL likes.
+        """
+        if self._stage is None:
+            return part
+        if not self._ordered:
+            self._stage.allreduce([part]).wait()
+            return part
         first, *others = self.collect(part)
+        total = first.to(torch.float32)
         for other in others:
-            first += other
-        return first
+            total += other
+        return total
 
     def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank of this stage has, in the order of ranks; of one shape on all of them."""
-        if self._tp == 1:
+        """What each rank of this stage has [rows, columns], in the order of ranks; of one shape on all of them."""
+        if self._stage is None:
             return [part]
-        parts = list(torch.empty(self._tp, *part.shape, dtype=part.dtype))
-        self._stage.allgather([parts], [part]).wait()
-        return parts
+        together = part.new_empty(self._tp * len(part), part.shape[1])
+        self._stage._allgather_base(together, part).wait()
+        return list(together.split(len(part)))
 
     def send(self, x: torch.Tensor) -> None:
         """To the next stage, while this one goes on; x is not to be changed any more."""
+        assert self._after is not None, "no stage comes after the last one"
         if self._sending:
             self._sending[0].wait()
-        self._sending = self._engine.send([x], self._rank + self._tp, 0), x
+        self._sending = self._after.send([x], 1, 0), x
 
     def receive(self, x: torch.Tensor) -> None:
         """Into x, from the stage before."""
-        self._engine.recv([x], self._rank - self._tp, 0).wait()
+        assert self._before is not None, "no stage comes before the first one"
+        self._before.recv([x], 0, 0).wait()
 
     def least(self, number: int) -> int:
         """Of all ranks' numbers."""
@@ -72,31 +101,25 @@ class Links:
         self._engine.allgather([numbers], [torch.tensor([number])]).wait()
         return min(int(n) for n in numbers)
 
+    def check(self) -> None:
+        """Raises RuntimeError if what the device computed may lack what another rank should have sent."""
+        if self._over:
+            raise RuntimeError("another rank left while this one computed")
+
     def close(self) -> None:
-        for group in (self._engine, self._stage):
-            group.shutdown()
-        del self._engine, self._stage, self._sending
+        if self._watch:
+            self._watch.leave()
+        else:
+            for group in self._others():
+                group.shutdown()
+        self._engine.shutdown()
+        del self._engine, self._stage, self._before, self._after, self._sending
 
+    def _abort(self) -> None:
+        """End the kernels that wait. Said before, so that nobody takes what they leave for an answer."""
+        self._over = True
+        for group in self._others():
+            group.abort()
 
-def open_meeting(host: str) -> TCPStore:
-    """A store on `host` where ranks can meet, as long as it is kept."""
-    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    port = listener.getsockname()[1]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def _meet(store: Store, size: int, obsolete: Callable[[], bool]) -> None:
-    """Wait until all are there: connecting to one that does not come could not be given up."""
-    came = store.add("came", 1)
-    while came < size:
-        if obsolete():
-            raise StaleEpoch("another owner came before all ranks did")
-        time.sleep(LOOK)
-        came = store.add("came", 0)
-
-
-def _connect(store: Store, rank: int, size: int, host: str) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()
-    options._timeout = PATIENCE
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    return ProcessGroupGloo(store, rank, size, options)
+    def _others(self) -> list[Group]:
+        return [group for group in (self._stage, self._before, self._after) if group]

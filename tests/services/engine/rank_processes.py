@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from services.engine.parallel.layout import Layout
-from services.engine.parallel.links import Links, open_meeting
+from services.engine.parallel.links import Links
+from services.engine.parallel.meeting import open_meeting
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
+
+Make = Callable[[Path, EngineSettings, Layout], Any]  # of a rank's engine, by name of a module's function
 
 HERE = "127.0.0.1"
 PATIENCE = 200.0  # seconds; processes that import torch side by side on two busy cores take tens of them
@@ -21,19 +28,20 @@ FORKS.set_forkserver_preload(["services.engine.engine", "transformers.models.lla
 
 
 class RankProcesses:
-    """Real processes, gloo between them, control by a pipe to each. Used by `with`.
+    """Real processes, connected as an engine's, control by a pipe to each. Used by `with`.
 
-    `read` is the bytes of the checkpoint that each rank has read.
+    `make` makes a rank's engine in its process. `read` is the bytes of the checkpoint that each rank has read.
     """
 
-    def __init__(self, folder: Path, settings: EngineSettings) -> None:
+    def __init__(self, folder: Path, settings: EngineSettings, make: Make | None = None) -> None:
         self.layout = Layout(settings.tp, settings.pp)
         self._meeting = open_meeting(HERE)
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(self.layout.size):
             ours, theirs = FORKS.Pipe()
-            arguments = (theirs, folder, settings, replace(self.layout, rank=rank), f"{HERE}:{self._meeting.port}")
+            place = replace(self.layout, rank=rank), f"{HERE}:{self._meeting.port}"
+            arguments = (theirs, folder, settings, *place, make or _load)
             self.processes.append(FORKS.Process(target=_rank, args=arguments, daemon=True))
             self.processes[-1].start()
             theirs.close()
@@ -102,13 +110,23 @@ class RankProcesses:
         return answer
 
 
-def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str) -> None:
-    from load.engine_floor.perplexity import perplexity
+def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
+    """On CUDA each has a GPU to itself, which it alone sees, as Ray gives it."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(layout.size)]
+    if settings.device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[layout.rank]
     from services.engine.engine import Engine
+
+    return Engine.load(folder, settings, layout.rank)
+
+
+def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str, make: Make) -> None:
+    from load.engine_floor.perplexity import perplexity
 
     engine, links = None, None
     try:
-        engine = Engine.load(folder, settings, layout.rank)
+        engine = make(folder, settings, layout)
         pipe.send(engine.decoder.bytes_read)  # type: ignore[attr-defined]
         while True:
             what, arguments = pipe.recv()
@@ -116,7 +134,8 @@ def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layo
                 if what == "link":
                     if links:
                         links.close()
-                    links = Links(layout, HERE, meeting, *arguments, obsolete=lambda: False)
+                    device = torch.device(settings.device)
+                    links = Links(layout, HERE, meeting, *arguments, lambda: False, device, settings.batch_invariant)
                     engine.link(links)
                     pipe.send(engine.figures)
                 elif what == "perplexity":

@@ -91,6 +91,15 @@ def test_nothing_need_divide(variant: str, tmp_path: Path) -> None:
             )
 
 
+def test_uneven_ranks_of_one_machine_have_the_blocks_of_one_process(tmp_path: Path) -> None:
+    """One of two has one KV head of three, so it needs a third of the memory for as many."""
+    folder = make_tiny_model(tmp_path, "llama", 203, with_tokenizer=False, **THREE, intermediate_size=129)
+    two = replace(settings(2, 1), kv_blocks=0, kv_memory_fraction=0.001)
+    engines = [Engine.load(folder, two, 0), Engine.load(folder, two, 1), Engine.load(folder, replace(two, tp=1))]
+    counts = [engine.figures.num_blocks for engine in engines]
+    assert max(counts) <= 1.3 * min(counts)  # what is free changes meanwhile
+
+
 def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
     """It has three KV heads."""
     jobs = [make_jobs(random.Random(7), count=4) for _ in range(2)]
@@ -186,5 +195,5 @@ def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_mode
 
 
 def test_ranks_are_for_the_lean_path(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the lean path of CPUs only, which opt is"):
+    with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the lean path only, which opt is"):
         Engine.load(tiny_model("opt"), settings(2, 1))

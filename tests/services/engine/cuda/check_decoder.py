@@ -7,37 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from driver import Driver, Job
+from interpreted import make_engine
 from test_families import generate
 
-from services.engine.cuda.decoder import CudaDecoder
-from services.engine.cuda.setup import CudaSetup
-from services.engine.cuda.tiles import Tiles
-from services.engine.deadly import DeadlyToken
-from services.engine.engine import Engine
-from services.engine.kv_cache import KVCache
-from services.engine.lean.shard import Shard
-from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights
-from services.engine.loading import load_config
-from services.messages import EngineFigures
 from services.requests import SamplingParams
-
-CPU = torch.device("cpu")
-
-
-def make_engine(folder: Path, block_size: int, batch_invariant: bool = False) -> Engine:
-    config = load_config(folder)
-    spec = DecoderSpec.of(config)
-    assert spec
-    weights = DecoderWeights(spec, folder, Shard())
-    tiles = Tiles(rows=16, keys=16, split=32)
-    decoder = CudaDecoder(CudaSetup(spec, config, weights, torch.float32, CPU, 256, batch_invariant, tiles))
-    cache = KVCache(decoder.layers, 64, block_size, torch.float32, CPU)
-    decoder.bind(cache)
-    figures = EngineFigures("tiny", 256, 64, block_size, spec.vocab, decoder.path)
-    return Engine(decoder, cache, figures, frozenset(), DeadlyToken(-1))
 
 
 def make_jobs(**sampling: object) -> list[Job]:

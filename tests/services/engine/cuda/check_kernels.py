@@ -23,7 +23,7 @@ from services.engine.cuda.plan import plan
 from services.engine.cuda.tiles import Tiles
 from services.engine.flat_batch import FlatBatch, pack
 from services.engine.kv_cache import KVCache, LayerShape
-from services.engine.lean.weights import Linear
+from services.engine.lean.weights import Linear, Table
 from services.engine.noise import gumbel, keys
 from services.engine.rows import Row
 from services.requests import SamplingParams
@@ -41,8 +41,15 @@ def seed() -> None:
 def test_embedding() -> None:
     ids, positions = torch.tensor([3, 0, 3], dtype=torch.int32), torch.tensor([0, 5, 2], dtype=torch.int32)
     vocabulary, learned = torch.randn(4, 24), torch.randn(6, 24)
-    assert torch.equal(embed(ids, positions, vocabulary, None), vocabulary[ids])
-    assert torch.equal(embed(ids, positions, vocabulary, learned), vocabulary[ids] + learned[positions])
+    assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None), vocabulary[ids])
+    whole = embed(ids, positions, Table(vocabulary, 0), Table(learned, 0))
+    assert torch.equal(whole, vocabulary[ids] + learned[positions])
+    shards = [
+        embed(ids, positions, Table(vocabulary[rows], rows.start), Table(learned[places], places.start))
+        for rows, places in ((slice(0, 1), slice(0, 3)), (slice(1, 4), slice(3, 6)))
+    ]
+    assert torch.equal(shards[0] + shards[1], whole)
+    assert torch.equal(shards[0][0], learned[0])  # the token is the other's, the position is its own
 
 
 def test_noise() -> None:

@@ -17,11 +17,11 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import JITFunction, driver  # noqa: E402
 
-from services.engine.cuda.decoder import NARROW  # noqa: E402
 from services.engine.cuda.kernels import activation, attention, embedding, heads, noise, norm, product  # noqa: E402
 from services.engine.cuda.plan import FIELDS  # noqa: E402
+from services.engine.cuda.planner import NARROW  # noqa: E402
 from services.engine.cuda.tiles import Tiles  # noqa: E402
-from services.engine.lean.weights import Linear  # noqa: E402
+from services.engine.lean.weights import Linear, Table  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -138,8 +138,8 @@ def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
         bias = weight if mean else None
         norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16)
         norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16, i32(4))
-    embedding.embed(i32(9), i32(9), bf16(1000, 5120), None)
-    embedding.embed(i32(9), i32(9), bf16(1000, 5120), bf16(512, 5120))
+    embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 0), None)
+    embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 500), Table(bf16(512, 5120), 0))
     activation.activate(bf16(9, 8 * 5120), True)
     activation.activate(bf16(9, 4 * 5120), False)
     noise.add_gumbel(f32(9, 49_152), torch.empty(9, dtype=torch.int64, device="meta"))

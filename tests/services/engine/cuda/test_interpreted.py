@@ -12,10 +12,17 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("checks", ["check_kernels.py", "check_decoder.py"])
-def test_interpreted(checks: str) -> None:
-    """Those of `checks` pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).with_name(checks)]
+CHECKS = ["check_kernels.py", "check_decoder.py", "check_ranks.py"]
+
+
+@pytest.mark.parametrize(
+    ("checks", "marked"),
+    [*((name, "not chaos") for name in CHECKS), pytest.param("check_ranks.py", "chaos", marks=pytest.mark.chaos)],
+)
+def test_interpreted(checks: str, marked: str) -> None:
+    """Those of `checks` pass that are marked so."""
+    options = ["-q", "-p", "no:cacheprovider", "-m", marked]
+    command = [sys.executable, "-m", "pytest", *options, Path(__file__).with_name(checks)]
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     outcome = subprocess.run(command, env=env, capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stdout[-8000:] + outcome.stderr[-2000:]

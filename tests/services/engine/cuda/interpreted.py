@@ -1,0 +1,56 @@
+"""Engines of the CUDA path on the CPU, whole and as ranks, where Triton's interpreter is on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import interpreter  # noqa: F401  ranks are processes of their own
+import torch
+
+from services.engine.cuda.decoder import CudaDecoder
+from services.engine.cuda.setup import CudaSetup
+from services.engine.cuda.tiles import Tiles
+from services.engine.deadly import DeadlyToken
+from services.engine.decoder import Decoder
+from services.engine.engine import Engine
+from services.engine.kv_cache import KVCache
+from services.engine.lean.shard import Shard
+from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.weights import DecoderWeights
+from services.engine.loading import load_config
+from services.engine.parallel.cuda_part import CudaPart
+from services.engine.parallel.decoder import RankDecoder
+from services.engine.parallel.layout import Layout
+from services.engine.settings import EngineSettings
+from services.messages import EngineFigures
+
+CPU = torch.device("cpu")
+BLOCKS = 64
+
+
+def make_engine(folder: Path, block_size: int, batch_invariant: bool = False) -> Engine:
+    setup = make_setup(folder, Shard(), batch_invariant)
+    return make(CudaDecoder(setup), setup.spec, block_size)
+
+
+def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
+    """See RankProcesses."""
+    setup = make_setup(folder, layout.shard, settings.batch_invariant)
+    decoder = RankDecoder(CudaPart(setup, layout), setup.spec, layout)
+    return make(decoder, setup.spec, settings.block_size)
+
+
+def make_setup(folder: Path, shard: Shard, batch_invariant: bool) -> CudaSetup:
+    config = load_config(folder)
+    spec = DecoderSpec.of(config)
+    assert spec
+    weights = DecoderWeights(spec, folder, shard)
+    tiles = Tiles(rows=16, keys=16, split=32)
+    return CudaSetup(spec, config, weights, torch.float32, CPU, 256, batch_invariant, tiles)
+
+
+def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:
+    cache = KVCache(decoder.layers, BLOCKS, block_size, torch.float32, CPU)
+    decoder.bind(cache)
+    figures = EngineFigures("tiny", 256, BLOCKS, block_size, spec.vocab, decoder.path)
+    return Engine(decoder, cache, figures, frozenset(), DeadlyToken(-1))

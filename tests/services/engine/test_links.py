@@ -1,0 +1,101 @@
+"""Links as on GPUs, but for NCCL, in whose place is gloo: two ranks in threads of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from rank_processes import HERE
+from torch.distributed import Store, TCPStore
+
+from services.engine.parallel import groups
+from services.engine.parallel.layout import Layout
+from services.engine.parallel.links import Links
+from services.engine.parallel.meeting import open_meeting
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def gloo_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(store: Store, rank: int, size: int) -> groups.Group:
+        return groups._gloo(store, rank, size, HERE)
+
+    monkeypatch.setattr(groups, "_nccl", connect)
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return open_meeting(HERE)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def link(store: TCPStore, threads: ThreadPoolExecutor) -> Callable[..., list[Links]]:
+    def both(tp: int, epoch: str, batch_invariant: bool = False) -> list[Links]:
+        def one(rank: int) -> Links:
+            layout, meeting = Layout(tp, 2 // tp, rank), f"{HERE}:{store.port}"
+            return Links(layout, HERE, meeting, epoch, lambda: False, CUDA, batch_invariant)
+
+        return list(threads.map(one, range(2)))
+
+    return both
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_sums(batch_invariant: bool, link: Callable[..., list[Links]], threads: ThreadPoolExecutor) -> None:
+    """Of bfloat16 too, which are summed up in float32 where the order is that of ranks."""
+    links = link(2, "e", batch_invariant)
+    for dtype in (torch.float32, torch.bfloat16):
+        parts = [torch.randn(3, 5, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(2)]
+        exact = parts[0].float() + parts[1].float()
+        for total in threads.map(Links.sum_up, links, [part.clone() for part in parts]):
+            assert torch.equal(total, exact if batch_invariant else exact.to(dtype))
+        for found in threads.map(Links.collect, links, parts):
+            assert torch.equal(torch.stack(found), torch.stack(parts))
+    assert list(threads.map(Links.least, links, [7, 5])) == [5, 5]
+    end(links)
+
+
+def test_from_stage_to_stage(link: Callable[..., list[Links]], threads: ThreadPoolExecutor) -> None:
+    first, last = link(1, "e")
+    sent = [torch.randn(4, 6) for _ in range(3)]
+    sending = threads.submit(lambda: [first.send(x) for x in sent])
+    for x in sent:
+        last.receive(found := torch.empty(4, 6))
+        assert torch.equal(found, x)
+    sending.result()
+    end([first, last])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_who_waits_gets_an_error_when_the_other_leaves(
+    tp: int, link: Callable[..., list[Links]], threads: ThreadPoolExecutor
+) -> None:
+    """Also on being asked whether what it has is whole; the next epoch's are not disturbed."""
+    leaving, waiting = link(tp, "e")
+    x = torch.ones(2, 3)
+    wait = threads.submit(waiting.collect if tp == 2 else waiting.receive, x)
+    leaving.close()
+    with pytest.raises(RuntimeError):
+        wait.result()
+    waiting._watch._thread.join()
+    with pytest.raises(RuntimeError, match="another rank left"):
+        waiting.check()
+    waiting.close()
+    end(link(tp, "f"))
+
+
+def end(links: list[Links]) -> None:
+    """None has left before."""
+    for one in links:
+        one.check()
+    for one in links:
+        one.close()
