@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ Group = Any  # ProcessGroupGloo or ProcessGroupNCCL, of which a torch for CPUs h
 
 def connect(store: Store, rank: int, size: int, host: str, device: torch.device) -> Group:
     """This process as `rank` of `size`, all of which must come. `host` is an address of this machine."""
-    return _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, rank, size, host)
+    return _nccl(store, rank, size, host) if device.type == "cuda" else _gloo(store, rank, size, host)
 
 
 def _gloo(store: Store, rank: int, size: int, host: str) -> Group:
@@ -25,10 +27,12 @@ def _gloo(store: Store, rank: int, size: int, host: str) -> Group:
     return ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: Store, rank: int, size: int) -> Group:
+def _nccl(store: Store, rank: int, size: int, host: str) -> Group:
     """With its communicator, which would else be made by the first message, in the midst of an iteration."""
     from torch.distributed import ProcessGroupNCCL
 
+    if ip_address(host).is_loopback:  # it chooses any other interface first
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)  # the layers wait for what it does
     options._timeout = PATIENCE
     group = ProcessGroupNCCL(store, rank, size, options)

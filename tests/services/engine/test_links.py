@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from rank_processes import HERE
-from torch.distributed import Store, TCPStore
+from torch.distributed import TCPStore
 
 from services.engine.parallel import groups
 from services.engine.parallel.layout import Layout
@@ -20,10 +20,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def gloo_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(store: Store, rank: int, size: int) -> groups.Group:
-        return groups._gloo(store, rank, size, HERE)
-
-    monkeypatch.setattr(groups, "_nccl", connect)
+    monkeypatch.setattr(groups, "_nccl", groups._gloo)
 
 
 @pytest.fixture
