@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class Links:
         meeting: str,
         epoch: str,
         obsolete: Callable[[], bool],
-        device: torch.device = CPU,
-        batch_invariant: bool = True,
+        device: torch.device,
+        batch_invariant: bool,
     ) -> None:
         """Meets the others in the store at `meeting`, and accepts them on `host`, an address of this machine. Tensors
         are on `device`.
@@ -118,8 +119,13 @@ class Links:
     def _abort(self) -> None:
         """End the kernels that wait. Said before, so that nobody takes what they leave for an answer."""
         self._over = True
-        for group in self._others():
-            group.abort()
+        groups = self._others()
+        with ThreadPoolExecutor(len(groups)) as at_once:  # an abort may wait for the kernels of the other groups
+            list(at_once.map(_end, groups))
 
     def _others(self) -> list[Group]:
         return [group for group in (self._stage, self._before, self._after) if group]
+
+
+def _end(group: Group) -> None:
+    group.abort()

@@ -51,7 +51,7 @@ def test_tokens_are_those_of_generate(
 def test_bits_depend_on_the_request_alone(tp: int, pp: int, tiny_model: Callable[[str], Path]) -> None:
     """As log probabilities in bfloat16, alone and in company."""
     settings = replace(SETTINGS, dtype="bfloat16", tp=tp, pp=pp, batch_invariant=True)
-    alone, together = ([replace_sampling(job) for job in make_jobs(random.Random(7))] for _ in range(2))
+    alone, together = ([asking(job) for job in make_jobs(random.Random(7))] for _ in range(2))
     with RankProcesses(tiny_model("llama"), settings) as ranks:
         for job in alone:
             Driver(ranks).run([job])
@@ -59,7 +59,7 @@ def test_bits_depend_on_the_request_alone(tp: int, pp: int, tiny_model: Callable
     assert [(job.output, job.logprobs) for job in together] == [(job.output, job.logprobs) for job in alone]
 
 
-def replace_sampling(job: Job) -> Job:
+def asking(job: Job) -> Job:
     return Job(job.id, job.prompt, replace(job.sampling, logprobs=3))
 
 
