@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from rank_processes import HERE
 from torch.distributed import TCPStore
 
+from services.engine.engine import Engine
 from services.engine.parallel import groups
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.meeting import open_meeting
+from services.engine.settings import EngineSettings
+from services.engine.warm_up import iteration
 
 CUDA = torch.device("cuda")
 
@@ -88,6 +92,30 @@ def test_who_waits_gets_an_error_when_the_other_leaves(
         waiting.check()
     waiting.close()
     end(link(tp, "f"))
+
+
+def test_an_engine_asks_whether_its_tokens_are_whole(
+    link: Callable[..., list[Links]], threads: ThreadPoolExecutor, tiny_model: Callable[[str], Path]
+) -> None:
+    """A kernel that was aborted raises nothing and leaves whatever was in memory."""
+    settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=8, threads=1, tp=2)
+    engines = [Engine.load(tiny_model("llama"), settings, rank) for rank in range(2)]
+    links = link(2, "e")
+    list(threads.map(Engine.link, engines, links))
+    first = iteration("e", 4)
+    for engine in engines:
+        engine.reset("e")
+    whole, _ = threads.map(Engine.run, engines, [first, first])
+    assert list(whole.tokens) == list(first.scheduled)
+    links[0]._over = True  # as the watch says before it aborts
+    for engine in engines:
+        engine.reset("e")
+    running = [threads.submit(engine.run, first) for engine in engines]
+    with pytest.raises(RuntimeError, match="another rank left"):
+        running[0].result()
+    running[1].result()
+    for one in links:
+        one.close()
 
 
 def end(links: list[Links]) -> None:
