@@ -65,10 +65,11 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
 
 def cells(runs: list[Run]) -> list[str]:
     gaps = [gap for run in runs for gap in gaps_meanwhile(run)]
-    times = [median(gaps), quantile(gaps, 0.99), max(gaps)]
+    times = [median(gaps), quantile(gaps, 0.99), max(gaps)] if gaps else []  # the machine stood still meanwhile
     first = [answer.ttft for run in runs for answer in run.answers[:-1]]
     prompt = spread([run.answers[-1].ttft for run in runs])
-    return [*(f"{t * 1e3:,.0f}" for t in times), f"{len(gaps) / len(runs):.0f}", f"{median(first):.2f}", prompt]
+    between = [f"{t * 1e3:,.0f}" for t in times] or ["-"] * 3
+    return [*between, f"{len(gaps) / len(runs):.0f}", f"{median(first):.2f}", prompt]
 
 
 def gaps_meanwhile(run: Run) -> list[float]:
