@@ -84,6 +84,12 @@ class OrcaServer:
             self.process.kill()
             raise
 
+    def end(self) -> int:
+        """Exit status after an interrupt and, as soon as it was heard, another: it waits for nobody."""
+        self.process.send_signal(signal.SIGINT)
+        self.until("once more to stop at once")
+        return self.stop()
+
     def cluster_folder(self) -> Path | None:
         """Where its cluster's files are, or were when it was killed; None after a regular end."""
         claim = self.data_dir / f"serve-{self.port}"

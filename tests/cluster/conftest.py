@@ -11,5 +11,6 @@ from load.server import OrcaServer
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrcaServer]:
-    with OrcaServer(tmp_path_factory.mktemp("server"), "--dtype", "float32") as server:
+    with OrcaServer(tmp_path_factory.mktemp("server"), "--dtype", "float32", "--gateways", "1") as server:
         yield server
+        assert server.end() == 0

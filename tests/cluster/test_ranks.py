@@ -59,6 +59,7 @@ def server(
     data = tmp_path_factory.mktemp("data")
     with OrcaServer(data, "--model", str(model), "--tp", tp, "--pp", pp, *FLAGS) as server:
         yield server
+        assert server.end() == 0
 
 
 async def until_spares(server: OrcaServer) -> None:
