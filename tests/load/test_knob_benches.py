@@ -91,13 +91,13 @@ def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracl
         part.report(engine, lambda job: [*check(job)[:-1], 0], size)
 
 
-def test_the_parts_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> None:
+def test_the_benches_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> None:
     """A machine with a GPU may have none of them."""
     code = f"""
 import importlib, sys
 from pathlib import Path
 sys.modules.update(dict.fromkeys(["ray", "redis", "pydantic", "aiohttp", "locust"]))
-from load import bench
+from load import bench, engine_bench, gpu_bench
 from load.options import Options, load_exact_engine
 for name in {list(PARTS)}:
     importlib.import_module("load.benches." + name)
