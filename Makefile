@@ -19,8 +19,7 @@ serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
-	$(BIN)/python -m pytest -m 'not cluster and not chaos' --numprocesses 2
-	$(BIN)/python -m pytest -m 'cluster and not chaos'
+	$(BIN)/python -m pytest -m 'not chaos' --numprocesses 3 --no-loadscope-reorder
 
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos

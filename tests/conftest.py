@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,18 @@ from services.models import resolve
 
 settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
 settings.load_profile("orca")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a server comes first: it takes longest."""
+    items.sort(key=lambda item: "cluster" not in item.keywords)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from servers_together import ServersTogether
+
+    return ServersTogether(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,21 @@
+"""How several processes of pytest share the tests. Not part of conftest.py: a machine without xdist runs tests too."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from xdist.scheduler import LoadFileScheduling
+
+
+class ServersTogether(LoadFileScheduling):
+    """One process has all files that start servers, one after the other; the others have a file at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "servers" if _starts_servers(self.config.rootpath / file) else file
+
+
+@cache
+def _starts_servers(file: Path) -> bool:
+    return "pytest.mark.cluster" in file.read_text()
