@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
+from load.answers import Answer, Run
 from load.benches import chunking, lookahead, preemption, prefix, priorities
 from load.in_process import Engine
 from load.options import Options, load_exact_engine
@@ -89,6 +90,11 @@ def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracl
     part, size, _ = PARTS["prefix"]
     with pytest.raises(AssertionError, match="generate\\(\\) gives"):
         part.report(engine, lambda job: [*check(job)[:-1], 0], size)
+
+
+def test_streams_that_end_before_the_prompt_comes_have_no_time_between_tokens() -> None:
+    stream, prompt = (Answer(Job([5], 2), arrived, [1, 2], [arrived + 1, arrived + 2]) for arrived in (0.0, 7.0))
+    assert chunking.cells([Run([stream, prompt], [], {})])[:4] == ["-", "-", "-", "0"]
 
 
 def test_the_benches_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> None:
