@@ -135,6 +135,7 @@ async def hurt_under_load(
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
     server: OrcaServer, many: list[Job], expected: list[list[int]]
 ) -> None:
+    await until_spares(server)
     before, engine = set(server.pids(ENGINE)), server.engine()
     under_way = asyncio.create_task(run_trace(server.url, many))
     await asyncio.sleep(0.3)
