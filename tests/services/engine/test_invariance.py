@@ -17,9 +17,15 @@ from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
 VOCAB = 201
-# no size is a multiple of a vector, but heads; more than one tile of keys and of rows
+# no size is a multiple of a vector, but heads; more than one tile of rows, and of keys in the last of the requests
 ODD = {"hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 40}
-MODELS: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": ODD, "mistral": {"head_dim": 64}, "gpt2": {}}
+LONG = {"max_position_embeddings": 280}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LONG,
+    "qwen3": {**ODD, **LONG},
+    "mistral": {"head_dim": 64, **LONG},
+    "gpt2": {"n_positions": 280},
+}
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
 VARIANTS = [
     ("llama", SETTINGS),
@@ -42,13 +48,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def make_jobs() -> list[Job]:
     rng = random.Random(11)
+    lengths = [rng.randint(1, 200) for _ in range(5)] + [250]
     return [
         Job(
             id=f"r{i}/0",
-            prompt=[rng.randrange(VOCAB) for _ in range(rng.randint(1, 220))],
+            prompt=[rng.randrange(VOCAB) for _ in range(length)],
             sampling=SamplingParams(max_new_tokens=20, seed=i, temperature=float(i % 2), logprobs=5),
         )
-        for i in range(6)
+        for i, length in enumerate(lengths)
     ]
 
 

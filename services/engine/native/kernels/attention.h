@@ -11,7 +11,7 @@
 
 #include "products.h"
 
-constexpr int KEYS = 128;   // of a tile
+constexpr int KEYS = 256;   // of a tile
 constexpr int HEIGHT = 42;  // rows of a tile of queries: queries times the heads that share a key head
 
 struct Batch {
