@@ -26,26 +26,64 @@ struct Product {
 
     template <class Crew>
     void run(Crew& crew, const float* packed, int rows) const {
-        const auto finish = [&](int panel, int row, auto& sums) {
-            for (auto& both : sums) {
-                float* at = to + size_t(row++) * matrix.outputs;
-                for (int half = 0; half < 2; ++half) put(at, panel * WIDTH + half * LANES, both[half]);
-            }
-        };
-        multiply(crew, matrix, packed, rows, finish, [&](int panel, int row, int count) {
-            for (int r = row; r < row + count; ++r)
-                for (int half = 0; half < 2; ++half)
-                    __builtin_prefetch(to + size_t(r) * matrix.outputs + panel * WIDTH + half * LANES, 1);
-        });
+        multiply(crew, matrix, packed, rows, *this, Lines{*this});
+    }
+
+    template <size_t R>
+    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        for (auto& both : sums) {
+            float* at = to + size_t(row++) * matrix.outputs;
+            for (int half = 0; half < 2; ++half) put(at, panel * WIDTH + half * LANES, both[half]);
+        }
     }
 
 private:
+    struct Lines {
+        const Product& product;
+
+        void operator()(int panel, int row, int count) const {
+            for (int r = row; r < row + count; ++r)
+                for (int half = 0; half < 2; ++half)
+                    __builtin_prefetch(product.to + size_t(r) * product.matrix.outputs + panel * WIDTH + half * LANES, 1);
+        }
+    };
+
     void put(float* row, int column, Vector sums) const {
         const int count = std::min(LANES, matrix.outputs - column);
         if (count <= 0) return;
         const Vector v = finished(matrix, column, sums);
         if (count == LANES) return store(row + column, add ? load(row + column) + v : v);
         for (int i = 0; i < count; ++i) row[column + i] = add ? row[column + i] + v[i] : v[i];
+    }
+};
+
+// What an MLP's first product leaves in tiles for its second, of `depth` numbers a row.
+struct Middle {
+    const Matrix& up;
+    bool gated;
+    int depth;
+    const Tiles& tiles;
+    float* to;
+
+    template <size_t R>
+    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        float* tile = to + tiles.at(row, depth);
+        for (int half = 0; half < (gated ? 1 : 2); ++half) {
+            const int column = panel * WIDTH + half * LANES, from = gated ? panel * LANES : column;
+            Vector square[LANES] = {};
+            int r = 0;
+            for (auto& both : sums) {
+                const Vector v = finished(up, column, both[half]);
+                square[r++] = gated ? silu(v) * finished(up, column + LANES, both[1]) : gelu(v);
+            }
+            if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
+        }
+    }
+
+    void expect(int panel, int row, int) const {
+        const int columns = gated ? LANES : WIDTH;
+        const float* at = to + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
+        for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
     }
 };
 
@@ -130,28 +168,8 @@ private:
     // The MLP.
     void feed(const Layer& layer) {
         norm(layer.mlp_norm);
-        float* next = tiled.wide.data();
-        const int depth = layer.down.inputs;
-        const Tiles& tiles = slice.tiles;
-        const auto finish = [&](int panel, int row, auto& sums) {
-            float* tile = next + tiles.at(row, depth);
-            for (int half = 0; half < (model.gated ? 1 : 2); ++half) {
-                const int column = panel * WIDTH + half * LANES;
-                const int from = model.gated ? panel * LANES : column;
-                Vector square[LANES] = {};
-                int r = 0;
-                for (auto& both : sums) {
-                    const Vector v = finished(layer.up, column, both[half]);
-                    square[r++] = model.gated ? silu(v) * finished(layer.up, column + LANES, both[1]) : gelu(v);
-                }
-                if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
-            }
-        };
-        const int columns = model.gated ? LANES : WIDTH;
-        multiply(crew, layer.up, tiled.narrow.data(), slice.count, finish, [&](int panel, int row, int) {
-            const float* at = next + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
-            for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
-        });
+        const Middle middle{layer.up, model.gated != 0, layer.down.inputs, slice.tiles, tiled.wide.data()};
+        multiply(crew, layer.up, tiled.narrow.data(), slice.count, middle, [&](auto... at) { middle.expect(at...); });
         add(layer.down, tiled.wide, MLP);
     }
 

@@ -43,6 +43,31 @@ struct Nothing {
     void operator()(Vector, Vector) {}
 };
 
+// Keeps a panel's columns as floats.
+struct Widen {
+    float* to;
+
+    void operator()(Vector a, Vector b) {
+        store(to, a);
+        store(to + LANES, b);
+        to += WIDTH;
+    }
+};
+
+// Asks for the rest of a panel, and for a share of the next one: `step` bytes for each depth.
+struct Panels {
+    const char* later;
+    int step;
+
+    template <class Run, class Stored>
+    void operator()(const Run&, const Stored* one, const Stored* other) {
+        __builtin_prefetch(one + AHEAD * WIDTH);
+        if constexpr (sizeof(Stored) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
+        __builtin_prefetch(later, 0, 2);
+        later += step;
+    }
+};
+
 // Two vectors of columns of `count` depths, and how far off what is needed next is.
 template <class Stored>
 struct Run {
@@ -100,71 +125,83 @@ constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's secon
 // Tiles up to which short weights are made floats anew for each: fewer do not pay for what is written and read again.
 constexpr int SHORT = 2;
 
-// Calls finish(panel, row, sums) with each tile's sums [rows][2] in each panel, `row` its first, and, a tile's time
-// before, expect(panel, row, rows), which may fetch what finish writes to.
-template <class Weight, class Crew, class Finish, class Expect>
-void multiply_by(Crew& crew, const Matrix& matrix, const float* packed, int rows, const Finish& finish,
-                 const Expect& expect) {
-    const Tiles tiles(rows);
-    const int depth = matrix.inputs, panels = matrix.num_panels();
-    const size_t size = size_t(depth) * WIDTH, tile_size = size_t(depth) * ROWS;
-    auto multiply_tile = [&](int tile, int panel, const auto* weights, const char* later, int step, auto keep) {
-        // This panel's rest, and a share of the next one.
-        auto fetch = [later, step](const auto&, const auto* one, const auto* other) mutable {
-            __builtin_prefetch(one + AHEAD * WIDTH);
-            if constexpr (sizeof(*one) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
-            __builtin_prefetch(later, 0, 2);
-            later += step;
-        };
-        expect(panel, tile * tiles.height, tiles.rows_of(tile));
-        with_rows(tiles.rows_of(tile), [&](auto R) {
-            Vector sums[R][2];
-            const Run run{weights, weights + LANES, depth};
-            sum_products<R, 1, true>(sums, packed + tile * tile_size, ROWS, &run, 1, WIDTH, fetch, keep);
-            finish(panel, tile * tiles.height, sums);
-        });
-    };
-    // A core takes a block of tiles and some neighbouring panels; of each panel the first of many tiles leaves short
-    // weights as floats.
-    auto multiply_block = [&](int first, int last, int begin, int end) {
+// A product's share for one thread. finish(panel, row, sums) gets each tile's sums [rows][2] in each panel, `row` its first;
+// expect(panel, row, rows), a tile's time before, may ask for what finish writes to.
+template <class Weight, class Finish, class Expect>
+class Share {
+public:
+    Share(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish, const Expect& expect)
+        : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish), expect_(expect) {}
+
+    // Tiles [first, last) by panels [begin, end). Of each panel the first of many tiles leaves short weights as floats.
+    void run(int first, int last, int begin, int end) const {
+        const size_t size = size_t(matrix_.inputs) * WIDTH;
         thread_local Numbers wide;
         if (wide.size() < size) wide.resize(size);
+        const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
         const int step = int(WIDTH * sizeof(Weight)) / (last - first);
         for (int panel = begin; panel < end; ++panel) {
-            const Weight* weights = static_cast<const Weight*>(matrix.panels) + panel * size;
+            const Weight* weights = static_cast<const Weight*>(matrix_.panels) + panel * size;
             const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
-            const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
             for (int tile = first; tile < last; ++tile) {
-                const char* later = next + size_t(tile - first) * depth * step;
-                const auto keep = [to = wide.data()](Vector a, Vector b) mutable {
-                    store(to, a);
-                    store(to + LANES, b);
-                    to += WIDTH;
-                };
+                const Panels fetch{next + size_t(tile - first) * matrix_.inputs * step, step};
                 if (!widened)
-                    multiply_tile(tile, panel, weights, later, step, Nothing());
+                    multiply(tile, panel, weights, fetch, Nothing());
                 else if (tile == first)
-                    multiply_tile(tile, panel, weights, later, step, keep);
+                    multiply(tile, panel, weights, fetch, Widen{wide.data()});
                 else
-                    multiply_tile(tile, panel, static_cast<const float*>(wide.data()), later, step, Nothing());
+                    multiply(tile, panel, static_cast<const float*>(wide.data()), fetch, Nothing());
             }
         }
-    };
-    const int most = std::max(4, int(NEAR / (tile_size * sizeof(float))));  // of few, weights would be read too often
-    const int blocks = (tiles.tiles + most - 1) / most;
-    const int groups = tiles.tiles == 1 ? panels : std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
+    }
+
+private:
+    template <class Stored, class Keep>
+    void multiply(int tile, int panel, const Stored* weights, const Panels& fetch, const Keep& keep) const {
+        const int row = tile * tiles_.height, rows = tiles_.rows_of(tile);
+        expect_(panel, row, rows);
+        with_rows(rows, [&](auto R) {
+            Vector sums[R][2];
+            const Run<Stored> run{weights, weights + LANES, matrix_.inputs};
+            const float* from = packed_ + size_t(tile) * matrix_.inputs * ROWS;
+            sum_products<R, 1, true>(sums, from, ROWS, &run, 1, WIDTH, fetch, keep);
+            finish_(panel, row, sums);
+        });
+    }
+
+    const Matrix& matrix_;
+    const float* packed_;
+    const Tiles& tiles_;
+    const Finish& finish_;
+    const Expect& expect_;
+};
+
+// A core takes some tiles that stay in its cache, and some neighbouring panels.
+template <class Crew, class Work>
+void share_out(Crew& crew, const Matrix& matrix, int tiles, const Work& work) {
+    const int panels = matrix.num_panels();
+    // of fewer than four, weights would be read too often
+    const int most = std::max(4, int(NEAR / (size_t(matrix.inputs) * ROWS * sizeof(float))));
+    const int blocks = (tiles + most - 1) / most;
+    const int groups = tiles == 1 ? panels : std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
     const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
     crew.each(blocks * groups, [&](int item) {
         const int block = item / groups, group = item % groups;
-        multiply_block(part(tiles.tiles, block, blocks), part(tiles.tiles, block + 1, blocks),
-                       part(panels, group, groups), part(panels, group + 1, groups));
+        work(part(tiles, block, blocks), part(tiles, block + 1, blocks), part(panels, group, groups),
+             part(panels, group + 1, groups));
     });
 }
 
+// rows, in tiles, by a matrix; see Share.
 template <class Crew, class Finish, class Expect>
 void multiply(Crew& crew, const Matrix& matrix, const float* packed, int rows, const Finish& finish,
               const Expect& expect) {
-    if (matrix.kind == 0) multiply_by<float>(crew, matrix, packed, rows, finish, expect);
-    if (matrix.kind == 1) multiply_by<bfloat16>(crew, matrix, packed, rows, finish, expect);
-    if (matrix.kind == 2) multiply_by<int8_t>(crew, matrix, packed, rows, finish, expect);
+    const Tiles tiles(rows);
+    const auto by = [&]<class Weight>(const Weight*) {
+        const Share<Weight, Finish, Expect> share(matrix, packed, tiles, finish, expect);
+        share_out(crew, matrix, tiles.tiles, [&](auto... range) { share.run(range...); });
+    };
+    if (matrix.kind == 0) by(static_cast<const float*>(nullptr));
+    if (matrix.kind == 1) by(static_cast<const bfloat16*>(nullptr));
+    if (matrix.kind == 2) by(static_cast<const int8_t*>(nullptr));
 }
