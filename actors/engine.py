@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from actors.lifeline import Lifeline
+from actors.weights_mark import WeightsMark, is_marked
 from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
@@ -37,7 +38,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What an engine process says of itself. `epoch` is the one it serves, None while it has no weights."""
+    """What an engine process says of itself. `epoch` is the one it serves, None while it has no weights.
+
+    `loading`: it gets them now. `other_loaded`: the other process of its rank lives and has weights, or loads them.
+    """
 
     name: str  # of the actor; a process that starts again has the same
     build: str
@@ -45,12 +49,14 @@ class EngineStatus:
     pid: int
     node: str
     lifeline: str
-    meeting: str = ""  # where the ranks of an engine meet; of the first one's processes
+    meeting: str  # where the ranks of an engine meet; of the first one's processes
+    loading: bool
+    other_loaded: bool
 
     @property
-    def order(self) -> int:
-        """Grows with the epoch; 0 without weights."""
-        return _number(self.epoch) if self.epoch else 0
+    def order(self) -> tuple[int, bool]:
+        """Grows with the epoch; of those without, one that loads comes last."""
+        return _number(self.epoch) if self.epoch else 0, self.loading
 
 
 def _number(epoch: str) -> int:
@@ -71,6 +77,7 @@ def build_of(settings: Settings) -> str:
         "services/messages.py",
         "services/wire.py",
         "actors/engine.py",
+        "actors/weights_mark.py",
     ):
         for file in sorted((root / folder).rglob("*.[pch]*")) if (root / folder).is_dir() else [root / folder]:
             digest.update(file.read_bytes())
@@ -105,14 +112,18 @@ class EngineActor:
     `attach`, `run` and `drop` come one after the other, in one thread; `status` and `expect` are answered beside them.
     """
 
-    def __init__(self, values: dict[str, Any], rank: int = 0) -> None:
+    def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
+        """`other` is the actor of the rank's other process."""
         settings = load(**values)
         self._layout = layout_of(settings, rank)
         self._settings = engine_settings(settings)
         self._null = settings.null_engine
         self._build = build_of(settings)
         self._folder = resolve(settings.model, settings.cache_dir, log.info)
-        self._name = ray.get_runtime_context().get_actor_name() or ""
+        context = ray.get_runtime_context()
+        self._name = context.get_actor_name() or ""
+        self._mark = WeightsMark(f"{context.get_node_id()}-{self._name}")
+        self._other_mark = f"{context.get_node_id()}-{other}"
         self._node = ray.util.get_node_ip_address()
         self._lifeline = Lifeline(self._node).address
         self._engine: Any = None
@@ -137,7 +148,17 @@ class EngineActor:
         """An owner's sign of life. Also answers while an iteration runs, and after a restart once all is imported."""
         self._silence = 0
         meeting = f"{self._meeting.host}:{self._meeting.port}" if self._meeting else ""
-        return EngineStatus(self._name, self._build, self._epoch, os.getpid(), self._node, self._lifeline, meeting)
+        return EngineStatus(
+            name=self._name,
+            build=self._build,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            node=self._node,
+            lifeline=self._lifeline,
+            meeting=meeting,
+            loading=bool(self._mark) and self._epoch is None,
+            other_loaded=is_marked(self._other_mark),
+        )
 
     @ray.method(concurrency_group="control")
     def expect(self, epoch: str) -> None:
@@ -152,12 +173,13 @@ class EngineActor:
         the seconds that took.
         """
         started = time.monotonic()
-        if self._warm_up is None:
-            self._engine = self._load()
-            self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+        if self._engine is None:
+            self._load()
         loading = time.monotonic() - started
         if self._layout.size > 1:
             self._link(epoch, meeting)
+        if self._warm_up is None:
+            self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
         figures: EngineFigures = self._engine.figures
         first, seconds = self._warm_up(epoch)
         self._epoch = epoch
@@ -182,8 +204,17 @@ class EngineActor:
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
+        self._mark.clear()
 
-    def _load(self) -> Any:
+    def _load(self) -> None:
+        self._mark.set()
+        try:
+            self._engine = self._loaded()
+        except BaseException:
+            self._mark.clear()
+            raise
+
+    def _loaded(self) -> Any:
         if self._null:
             return NullEngine.load(self._folder, self._settings)
         from services.engine.engine import Engine
@@ -209,8 +240,7 @@ class EngineActor:
             self._settings.batch_invariant,
         )
         self._engine.link(self._links)
-        # all ranks run as many, whether they had some before or not
-        self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+        self._warm_up = None  # all ranks run as many, whether they had some before or not
 
     def _unlink(self) -> None:
         if self._links:

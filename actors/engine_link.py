@@ -66,15 +66,12 @@ class EngineLink:
         warm-up. Raises EngineLost."""
         for actor in self._actors:
             actor.expect.remote(epoch)
-        keeping = asyncio.create_task(self.keep())  # loading may take longer than an engine waits for an owner
         calls = [actor.attach.remote(epoch, self.status.meeting) for actor in self._actors]
         try:
             async with asyncio.timeout(timeout):
                 answers = await asyncio.gather(*map(self._answer, calls))
         except TimeoutError:
             raise EngineLost(f"an engine was not ready within {timeout:.0f} s") from None
-        finally:
-            keeping.cancel()
         figures, _, first, seconds = answers[self._sampler]
         cost.finished(unpack(Iteration, first), seconds)
         return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -18,7 +17,7 @@ from services.config import Settings
 from services.errors import EngineLost
 
 START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
-PATIENCE = 2.0  # seconds to wait for a process that may have the weights once the other has answered
+PATIENCE = 2.0  # seconds to wait for a process that lives and has the weights once the other has answered
 PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
 
 Answer = tuple[EngineStatus, ActorHandle[Any]]
@@ -52,20 +51,27 @@ class EnginePair:
             finally:
                 death.cancel()
 
-    async def ask(self, lost: Collection[str]) -> list[Answer]:
-        """What the processes say: as soon as one with weights has answered, or one and nobody else can be expected:
-        not the actors named in `lost`. Raises EngineLost when none answers."""
-        first, second = engine_names(self._index, self._rank)
-        asking = {asyncio.create_task(self._ask(0)): first}
-        if await asyncio.to_thread(find_engine, second):
-            asking[asyncio.create_task(self._ask(1))] = second
-        pending, answered, patience = set(asking), list[Answer](), START_TIMEOUT
+    async def keep(self, every: float) -> None:
+        """Give the processes that there are signs of life, for ever."""
+        while True:
+            for name in engine_names(self._index, self._rank):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    if actor := await asyncio.to_thread(find_engine, name):
+                        actor.status.remote()
+            await asyncio.sleep(every)
+
+    async def ask(self) -> list[Answer]:
+        """What the processes say: as soon as one has answered that has weights or gets them, or that knows that the
+        other has none; else after `PATIENCE`. Raises EngineLost when none answers."""
+        pending, answered, patience = {asyncio.create_task(self._ask(0))}, list[Answer](), START_TIMEOUT
         try:
+            if await asyncio.to_thread(find_engine, engine_names(self._index, self._rank)[1]):
+                pending.add(asyncio.create_task(self._ask(1)))
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 answered += [task.result() for task in done]
-                loaded = any(status.epoch for status, _ in answered)
-                if not done or loaded or {asking[task] for task in pending} <= set(lost):
+                found = any(status.epoch or status.loading or not status.other_loaded for status, _ in answered)
+                if found or not done:
                     break
                 patience = PATIENCE
         finally:
@@ -82,6 +88,6 @@ class EnginePair:
                 actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, self._rank, which)
                 status: EngineStatus = await actor.status.remote()
                 return status, actor
-            except (ray.exceptions.RayActorError, ValueError) as error:  # it ended for good: its name is free soon
+            except (ray.exceptions.RayError, ValueError) as error:  # it ended for good, its name or place is free soon
                 log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
                 await asyncio.sleep(PAUSE)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from actors.engine import build_of, layout_of
-from actors.engine_link import EngineLink
+from actors.engine_link import SIGN_OF_LIFE, EngineLink
 from actors.engine_pair import Answer, EnginePair
 from actors.placement import remove_engine
 from services.config import Settings
@@ -37,27 +37,36 @@ class EngineRanks:
         return all(pair.has_spare for pair in self._pairs)
 
     async def attach(
-        self, epoch: str, lost: Collection[str], still_mine: Callable[[], Awaitable[None]], cost: IterationCost
+        self, epoch: str, still_mine: Callable[[], Awaitable[None]], cost: IterationCost
     ) -> tuple[EngineLink, EngineFigures, float]:
         """A link to the processes that have the weights, or else to spares, which load them now. They serve `epoch`.
 
-        Also their figures, and the seconds of loading; `cost` learns how fast they are. `lost` names actors whose
-        processes are known to have died, which are not waited for. Actors of another build are replaced; of several
-        ranks those with weights are killed where others have none, and so are those that cannot be attached to: ranks
-        may wait for ever for one that is dead or stopped, an engine for its device. All that after `still_mine` has not
-        raised StaleEpoch. Raises EngineLost when one cannot be reached or is not ready in time.
+        Also their figures, and the seconds of loading; `cost` learns how fast they are. Actors of another build are
+        replaced; of several ranks those with weights are killed where others have none, and so are those that cannot be
+        attached to: ranks may wait for ever for one that is dead or stopped, an engine for its device. All that after
+        `still_mine` has not raised StaleEpoch. Raises EngineLost when one cannot be reached or is not ready in time.
         """
-        answers = await self._ask(lost)
+        keeping = asyncio.create_task(self._keep())  # loading may take longer than any of them waits for an owner
+        try:
+            return await self._attach(epoch, still_mine, cost)
+        finally:
+            keeping.cancel()
+
+    async def _attach(
+        self, epoch: str, still_mine: Callable[[], Awaitable[None]], cost: IterationCost
+    ) -> tuple[EngineLink, EngineFigures, float]:
+        answers = await self._ask()
         if any(status.build != self._build for each in answers for status, _ in each):
             await still_mine()
             log.info("engine %d is of another build, replacing it", self._index)
             await asyncio.to_thread(remove_engine, self._index)
-            answers = await self._ask(())
+            answers = await self._ask()
         ranks = _with_weights(answers)
         loaded = [answer for answer in ranks if answer[0].epoch]
         if 0 < len(loaded) < len(ranks):
             await still_mine()
-            ranks, loaded = _with_weights(await self._ask(await self._end(loaded))), []
+            await self._end(loaded)
+            ranks, loaded = _with_weights(await self._ask()), []
         link = EngineLink(ranks, self._layout.sampler, self._here)
         try:
             return link, *await link.attach(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
@@ -75,19 +84,21 @@ class EngineRanks:
         both = zip(self._pairs, attached, strict=True)
         await asyncio.gather(*(pair.keep_spare(epoch, name, every) for pair, name in both))
 
-    async def _end(self, ranks: Sequence[Answer]) -> list[str]:
-        """Kill these processes; the names of their actors."""
+    async def _keep(self) -> None:
+        await asyncio.gather(*(pair.keep(SIGN_OF_LIFE) for pair in self._pairs))
+
+    async def _end(self, ranks: Sequence[Answer]) -> None:
+        """Kill these processes."""
         link = EngineLink(ranks, 0, self._here)
         try:
             await link.kill()
         finally:
             link.close()
-        return link.names
 
-    async def _ask(self, lost: Collection[str]) -> list[list[Answer]]:
-        return await asyncio.gather(*(pair.ask(lost) for pair in self._pairs))
+    async def _ask(self) -> list[list[Answer]]:
+        return await asyncio.gather(*(pair.ask() for pair in self._pairs))
 
 
 def _with_weights(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
-    """One process of each rank: the one with weights, of two the later owner's, else a spare."""
+    """One process of each rank: the one with weights, of two the later owner's, else one that loads, else a spare."""
     return [max(each, key=lambda answer: answer[0].order) for each in answers]

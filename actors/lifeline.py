@@ -21,28 +21,33 @@ class Lifeline:
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._selector.register(self._listener, selectors.EVENT_READ)
         threading.Thread(target=self._hold, name="lifeline", daemon=True).start()
 
-    def _hold(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
-                    else:
-                        _drop_if_closed(selector, key.fileobj)
+    @property
+    def watchers(self) -> int:
+        """How many watch it."""
+        return len(self._selector.get_map()) - 1
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _hold(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    _drop_if_closed(self._selector, key.fileobj)
+
+    def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:  # out of file descriptors, or gone again
             time.sleep(UNREACHED)
             return
         _notice_a_silent_node(connection)
-        selector.register(connection, selectors.EVENT_READ)
+        self._selector.register(connection, selectors.EVENT_READ)
 
 
 def _drop_if_closed(selector: selectors.BaseSelector, connection: object) -> None:
@@ -67,8 +72,8 @@ async def watch(address: str, here: str) -> None:
         try:
             reader, writer = await asyncio.open_connection(host, int(port))
             break
-        except OSError:
-            if host == here:
+        except OSError as error:
+            if host == here and isinstance(error, ConnectionRefusedError):
                 return
             await asyncio.sleep(UNREACHED)
     try:

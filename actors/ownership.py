@@ -12,6 +12,7 @@ from functools import partial
 
 from actors.engine_link import SIGN_OF_LIFE, EngineLink
 from actors.engine_ranks import EngineRanks
+from actors.lifeline import Lifeline
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.clock import RealClock
@@ -31,14 +32,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """An engine that died under its owner: the actors of its processes, and the Unix time at which that was noticed."""
-
-    engines: list[str]
-    noticed: float
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
     """What a scheduler process has ready before it owns anything."""
 
@@ -49,6 +42,7 @@ class Parts:
     counters: Counters
     cost: IterationCost  # what is known of its engines' speed, from one ownership to the next
     here: str  # the node of this process
+    lifeline: Lifeline  # watched by those who wait for its seat
 
 
 def knobs(settings: Settings) -> Knobs:
@@ -68,19 +62,18 @@ def knobs(settings: Settings) -> Knobs:
 class Ownership:
     """A seat, from the moment it is ours to the moment it is given back or lost."""
 
-    def __init__(self, parts: Parts, seat: Seat, loss: Loss | None) -> None:
-        """`loss` is how the ownership before this one ended."""
+    def __init__(self, parts: Parts, seat: Seat, lost: float | None) -> None:
+        """`lost` is the Unix time at which the engine's death ended the ownership before this one."""
         self._parts = parts
         self._pool = parts.pool
         self._seat = seat
-        self._lost = loss.engines if loss else []
         self._engine = EngineRanks(parts.settings, seat.index, parts.here)
         self._link: EngineLink | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
         self._died = 0.0  # Unix time
         self._recovery = {
-            "recovery_noticed": loss.noticed if loss else seat.noticed,
+            "recovery_noticed": lost or seat.noticed,
             "recovery_acquired": seat.acquired,
         }
         parts.pool.say = self._gauges
@@ -92,9 +85,11 @@ class Ownership:
             self._loop.stop()
         return self._loop is not None
 
-    async def run(self) -> Loss | None:
+    async def run(self) -> float | None:
         """Serve until `stop`, or until the seat or the engine is lost. The seat is given back in any case, the engine
-        stays for its next owner; one that failed is killed, and its actor starts again as a spare."""
+        stays for its next owner; one that failed is killed, and its actor starts again as a spare.
+
+        Returns the Unix time at which the engine's death was noticed, if it died."""
         struck: list[str] = []
         try:
             figures = await self._attach()
@@ -132,9 +127,7 @@ class Ownership:
                     await task
 
     async def _load(self) -> EngineFigures:
-        self._link, figures, loading = await self._engine.attach(
-            self._seat.epoch, self._lost, self._still_mine, self._parts.cost
-        )
+        self._link, figures, loading = await self._engine.attach(self._seat.epoch, self._still_mine, self._parts.cost)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
         return figures
 
@@ -176,7 +169,7 @@ class Ownership:
             self._died = time.time()
             loop.lose(EngineLost("the engine process died"))
 
-    async def _lose(self, error: EngineLost) -> Loss:
+    async def _lose(self, error: EngineLost) -> float:
         """Make sure that all its processes are dead. Only its owner may: a scheduler that slept is not."""
         noticed = self._died or time.time()
         self._parts.counters.inc("orca:engine_losses")
@@ -185,7 +178,7 @@ class Ownership:
         if not self._link.gone:
             await self._still_mine()
             await self._link.kill()
-        return Loss(self._link.names, noticed)
+        return noticed
 
     async def _still_mine(self) -> None:
         """Raises StaleEpoch if the pool says that the seat is another's; waits while the pool is away."""
@@ -214,4 +207,5 @@ class Ownership:
             "engine_pid": float(link.status.pid) if link else 0.0,
             "scheduler_pid": float(os.getpid()),
             "spare_ready": float(self._engine.has_spare),
+            "spare_schedulers": float(self._parts.lifeline.watchers),
         }

@@ -51,11 +51,12 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
     The two share a bundle, the resources of one rank: only one of them has weights at a time.
     """
     remote: Any = ray.remote  # its types know no concurrency groups
+    names = engine_names(index, rank)
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (
         remote(concurrency_groups={"control": 1})(EngineActor)
         .options(
-            name=engine_names(index, rank)[which],
+            name=names[which],
             namespace=NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
@@ -65,7 +66,7 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
             num_cpus=bundle["CPU"] / 2,
             num_gpus=bundle.get("GPU", 0) / 2,
         )
-        .remote(settings.model_dump(mode="json"), rank)
+        .remote(settings.model_dump(mode="json"), rank, names[1 - which])
     )
     return actor
 

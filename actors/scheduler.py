@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from actors.lifeline import Lifeline
-from actors.ownership import Loss, Ownership, Parts
+from actors.ownership import Ownership, Parts
 from actors.placement import cluster_id
 from actors.pool import open_pool
 from actors.pool_link import PoolLink
@@ -66,17 +66,18 @@ class SchedulerReplica:
         folder = await asyncio.to_thread(resolve, settings.model, settings.cache_dir, log.info)
         model, text = ModelInfo.load(folder), TextTables.load(folder)
         here = ray.util.get_node_ip_address()
-        cluster, owner = cluster_id(), f"{Lifeline(here).address}/{os.getpid()}"
+        cluster, lifeline = cluster_id(), Lifeline(here)
+        owner = f"{lifeline.address}/{os.getpid()}"
         pool = open_pool(settings, model)
         self._pool = PoolLink(pool)
-        parts = Parts(settings, self._pool, model, text, Counters(), IterationCost(), here)
-        loss: Loss | None = None
+        parts = Parts(settings, self._pool, model, text, Counters(), IterationCost(), here, lifeline)
+        lost: float | None = None
         try:
             while not self._draining:
                 seat = await take_seat(self._pool, cluster, settings.engines, owner, settings.lease)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
-                self._ownership = Ownership(parts, seat, loss)
-                loss = await self._ownership.run()
+                self._ownership = Ownership(parts, seat, lost)
+                lost = await self._ownership.run()
                 self._ownership = None
         finally:
             await pool.close()

@@ -89,6 +89,7 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "engine_pid": ("orca:engine_pid", "The engine process that has the weights"),
     "scheduler_pid": ("orca:scheduler_pid", "The scheduler process that holds the seat"),
     "spare_ready": ("orca:spare_ready", "1 while another engine process waits to take over"),
+    "spare_schedulers": ("orca:spare_schedulers", "Schedulers with everything loaded that wait for the seat"),
     # the last take-over of the seat, from a scheduler or from an engine that died: Unix times, and a duration
     "recovery_noticed": ("orca:recovery_noticed_time_seconds", "When the death was noticed"),
     "recovery_acquired": ("orca:recovery_acquired_time_seconds", "When the seat was held again"),

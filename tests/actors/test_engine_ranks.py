@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import ray
+from ray.actor import ActorHandle
 
-from actors import engine_ranks
+from actors import engine_pair, engine_ranks
+from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import NAMESPACE, engine_names, ensure_engine, find_engine, remove_engine
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.asyncio(loop_s
 
 SETTINGS = load(null_engine=True)
 WAIT = 60.0
+NEVER = 3600.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,8 +55,8 @@ def seat(settings: Settings = SETTINGS) -> EngineRanks:
     return EngineRanks(settings, 0, ray.util.get_node_ip_address())
 
 
-async def attach(engine: EngineRanks, epoch: str, lost: str = "") -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, [lost], allowed, IterationCost()), WAIT)
+async def attach(engine: EngineRanks, epoch: str) -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, allowed, IterationCost()), WAIT)
     assert figures.num_blocks > 0
     return link
 
@@ -97,7 +100,7 @@ async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None
     with pytest.raises(EngineLost):
         await first.start(iteration("1:a"))
     keeping.cancel()
-    second = await attach(engines, "2:b", lost=first.status.name)
+    second = await attach(engines, "2:b")
     assert second.status.name != first.status.name
     assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
     engines = seat()
@@ -119,34 +122,111 @@ async def test_an_engine_that_does_not_answer_is_killed() -> None:
     assert link.dead.done()
     with pytest.raises(EngineLost):
         await stuck
-    again = await attach(seat(), "2:b", lost=link.status.name)
+    again = await attach(seat(), "2:b")
     assert again.status.pid != link.status.pid
 
 
-async def test_an_engine_that_loads_for_long_is_no_orphan() -> None:
-    """It waits 20 seconds for a word from an owner, and loads for 30."""
+async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What died is back without weights, and stands still, so that it cannot say so itself."""
+    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    engines = seat()
+    first = await attach(engines, "1:a")
+    keeping = await with_spare(engines, first, "1:a")
+    keeping.cancel()
+    os.kill(first.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(first.dead, WAIT)
+    back = await status_of(first.status.name)
+    os.kill(back.pid, signal.SIGSTOP)
+    try:
+        second = await attach(seat(), "2:b")
+        assert second.status.name != first.status.name
+        assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    finally:
+        os.kill(back.pid, signal.SIGKILL)
+
+
+async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    engines = seat()
+    first = await attach(engines, "1:a")
+    keeping = await with_spare(engines, first, "1:a")
+    keeping.cancel()
+    os.kill(first.status.pid, signal.SIGSTOP)
+    attaching = asyncio.create_task(attach(seat(), "2:b"))
+    done, _ = await asyncio.wait({attaching}, timeout=1.0)
+    assert not done
+    os.kill(first.status.pid, signal.SIGCONT)
+    assert (await attaching).status.pid == first.status.pid
+
+
+async def test_the_spare_loads_where_the_weights_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pair, "PATIENCE", 0.5)
+    engines = seat()
+    first = await attach(engines, "1:a")
+    keeping = await with_spare(engines, first, "1:a")
+    keeping.cancel()
+    os.kill(first.status.pid, signal.SIGSTOP)
+    second = await attach(seat(), "2:b")
+    assert second.status.name != first.status.name
+    assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    os.kill(first.status.pid, signal.SIGKILL)
+
+
+async def slow_engines() -> list[EngineStatus]:
+    """Both processes, without weights; each waits 20 seconds for a word from an owner, and loads for 30."""
 
     def load_slowly(actor: Any) -> None:
-        import actors.engine
+            import actors.engine
 
-        load = actor._load
+        load = actor._loaded
 
         def slowly() -> Any:
             time.sleep(30.0)
             return load()
 
         actors.engine.ORPHANED_AFTER = 20
-        actor._load = slowly
+        actor._loaded = slowly
 
-    name = engine_names(0)[0]
-    await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, 0)
-    actor = find_engine(name)
-    assert actor is not None
-    pid = (await actor.status.remote()).pid
-    await actor.__ray_call__.remote(load_slowly)
+    statuses = []
+    for which, name in enumerate(engine_names(0)):
+        await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, which)
+        statuses.append(await status_of(name))
+        await named(name).__ray_call__.remote(load_slowly)
+    return statuses
+
+
+async def test_neither_an_engine_that_loads_for_long_nor_its_spare_is_an_orphan() -> None:
+    before = await slow_engines()
     link = await attach(seat(), "1:a")
-    assert link.status.pid == pid
     assert (await link.start(iteration("1:a"))).tokens.keys() == {"r/0"}
+    assert [(await status_of(status.name)).pid for status in before] == [status.pid for status in before]
+
+
+async def test_the_next_owner_waits_for_the_process_that_loads() -> None:
+    """Not for the other, which would load beside it."""
+    names = [status.name for status in await slow_engines()]
+    attaching = asyncio.create_task(attach(seat(), "1:a"))
+    async with asyncio.timeout(WAIT):
+        while not (loading := [name for name in names if (await status_of(name)).loading]):
+            pass
+    attaching.cancel()
+    link = await attach(seat(), "2:b")
+    assert link.names == loading
+    assert [(await status_of(name)).epoch for name in names if name not in loading] == [None]
+
+
+async def test_a_spare_is_made_anew_when_its_place_was_removed() -> None:
+    engines = seat()
+    link = await attach(engines, "1:a")
+    keeping = await with_spare(engines, link, "1:a")
+    await asyncio.to_thread(remove_engine, 0)
+    async with asyncio.timeout(WAIT):
+        while engines.has_spare:  # noqa: ASYNC110  another process: nothing here says when
+            await asyncio.sleep(0.01)
+        while not engines.has_spare:
+            assert not keeping.done()
+            await asyncio.sleep(0.05)
+    keeping.cancel()
 
 
 async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +243,7 @@ async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatc
     with pytest.raises(EngineLost, match="not ready within 2 s"):
         await attach(seat(), "2:b")
     await asyncio.wait_for(first.dead, WAIT)
-    third = await attach(seat(), "3:c", lost=first.status.name)
+    third = await attach(seat(), "3:c")
     assert (await third.start(iteration("3:c"))).tokens.keys() == {"r/0"}
 
 
@@ -189,10 +269,19 @@ async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
 
 async def served(name: str) -> str | None:
     """The epoch that the engine actor of that name serves; None without weights."""
+    return (await status_of(name)).epoch
+
+
+async def status_of(name: str) -> EngineStatus:
+    """As soon as the engine actor of that name can say it."""
+    status: EngineStatus = await asyncio.wait_for(named(name).status.remote(), WAIT)
+    return status
+
+
+def named(name: str) -> ActorHandle[Any]:
     actor = find_engine(name)
     assert actor is not None
-    epoch: str | None = (await actor.status.remote()).epoch
-    return epoch
+    return actor
 
 
 async def test_engines_of_another_build_are_replaced() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 
 import pytest
@@ -58,6 +59,37 @@ async def test_watchers_that_go_leave_nothing_open(life: Life) -> None:
             each.cancel()
         await asyncio.wait(watches)
         await settled(life, sockets)
+
+
+async def test_a_watcher_that_cannot_open_a_connection_takes_nobody_for_dead(life: Life) -> None:
+    sockets, limits = life.sockets(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        watching = asyncio.create_task(watch(life.address, HERE))
+        await asyncio.wait({watching}, timeout=0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await settled(life, sockets + 1)
+    assert not watching.done()
+    life.kill()
+    await asyncio.wait_for(watching, 30)
+
+
+async def test_a_lifeline_counts_its_watchers() -> None:
+    lifeline = Lifeline(HERE)
+    assert lifeline.watchers == 0
+    watches = [asyncio.create_task(watch(lifeline.address, HERE)) for _ in range(3)]
+    await until_watched(lifeline, 3)
+    watches.pop().cancel()
+    await until_watched(lifeline, 2)
+    for each in watches:
+        each.cancel()
+
+
+async def until_watched(lifeline: Lifeline, watchers: int) -> None:
+    async with asyncio.timeout(30):
+        while lifeline.watchers != watchers:  # noqa: ASYNC110  the kernel: nothing here says when
+            await asyncio.sleep(0.01)
 
 
 def test_each_lifeline_has_an_address_of_its_own() -> None:
