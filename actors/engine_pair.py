@@ -18,6 +18,7 @@ from services.errors import EngineLost
 
 START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
 PATIENCE = 2.0  # seconds to wait for a process that lives and has the weights once the other has answered
+LOOK = 0.05  # seconds until it is asked again whether that one is dead: memory goes before its mark does
 PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
 
 Answer = tuple[EngineStatus, ActorHandle[Any]]
@@ -61,28 +62,32 @@ class EnginePair:
             await asyncio.sleep(every)
 
     async def ask(self) -> list[Answer]:
-        """What the processes say: as soon as one has answered that has weights or gets them, or that knows that the
-        other has none; else after `PATIENCE`. Raises EngineLost when none answers."""
-        pending, answered, patience = {asyncio.create_task(self._ask(0))}, list[Answer](), START_TIMEOUT
+        """What the processes say: as soon as one has answered that has weights or gets them, or sees that the other has
+        none; else after `PATIENCE`. Raises EngineLost when none answers."""
+        asking = {0: asyncio.create_task(self._ask(0))}
+        answers: dict[int, Answer] = {}
         try:
             if await asyncio.to_thread(find_engine, engine_names(self._index, self._rank)[1]):
-                pending.add(asyncio.create_task(self._ask(1)))
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                answered += [task.result() for task in done]
-                found = any(status.epoch or status.loading or not status.other_loaded for status, _ in answered)
-                if found or not done:
-                    break
-                patience = PATIENCE
+                asking[1] = asyncio.create_task(self._ask(1))
+            async with asyncio.timeout(START_TIMEOUT) as limit:
+                while len(answers) < len(asking) and not any(_settles(status) for status, _ in answers.values()):
+                    await asyncio.wait(asking.values(), return_when=asyncio.FIRST_COMPLETED)
+                    if not answers:
+                        limit.reschedule(asyncio.get_running_loop().time() + PATIENCE)
+                    for which in [which for which, task in asking.items() if task.done()]:
+                        answers[which] = asking[which].result()
+                        asking[which] = asyncio.create_task(self._ask(which, after=LOOK))
+        except TimeoutError:
+            if not answers:
+                raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s") from None
         finally:
-            for task in pending:
+            for task in asking.values():
                 task.cancel()
-        if not answered:
-            raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s")
-        return answered
+        return list(answers.values())
 
-    async def _ask(self, which: int) -> Answer:
+    async def _ask(self, which: int, after: float = 0.0) -> Answer:
         """Its status, whenever it can give it, and its actor."""
+        await asyncio.sleep(after)
         while True:
             try:
                 actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, self._rank, which)
@@ -91,3 +96,8 @@ class EnginePair:
             except (ray.exceptions.RayError, ValueError) as error:  # it ended for good, its name or place is free soon
                 log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
                 await asyncio.sleep(PAUSE)
+
+
+def _settles(status: EngineStatus) -> bool:
+    """Whether nobody else need be asked."""
+    return status.epoch is not None or status.loading or not status.other_loaded

@@ -176,7 +176,7 @@ async def slow_engines() -> list[EngineStatus]:
     """Both processes, without weights; each waits 20 seconds for a word from an owner, and loads for 30."""
 
     def load_slowly(actor: Any) -> None:
-            import actors.engine
+        import actors.engine
 
         load = actor._loaded
 
