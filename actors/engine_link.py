@@ -24,6 +24,7 @@ from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds until a killed process must be gone
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep engine processes from ending themselves
+SILENCE = 60.0  # seconds without an answer to such a call after which a process that loads stands still
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +64,23 @@ class EngineLink:
 
     async def attach(self, epoch: str, timeout: float, cost: IterationCost) -> tuple[EngineFigures, float]:
         """Make the engine serve `epoch`, loaded; its figures, and the seconds it spent loading. `cost` learns from its
-        warm-up. Raises EngineLost."""
+        warm-up. Raises EngineLost, also for a process that stands still."""
         for actor in self._actors:
             actor.expect.remote(epoch)
         calls = [actor.attach.remote(epoch, self.status.meeting) for actor in self._actors]
+        attaching: asyncio.Future[Any] = asyncio.gather(*map(self._answer, calls))
+        silence: asyncio.Future[Any] = asyncio.create_task(self._silence())
         try:
-            async with asyncio.timeout(timeout):
-                answers = await asyncio.gather(*map(self._answer, calls))
-        except TimeoutError:
-            raise EngineLost(f"an engine was not ready within {timeout:.0f} s") from None
+            await asyncio.wait({attaching, silence}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if attaching.done():
+                answers = attaching.result()
+            elif silence.done():
+                raise EngineLost(f"an engine said nothing for {SILENCE:.0f} s")
+            else:
+                raise EngineLost(f"an engine was not ready within {timeout:.0f} s")
+        finally:
+            attaching.cancel()
+            silence.cancel()
         figures, _, first, seconds = answers[self._sampler]
         cost.finished(unpack(Iteration, first), seconds)
         return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)
@@ -106,6 +115,14 @@ class EngineLink:
         except ray.exceptions.RayError as error:
             raise EngineLost(f"the engine is gone: {error}") from error
 
+    async def _silence(self) -> None:
+        """Return when one of the processes has not answered for `SILENCE` seconds, or is gone for good."""
+        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+            while True:
+                async with asyncio.timeout(SILENCE):
+                    await asyncio.gather(*(actor.status.remote() for actor in self._actors))
+                await asyncio.sleep(1.0)
+
     async def keep(self) -> None:
         """Give the engine signs of life, for ever."""
         while True:
@@ -124,7 +141,7 @@ class EngineLink:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(status.pid, signal.SIGKILL)
             else:
-                ray.kill(actor, no_restart=False)
+                await asyncio.to_thread(ray.kill, actor, no_restart=False)  # it waits for Ray's GCS
         await asyncio.wait(self._deaths, timeout=KILL_TIMEOUT)
 
     def close(self) -> None:

@@ -42,9 +42,10 @@ class EngineRanks:
         """A link to the processes that have the weights, or else to spares, which load them now. They serve `epoch`.
 
         Also their figures, and the seconds of loading; `cost` learns how fast they are. Actors of another build are
-        replaced; of several ranks those with weights are killed where others have none, and so are those that cannot be
-        attached to: ranks may wait for ever for one that is dead or stopped, an engine for its device. All that after
-        `still_mine` has not raised StaleEpoch. Raises EngineLost when one cannot be reached or is not ready in time.
+        replaced; of several ranks those with weights are killed where others have none, and so are all that cannot be
+        attached to: nobody knows their state, and ranks may wait for ever for one that is dead or stopped, an engine
+        for its device. All that after `still_mine` has not raised StaleEpoch. Raises EngineLost when one cannot
+        be reached, stands still or is not ready in time.
         """
         keeping = asyncio.create_task(self._keep())  # loading may take longer than any of them waits for an owner
         try:
@@ -72,7 +73,7 @@ class EngineRanks:
             return link, *await link.attach(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
         except BaseException as error:
             try:
-                if isinstance(error, EngineLost) and (loaded or len(ranks) > 1):
+                if isinstance(error, EngineLost):
                     await still_mine()
                     await link.kill()
             finally:

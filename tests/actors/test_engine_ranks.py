@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from actors import engine_pair, engine_ranks
+from actors import engine_link, engine_pair, engine_ranks
 from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
@@ -202,17 +202,45 @@ async def test_neither_an_engine_that_loads_for_long_nor_its_spare_is_an_orphan(
     assert [(await status_of(status.name)).pid for status in before] == [status.pid for status in before]
 
 
+async def loading(names: list[str]) -> EngineStatus:
+    """The process that loads, as soon as one of these does."""
+    async with asyncio.timeout(WAIT):
+        while True:
+            for name in names:
+                if (status := await status_of(name)).loading:
+                    return status
+
+
 async def test_the_next_owner_waits_for_the_process_that_loads() -> None:
     """Not for the other, which would load beside it."""
     names = [status.name for status in await slow_engines()]
     attaching = asyncio.create_task(attach(seat(), "1:a"))
-    async with asyncio.timeout(WAIT):
-        while not (loading := [name for name in names if (await status_of(name)).loading]):
-            pass
+    loads = await loading(names)
     attaching.cancel()
     link = await attach(seat(), "2:b")
-    assert link.names == loading
-    assert [(await status_of(name)).epoch for name in names if name not in loading] == [None]
+    assert link.status.pid == loads.pid
+    assert [(await status_of(name)).epoch for name in names if name != loads.name] == [None]
+
+
+async def test_an_engine_that_stands_still_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_link, "SILENCE", 2.0)
+    names = [status.name for status in await slow_engines()]
+    attaching = asyncio.create_task(attach(seat(), "1:a"))
+    loads = await loading(names)
+    os.kill(loads.pid, signal.SIGSTOP)
+    with pytest.raises(EngineLost, match="said nothing for 2 s"):
+        await attaching
+    assert (await status_of(loads.name)).pid != loads.pid
+
+
+async def test_an_engine_is_killed_from_another_node() -> None:
+    link = await attach(seat(), "1:a")
+    actor = named(link.status.name)
+    afar = EngineLink([(link.status, actor)], 0, "192.0.2.1")
+    await afar.kill()
+    await asyncio.wait_for(link.dead, WAIT)
+    assert (await status_of(link.status.name)).pid != link.status.pid
+    afar.close()
 
 
 async def test_a_spare_is_made_anew_when_its_place_was_removed() -> None:
