@@ -40,10 +40,14 @@ class EnginePair:
         """See to it that there is a spare beside the actor named `attached`, that it stays, and has no weights."""
         which = 1 - engine_names(self._index, self._rank).index(attached)
         while True:
-            status, actor = await self._ask(which)
-            if status.epoch is not None:
-                with contextlib.suppress(ray.exceptions.RayError):  # it died: asked again below
-                    await actor.drop.remote(epoch)
+            try:
+                async with asyncio.timeout(every):
+                    status, actor = await self._ask(which)
+                    if status.epoch is not None:
+                        await actor.drop.remote(epoch)
+            except (TimeoutError, ray.exceptions.RayError):  # it starts, stands still or has died
+                self.has_spare = False
+                continue
             self.has_spare = True
             death = asyncio.create_task(watch(status.lifeline, self._here))
             try:

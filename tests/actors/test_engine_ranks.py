@@ -243,6 +243,22 @@ async def test_an_engine_is_killed_from_another_node() -> None:
     afar.close()
 
 
+async def test_a_spare_that_stands_still_is_none() -> None:
+    engines = seat()
+    link = await attach(engines, "1:a")
+    keeping = await with_spare(engines, link, "1:a")
+    (other,) = set(engine_names(0)) - {link.status.name}
+    spare = (await status_of(other)).pid
+    os.kill(spare, signal.SIGSTOP)
+    async with asyncio.timeout(WAIT):
+        while engines.has_spare:  # noqa: ASYNC110  another process: nothing here says when
+            await asyncio.sleep(0.05)
+        os.kill(spare, signal.SIGCONT)
+        while not engines.has_spare:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+
+
 async def test_a_spare_is_made_anew_when_its_place_was_removed() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
