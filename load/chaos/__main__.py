@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m load.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long requests arrive")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between faults")
-    parser.add_argument("--rate", type=float, default=0.4, help="requests a second")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and faults")
     parser.add_argument("--length", type=int, default=40, help="output tokens of a usual request")
     parser.add_argument("--model", default="default", help="as `orca serve --model`")

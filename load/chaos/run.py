@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,9 @@ async def run(options: ChaosOptions) -> bool:
                 kinds = jobs(options.length, options.deadly_token)
                 await streams.learn(kinds)
                 faults = plan(options.faults, int(options.seconds / options.every), draw)
-                hurting = asyncio.create_task(hurt(site, faults, options.every, options.seconds))
+                hurting = asyncio.create_task(
+                    hurt(site, faults, options.every, options.seconds, lambda: streams.at_work)
+                )
                 await streams.arrive(kinds, options.rate, options.seconds, draw)
                 injections = await hurting
             await idle(site)
@@ -94,12 +97,17 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
     return site
 
 
-async def hurt(site: Site, faults: list[Fault], every: float, seconds: float) -> list[Injection]:
-    """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds."""
+async def hurt(
+    site: Site, faults: list[Fault], every: float, seconds: float, at_work: Callable[[], bool]
+) -> list[Injection]:
+    """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds. Each waits
+    until a stream is `at_work`, for it to hurt."""
     injections, end = [], time.monotonic() + seconds
     for fault in faults:
         began = time.monotonic()
         await asyncio.sleep(every / 2)
+        while not at_work() and time.monotonic() < end:  # noqa: ASYNC110 - a stream sets no event
+            await asyncio.sleep(0.01)
         if time.monotonic() > end:
             break
         injections.append(await inject(site, fault))

@@ -39,6 +39,11 @@ class Streams:
         self.expected: dict[str, Answer] = {}
         self._session, self._recorder, self._patience = session, recorder, patience
 
+    @property
+    def at_work(self) -> bool:
+        """Whether there is a stream that has begun and not ended."""
+        return any(o.arrivals and not o.end for o in self.outcomes)
+
     async def learn(self, jobs: list[ChaosJob]) -> None:
         """Run each once; these are the undisturbed answers. Raises StreamError."""
         undisturbed = Streams(self._session, None, self._patience)

@@ -79,10 +79,12 @@ async def test_faults_come_one_after_the_other() -> None:
     async def miss(site: Site) -> None:
         raise NoTarget("engine")
 
-    injections = await hurt(SITE, [Fault("a", hit), Fault("b", miss), Fault("a", hit)], every=0.02, seconds=60)
+    faults = [Fault("a", hit), Fault("b", miss), Fault("a", hit)]
+    injections = await hurt(SITE, faults, every=0.02, seconds=60, at_work=lambda: True)
     assert [(i.fault, i.skipped) for i in injections] == [("a", ""), ("b", "no engine"), ("a", "")]
     assert done == ["hit", "hit"]
-    assert await hurt(SITE, [Fault("a", hit)], every=0.02, seconds=0) == []
+    assert await hurt(SITE, [Fault("a", hit)], every=0.02, seconds=0, at_work=lambda: True) == []
+    assert await hurt(SITE, [Fault("a", hit)], every=0.02, seconds=0.1, at_work=lambda: False) == []
     assert (await inject(SITE, Fault("b", miss))).skipped == "no engine"
 
 
