@@ -40,21 +40,16 @@ class EnginePair:
         """See to it that there is a spare beside the actor named `attached`, that it stays, and has no weights."""
         which = 1 - engine_names(self._index, self._rank).index(attached)
         while True:
-            try:
-                async with asyncio.timeout(every):
-                    status, actor = await self._ask(which)
-                    if status.epoch is not None:
-                        await actor.drop.remote(epoch)
-            except (TimeoutError, ray.exceptions.RayError):  # it starts, stands still or has died
-                self.has_spare = False
-                continue
-            self.has_spare = True
+            status, actor = await self._ask(which)
             death = asyncio.create_task(watch(status.lifeline, self._here))
             try:
-                await asyncio.wait({death}, timeout=every)
-                self.has_spare = not death.done()
+                with contextlib.suppress(ray.exceptions.RayError):  # it ended for good
+                    while not death.done():
+                        self.has_spare = await _stands_by(actor, epoch, every)
+                        await asyncio.wait({death}, timeout=every)
             finally:
                 death.cancel()
+            self.has_spare = False
 
     async def keep(self, every: float) -> None:
         """Give the processes that there are signs of life, for ever."""
@@ -100,6 +95,18 @@ class EnginePair:
             except (ray.exceptions.RayError, ValueError) as error:  # it ended for good, its name or place is free soon
                 log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
                 await asyncio.sleep(PAUSE)
+
+
+async def _stands_by(actor: ActorHandle[Any], epoch: str, timeout: float) -> bool:
+    """Whether it answers in time, and has no weights afterwards. This is its owner's sign of life, too."""
+    try:
+        async with asyncio.timeout(timeout):
+            status: EngineStatus = await actor.status.remote()
+            if status.epoch is not None:
+                await actor.drop.remote(epoch)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _settles(status: EngineStatus) -> bool:
