@@ -199,12 +199,12 @@ class EngineActor:
         the one this engine serves: a scheduler that was stopped says it late."""
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
+        self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._unlink()
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
-        self._mark.clear()
 
     def _load(self) -> None:
         self._mark.set()

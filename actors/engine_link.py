@@ -101,9 +101,9 @@ class EngineLink:
     async def _answer(self, call: Any) -> Any:
         """What the actor answers, unless its process dies first. What Ray says of that becomes `EngineLost`."""
         answer: asyncio.Future[Any] = asyncio.wrap_future(call.future())
+        answer.add_done_callback(forget)
         await asyncio.wait({answer, self.dead}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            answer.add_done_callback(forget)
             dead = [status.pid for status, death in zip(self.statuses, self._deaths, strict=True) if death.done()]
             raise EngineLost(f"engine process {', '.join(map(str, dead))} died")
         try:
