@@ -141,7 +141,7 @@ class EngineLink:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(status.pid, signal.SIGKILL)
             else:
-                await asyncio.to_thread(ray.kill, actor, no_restart=False)  # it waits for Ray's GCS
+                ray.kill(actor, no_restart=False)
         await asyncio.wait(self._deaths, timeout=KILL_TIMEOUT)
 
     def close(self) -> None:
