@@ -22,10 +22,9 @@ class WeightsMark:
         return self._socket is not None
 
     def set(self) -> None:
+        """If the name is not free, the other process may load beside this one."""
         self._socket = _socket()
-        with contextlib.suppress(
-            OSError
-        ):  # the name is not free: without it the other process may load beside this one
+        with contextlib.suppress(OSError):
             self._socket.bind(_address(self._name))
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.engine.blocks import Blocks, Floats, Ids
+from services.engine.blocks import Blocks, Floats, Ids, kth
 from services.engine.noise import gumbel_of, lucky
 from services.engine.truncation import Limits, weigh
 
@@ -27,12 +27,11 @@ class Contenders:
 
 def contenders(row: Blocks, limits: Limits, key: np.int64) -> Contenders:
     """Those of a draw, at a temperature above 0."""
-    find = _lucky if limits.none else _kept
-    ids = find(row, limits, key)
-    return Contenders(ids, row.score(row.logits[ids], limits.temperature), key)
+    ids, scores = _lucky(row, limits, key) if limits.none else _kept(row, limits)
+    return Contenders(ids, scores, key)
 
 
-def _lucky(row: Blocks, limits: Limits, key: np.int64) -> Ids:
+def _lucky(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
     """Those near the likeliest, and those whose noise is large enough to beat the best of these."""
     floor = _logit(row, limits, -NEAR)
     near = row.above(floor)
@@ -40,19 +39,20 @@ def _lucky(row: Blocks, limits: Limits, key: np.int64) -> Ids:
     best = (row.score(row.logits[near], limits.temperature) + noise).max()
     # noise is at most -log of its uniform, and the scores of all others are at most the floor's
     share = math.exp(min(0.0, float(row.score(floor, limits.temperature) - best + MARGIN)))
-    return np.sort(np.concatenate([near, lucky(key, len(row.logits), share)]))
+    ids = np.sort(np.concatenate([near, lucky(key, len(row.logits), share)]))
+    return ids, row.score(row.logits[ids], limits.temperature)
 
 
-def _kept(row: Blocks, limits: Limits, key: np.int64) -> Ids:
+def _kept(row: Blocks, limits: Limits) -> tuple[Ids, Floats]:
     """Those that min_p, top_k and top_p keep."""
     for floor in (_floor(row, limits), np.float32(-math.inf)):
         ids = row.above(floor)
-        scores = row.score(row.logits[ids], limits.temperature)
+        scores = row.score(row.logits.take(ids), limits.temperature)
         limit = _lowest(row, scores, row.score(floor, limits.temperature), limits)
         if limit is not None:
             break
-    stay: Ids = ids[scores >= limit]
-    return stay
+    stay = (scores >= limit).nonzero()[0]
+    return ids.take(stay), scores.take(stay)
 
 
 def _floor(row: Blocks, limits: Limits) -> np.float32:
@@ -73,8 +73,7 @@ def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) ->
     to tell."""
     lowest = limits.lowest
     if 0 < limits.top_k <= len(scores):
-        place = len(scores) - limits.top_k
-        lowest = max(lowest, np.partition(scores, place)[place])
+        lowest = max(lowest, kth(scores, limits.top_k))
     every = outside == -math.inf
     known = every or lowest > outside  # all that min_p and top_k leave
     if limits.top_p < 1.0 and (known or not limits.narrow):

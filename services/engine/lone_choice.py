@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
     settings = [rows[i].sampling for i in special]
     limits = Truncation.of(settings, logits.shape[1])
     secret = keys((s.seed for s in settings), (s.choice for s in settings), (len(rows[i].token_ids) for i in special))
-    for n, (i, row) in enumerate(zip(special, _changed(logits, tops, rows, special), strict=True)):
+    numbers = _numbers(logits)
+    for n, (i, row) in enumerate(zip(special, _changed(logits, numbers, tops, rows, special), strict=True)):
         possible[i] = bool(row.best > -math.inf)
         if rows[i].sampling.temperature <= 0.0:
             tokens[i] = row.likeliest()
@@ -45,20 +46,24 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
     for i, token in zip(drawn, _winners(found), strict=True):
         tokens[i] = token
     logprobs = {
-        i: _logprobs(Blocks(_numbers(logits, i), tops[i]), row.sampling.logprobs, tokens[i])
+        i: _logprobs(Blocks(numbers(i), tops[i]), row.sampling.logprobs, tokens[i])
         for i, row in enumerate(rows)
         if row.sampling.logprobs is not None and sound[i]
     }
     return Choice(tokens, sound, possible, logprobs)
 
 
-def _numbers(logits: torch.Tensor, i: int) -> Floats:
-    """Logits [vocab] of a request, not to be changed."""
-    numbers: Floats = logits.numpy()[i] if logits.dtype == torch.float32 else logits[i].float().numpy()
-    return numbers
+Numbers = Callable[[int], Floats]
 
 
-def _changed(logits: torch.Tensor, tops: Floats, rows: Sequence[Row], which: list[int]) -> Iterator[Blocks]:
+def _numbers(logits: torch.Tensor) -> Numbers:
+    """The logits [vocab] of a request, not to be changed."""
+    return logits.numpy().__getitem__ if logits.dtype == torch.float32 else lambda i: logits[i].float().numpy()
+
+
+def _changed(
+    logits: torch.Tensor, numbers: Numbers, tops: Floats, rows: Sequence[Row], which: list[int]
+) -> Iterator[Blocks]:
     """The logits of these requests with their adjustments; each is good until the next."""
     changes = adjustments.gather(rows, logits.shape[1])
     arrays = (changes.index, changes.columns, changes.settings)
@@ -66,9 +71,9 @@ def _changed(logits: torch.Tensor, tops: Floats, rows: Sequence[Row], which: lis
     scores = np.empty(logits.shape[1], np.float32)  # one for all stays in the caches
     for i in which:
         if rows[i].adjustments is None:
-            yield Blocks(_numbers(logits, i), tops[i])
+            yield Blocks(numbers(i), tops[i])
         else:
-            scores[:] = _numbers(logits, i)
+            scores[:] = numbers(i)
             mine = slice(changes.starts[i], changes.starts[i + 1])
             scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
             yield Blocks(scores, maxima_of(scores))
@@ -78,12 +83,13 @@ def _winners(found: list[Contenders]) -> list[int]:
     """Of each draw the token with the largest score + noise."""
     if not found:
         return []
-    starts = np.cumsum([0, *(len(one.ids) for one in found)])
+    counts = [len(one.ids) for one in found]
     ids = np.concatenate([one.ids for one in found])
     scores = np.concatenate([one.scores for one in found])
-    secret = np.repeat([one.key for one in found], np.diff(starts))
-    scores += gumbel_of(secret, ids)
-    return [int(ids[begin + scores[begin:end].argmax()]) for begin, end in pairwise(starts)]
+    scores += gumbel_of(np.repeat([one.key for one in found], counts), ids)
+    bounds = pairwise(accumulate(counts, initial=0))
+    winners: list[int] = ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
+    return winners
 
 
 def _logprobs(row: Blocks, count: int, token: int) -> Logprobs:
