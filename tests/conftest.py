@@ -1,6 +1,7 @@
 """Fixtures that several rooms use."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,19 @@ from services.models import resolve
 settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
 settings.load_profile("orca")
 
+NICENESS = 5
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts a server comes first: it takes longest."""
     items.sort(key=lambda item: "cluster" not in item.keywords)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Who starts no server leaves the cores to who does."""
+    if "cluster" not in item.keywords:
+        os.nice(max(0, NICENESS - os.nice(0)))
 
 
 @pytest.hookimpl(optionalhook=True)
