@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
-import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import ray
 
 from actors.engine import EngineStatus
-from actors.engine_pair import Answer
+from actors.engine_pair import Answer, kill
 from actors.lifeline import watch
 from services.errors import EngineLost, StaleEpoch
 from services.iteration_cost import IterationCost
@@ -25,8 +22,6 @@ from services.wire import pack, unpack
 KILL_TIMEOUT = 5.0  # seconds until a killed process must be gone
 SIGN_OF_LIFE = 15.0  # seconds between calls that keep engine processes from ending themselves
 SILENCE = 60.0  # seconds without an answer to such a call after which a process that loads stands still
-
-log = logging.getLogger(__name__)
 
 
 class EngineLink:
@@ -134,14 +129,8 @@ class EngineLink:
         """End the processes that live: one is stuck, or failed in a way that nobody can tell what state it is in, or
         has lost another, without which it is nothing. Ray starts others in their place."""
         for status, actor, death in zip(self.statuses, self._actors, self._deaths, strict=True):
-            if death.done():
-                continue
-            log.warning("killing engine process %d", status.pid)
-            if status.node == self._here:  # its lifeline is open, so the pid is still its own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(status.pid, signal.SIGKILL)
-            else:
-                ray.kill(actor, no_restart=False)
+            if not death.done():
+                kill((status, actor), self._here)
         await asyncio.wait(self._deaths, timeout=KILL_TIMEOUT)
 
     def close(self) -> None:

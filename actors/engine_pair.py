@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -14,11 +17,12 @@ from actors.engine import EngineStatus
 from actors.lifeline import watch
 from actors.placement import engine_names, ensure_engine, find_engine
 from services.config import Settings
-from services.errors import EngineLost
+from services.errors import EngineLost, StaleEpoch
 
 START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
 PATIENCE = 2.0  # seconds to wait for a process that lives and has the weights once the other has answered
 LOOK = 0.05  # seconds until it is asked again whether that one is dead: memory goes before its mark does
+LOOKS = 2  # in vain, after which a spare is killed
 PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
 
 Answer = tuple[EngineStatus, ActorHandle[Any]]
@@ -36,20 +40,43 @@ class EnginePair:
         self._rank = rank
         self._here = here
 
-    async def keep_spare(self, epoch: str, attached: str, every: float) -> None:
-        """See to it that there is a spare beside the actor named `attached`, that it stays, and has no weights."""
+    async def keep_spare(
+        self, epoch: str, attached: str, every: float, still_mine: Callable[[], Awaitable[None]]
+    ) -> None:
+        """See to it that there is a spare beside the actor named `attached`, that it stays, and has no weights, until
+        `still_mine` raises StaleEpoch."""
         which = 1 - engine_names(self._index, self._rank).index(attached)
-        while True:
-            status, actor = await self._ask(which)
-            death = asyncio.create_task(watch(status.lifeline, self._here))
-            try:
-                with contextlib.suppress(ray.exceptions.RayError):  # it ended for good
-                    while not death.done():
-                        self.has_spare = await _stands_by(actor, epoch, every)
-                        await asyncio.wait({death}, timeout=every)
-            finally:
-                death.cancel()
-            self.has_spare = False
+        with contextlib.suppress(StaleEpoch):
+            while True:
+                spare = await self._ask(which)
+                death = asyncio.create_task(watch(spare[0].lifeline, self._here))
+                try:
+                    with contextlib.suppress(ray.exceptions.RayError):  # it ended for good
+                        await self._keep_spare(spare, death, epoch, every, still_mine)
+                finally:
+                    death.cancel()
+                    self.has_spare = False
+
+    async def _keep_spare(
+        self,
+        spare: Answer,
+        death: asyncio.Task[None],
+        epoch: str,
+        every: float,
+        still_mine: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Until its death. It is killed where it cannot do as it is told: it is stopped, or waits for ranks that are
+        dead, of which gloo does not always tell it."""
+        in_vain = 0
+        while not death.done():
+            self.has_spare = await _stands_by(spare[1], epoch, every)
+            if self.has_spare:
+                in_vain = 0
+                await asyncio.wait({death}, timeout=every)
+            elif (in_vain := in_vain + 1) == LOOKS:
+                await still_mine()
+                kill(spare, self._here)
+                await death
 
     async def keep(self, every: float) -> None:
         """Give the processes that there are signs of life, for ever."""
@@ -95,6 +122,17 @@ class EnginePair:
             except (ray.exceptions.RayError, ValueError) as error:  # it ended for good, its name or place is free soon
                 log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
                 await asyncio.sleep(PAUSE)
+
+
+def kill(process: Answer, here: str) -> None:
+    """End a process that lives, seen from one on the node `here`. Ray starts another in its place."""
+    status, actor = process
+    log.warning("killing engine process %d", status.pid)
+    if status.node == here:  # its lifeline is open, so the pid is still its own
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.pid, signal.SIGKILL)
+    else:
+        ray.kill(actor, no_restart=False)
 
 
 async def _stands_by(actor: ActorHandle[Any], epoch: str, timeout: float) -> bool:

@@ -80,10 +80,13 @@ class EngineRanks:
                 link.close()
             raise
 
-    async def keep_spares(self, epoch: str, attached: Sequence[str], every: float) -> None:
-        """See to it that there is a spare beside each of the actors named `attached`, one a rank, for ever."""
+    async def keep_spares(
+        self, epoch: str, attached: Sequence[str], every: float, still_mine: Callable[[], Awaitable[None]]
+    ) -> None:
+        """See to it that there is a spare beside each of the actors named `attached`, one a rank, until `still_mine`
+        raises StaleEpoch. One that cannot be attached to is killed after twice `every` seconds."""
         both = zip(self._pairs, attached, strict=True)
-        await asyncio.gather(*(pair.keep_spare(epoch, name, every) for pair, name in both))
+        await asyncio.gather(*(pair.keep_spare(epoch, name, every, still_mine) for pair, name in both))
 
     async def _keep(self) -> None:
         await asyncio.gather(*(pair.keep(SIGN_OF_LIFE) for pair in self._pairs))

@@ -156,7 +156,7 @@ class Ownership:
         link.dead.add_done_callback(partial(self._notice, self._loop))
         keeping = (
             asyncio.create_task(link.keep()),
-            asyncio.create_task(self._engine.keep_spares(self._seat.epoch, link.names, SIGN_OF_LIFE)),
+            asyncio.create_task(self._engine.keep_spares(self._seat.epoch, link.names, SIGN_OF_LIFE, self._still_mine)),
         )
         try:
             await self._loop.run()

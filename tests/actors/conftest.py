@@ -1,4 +1,4 @@
-"""Lives to take, and a pool to own seats in."""
+"""Lives to take, a pool to own seats in, and a cluster for engine processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+import ray
 from actors_lives import Life
 
+from actors.placement import NAMESPACE, remove_engine
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
@@ -47,3 +49,24 @@ async def pool(pool_url: str) -> AsyncIterator[RequestPool]:
     await pool.connect()
     yield pool
     await pool.close()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=150 << 20,
+        log_to_driver=False,
+        namespace=NAMESPACE,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+async def nothing_left() -> AsyncIterator[None]:
+    """No engine stays behind for the next test."""
+    yield
+    await asyncio.to_thread(remove_engine, 0)

@@ -1,0 +1,91 @@
+"""Seats with null engines on a real Ray cluster, and what their processes say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from actors.engine import EngineStatus
+from actors.engine_link import EngineLink
+from actors.engine_ranks import EngineRanks
+from actors.placement import engine_names, find_engine
+from services.config import Settings, load
+from services.iteration_cost import IterationCost
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+SETTINGS = load(null_engine=True)
+WAIT = 60.0
+
+
+def seat(settings: Settings = SETTINGS) -> EngineRanks:
+    return EngineRanks(settings, 0, ray.util.get_node_ip_address())
+
+
+async def attach(engine: EngineRanks, epoch: str) -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, allowed, IterationCost()), WAIT)
+    assert figures.num_blocks > 0
+    return link
+
+
+async def allowed() -> None:
+    """The seat is still ours."""
+
+
+@asynccontextmanager
+async def keeping_spare(engine: EngineRanks, link: EngineLink, epoch: str) -> AsyncIterator[None]:
+    """The engine keeps a spare meanwhile, and has one when this begins."""
+    keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0, allowed))
+    await until(lambda: engine.has_spare)
+    yield
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def attach_with_spare(epoch: str) -> EngineLink:
+    """To an engine whose other process is a spare."""
+    engines = seat()
+    link = await attach(engines, epoch)
+    async with keeping_spare(engines, link, epoch):
+        return link
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """What another process does: nothing here says when."""
+    async with asyncio.timeout(WAIT):
+        while not happened():  # noqa: ASYNC110  see above
+            await asyncio.sleep(0.02)
+
+
+def spare_name(link: EngineLink) -> str:
+    """Of the actor of the other process of an engine of one rank."""
+    (name,) = set(engine_names(0)) - {link.status.name}
+    return name
+
+
+def iteration(epoch: str) -> Iteration:
+    return Iteration(
+        epoch, 1, {"r/0": 2}, new=[NewRequest("r/0", [1, 2], 2, SamplingParams(4))], new_blocks={"r/0": [0]}
+    )
+
+
+async def served(name: str) -> str | None:
+    """The epoch that the engine actor of that name serves; None without weights."""
+    return (await status_of(name)).epoch
+
+
+async def status_of(name: str) -> EngineStatus:
+    """As soon as the engine actor of that name can say it."""
+    status: EngineStatus = await asyncio.wait_for(named(name).status.remote(), WAIT)
+    return status
+
+
+def named(name: str) -> ActorHandle[Any]:
+    actor = find_engine(name)
+    assert actor is not None
+    return actor

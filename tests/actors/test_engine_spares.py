@@ -1,0 +1,134 @@
+"""The spare beside an engine process with weights: when it takes over, and when it is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from engine_seats import (
+    WAIT,
+    attach,
+    attach_with_spare,
+    iteration,
+    keeping_spare,
+    named,
+    seat,
+    spare_name,
+    status_of,
+    until,
+)
+
+from actors import engine_pair
+from actors.placement import remove_engine
+from services.errors import StaleEpoch
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.chaos,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("ray_cluster", "nothing_left"),
+]
+
+NEVER = 3600.0
+
+
+async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What died is back without weights, and stands still, so that it cannot say so itself."""
+    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    first = await attach_with_spare("1:a")
+    os.kill(first.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(first.dead, WAIT)
+    back = await status_of(first.status.name)
+    os.kill(back.pid, signal.SIGSTOP)
+    try:
+        second = await attach(seat(), "2:b")
+        assert second.status.name != first.status.name
+        assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    finally:
+        os.kill(back.pid, signal.SIGKILL)
+
+
+async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    first = await attach_with_spare("1:a")
+    os.kill(first.status.pid, signal.SIGSTOP)
+    attaching = asyncio.create_task(attach(seat(), "2:b"))
+    done, _ = await asyncio.wait({attaching}, timeout=1.0)
+    assert not done
+    os.kill(first.status.pid, signal.SIGCONT)
+    assert (await attaching).status.pid == first.status.pid
+
+
+async def test_the_spare_loads_where_the_weights_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pair, "PATIENCE", 0.5)
+    first = await attach_with_spare("1:a")
+    os.kill(first.status.pid, signal.SIGSTOP)
+    second = await attach(seat(), "2:b")
+    assert second.status.name != first.status.name
+    assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    os.kill(first.status.pid, signal.SIGKILL)
+
+
+async def test_a_spare_that_stands_still_is_none_until_it_goes_on() -> None:
+    engines = seat()
+    link = await attach(engines, "1:a")
+    async with keeping_spare(engines, link, "1:a"):
+        spare = (await status_of(spare_name(link))).pid
+        os.kill(spare, signal.SIGSTOP)
+        await until(lambda: not engines.has_spare)
+        os.kill(spare, signal.SIGCONT)
+        await until(lambda: engines.has_spare)
+    assert (await status_of(spare_name(link))).pid == spare
+
+
+async def test_a_spare_that_stands_still_for_long_is_killed() -> None:
+    engines = seat()
+    link = await attach(engines, "1:a")
+    async with keeping_spare(engines, link, "1:a"):
+        spare = (await status_of(spare_name(link))).pid
+        os.kill(spare, signal.SIGSTOP)
+        await until(lambda: not engines.has_spare)
+        await until(lambda: engines.has_spare)
+    assert (await status_of(spare_name(link))).pid != spare
+
+
+async def test_a_spare_that_cannot_give_up_its_weights_is_killed() -> None:
+    """As a rank that waits for one that is dead: what gives them up comes after what never ends."""
+    engines = seat()
+    first = await attach(engines, "1:a")
+    async with keeping_spare(engines, first, "1:a"):
+        stuck = (await status_of(spare_name(first))).pid
+        await named(spare_name(first)).attach.remote("1:a")
+        named(spare_name(first)).__ray_call__.remote(lambda actor: time.sleep(NEVER))
+        await until(lambda: not engines.has_spare)
+        await until(lambda: engines.has_spare)
+    after = await status_of(spare_name(first))
+    assert after.pid != stuck
+    assert after.epoch is None
+
+
+async def test_who_lost_the_seat_kills_no_spare() -> None:
+    async def lost() -> None:
+        raise StaleEpoch("another's")
+
+    engines = seat()
+    link = await attach_with_spare("1:a")
+    spare = (await status_of(spare_name(link))).pid
+    keeping = asyncio.create_task(engines.keep_spares("1:a", link.names, 0.5, lost))
+    await until(lambda: engines.has_spare)
+    os.kill(spare, signal.SIGSTOP)
+    await asyncio.wait_for(keeping, WAIT)
+    os.kill(spare, signal.SIGCONT)
+    assert (await status_of(spare_name(link))).pid == spare
+
+
+async def test_a_spare_is_made_anew_when_its_place_was_removed() -> None:
+    engines = seat()
+    link = await attach(engines, "1:a")
+    async with keeping_spare(engines, link, "1:a"):
+        await asyncio.to_thread(remove_engine, 0)
+        await until(lambda: not engines.has_spare)
+        await until(lambda: engines.has_spare)
