@@ -14,6 +14,7 @@ from load import benches
 from load.machine import machine
 from load.options import Options
 from load.parts import parser as part_parser
+from services.engine.settings import user_cache
 
 
 def parts() -> dict[str, str]:
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--cache-dir", type=Path, help="where converted models are kept")
+    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     print(f"Measured on {machine()}.\n", flush=True)

@@ -21,8 +21,10 @@ from load.engine_floor.sampling import measure_sampling, sampling_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
 from load.options import Options, engine_settings, model_folder
-from services.engine import loading, placement
+from services.engine import placement
 from services.engine.engine import Engine
+from services.engine.model_config import load_config
+from services.engine.settings import user_cache
 
 PARTS = (*PHASES, "shares", "sampler", "perplexity")
 
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
-    parser.add_argument("--cache-dir", type=Path, help="where converted models are kept")
+    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir, given.weights, not given.stock)
@@ -51,7 +53,7 @@ def run(options: Options, parts: Sequence[str]) -> Report:
     engine = Engine.load(folder, settings)
     device = placement.choose_device(settings)
     decoder = engine.decoder
-    shape = ModelShape.of(loading.load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
+    shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]
     rates = measure_rates(device, decoder.weight_dtype, *shape.widest)
     report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)

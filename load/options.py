@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from services.engine.engine import Engine
-from services.engine.settings import EngineSettings
+from services.engine.settings import EngineSettings, user_cache
 from services.models import resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`model` as in `orca serve --model`; `cache_dir` None is the setting's default."""
+    """`model` as in `orca serve --model`."""
 
     model: str = "default"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    cache_dir: Path | None = None
+    cache_dir: Path = field(default_factory=user_cache)
     weights: Literal["dtype", "int8"] = "dtype"
     lean: bool = True  # False: transformers' own layers
 
@@ -28,7 +28,7 @@ def model_folder(options: Options) -> Path:
     """The model as a folder of this machine; what takes long is told on stderr."""
     return resolve(
         options.model,
-        options.cache_dir or _default_cache_dir(),
+        options.cache_dir,
         lambda line: print(line, file=sys.stderr, flush=True),
     )
 
@@ -47,10 +47,3 @@ def engine_settings(options: Options) -> EngineSettings:
 def load_exact_engine(options: Options) -> Engine:
     """The real engine in float32, where tokens are the same however they are computed, unless a dtype is asked for."""
     return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
-
-
-def _default_cache_dir() -> Path:
-    from services.config import Settings  # a machine that is told its folder may lack pydantic
-
-    path: Path = Settings.model_fields["cache_dir"].default
-    return path

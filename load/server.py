@@ -135,6 +135,11 @@ class OrcaServer:
         """The process that holds the seat, of a server with one engine; 0 while nobody does."""
         return int(self.metrics().get("orca:scheduler_pid", 0))
 
+    def has_spares(self) -> bool:
+        """Whether the owner of the seat had a spare of each kind, engine and scheduler, when it last looked."""
+        metrics = self.metrics()
+        return bool(metrics.get("orca:spare_ready") and metrics.get("orca:spare_schedulers"))
+
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)
 

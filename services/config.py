@@ -20,7 +20,7 @@ NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
 
 
 def _home(variable: str, fallback: str) -> Path:
-    return Path(os.environ.get(variable, Path.home() / fallback)) / "orca"
+    return Path(os.environ.get(variable) or Path.home() / fallback) / "orca"
 
 
 class Settings(BaseSettings):

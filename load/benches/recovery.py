@@ -126,8 +126,5 @@ def _under_way(outcomes: list[Outcome]) -> bool:
 
 async def _until_there_are_spares(server: OrcaServer) -> None:
     """As the owner of the seat says, at least every third of a lease."""
-    while True:
-        metrics = await asyncio.to_thread(server.metrics)
-        if metrics.get("orca:spare_ready") and metrics.get("orca:spare_schedulers"):
-            return
+    while not await asyncio.to_thread(server.has_spares):  # noqa: ASYNC110  another process: nothing here says when
         await asyncio.sleep(0.2)

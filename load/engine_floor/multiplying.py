@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from services.engine.lean.weights import Linear
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.packing import Packer
+from services.engine.settings import user_cache
 
 Multiply = Callable[[], torch.Tensor]
 Way = Callable[[torch.Tensor, torch.Tensor], Multiply]
@@ -24,7 +25,7 @@ def ways(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[
     known: dict[str, Way] = {"linear": _linear, "mm": _mm}
     if device.type == "cpu":
         with contextlib.suppress(NoKernels):
-            known["kernel"] = _kernel(kernels(None), stored)
+            known["kernel"] = _kernel(kernels(user_cache()), stored)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         known["mkldnn packed"] = _mkldnn
     if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available():

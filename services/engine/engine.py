@@ -62,12 +62,11 @@ class Engine:
         dtype = placement.choose_dtype(settings, device)
         info = ModelInfo.load(folder)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
-        config = loading.load_config(folder)
         layout = Layout(settings.tp, settings.pp, rank)
         decoder: Decoder = (
-            loading.load_decoder(tensors or folder, config, settings, length)
+            loading.load_decoder(folder, settings, length, tensors)
             if layout.size == 1
-            else loading.load_rank(folder, config, settings, length, layout)
+            else loading.load_rank(folder, settings, length, layout)
         )
         sharing = decoder.sharing if isinstance(decoder, RankDecoder) else decoder.layers
         kept = block_bytes(sharing, settings.block_size, decoder.cache_dtype)

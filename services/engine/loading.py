@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from services.engine import placement
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
 from services.engine.decoder import Decoder
+from services.engine.lean.known_spec import known_spec
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights, Tensors
@@ -23,48 +22,37 @@ from services.engine.native.setup import NativeSetup
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.native_part import NativePart
-from services.engine.refusals import check_config
 from services.engine.settings import EngineSettings
-from services.errors import ModelError, SettingsError
+from services.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
 
-def load_config(folder: Path) -> Any:
-    """The config of the text model in `folder`, with nothing in it that is not served. Raises ModelError."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} holds no model that transformers can read: {error}") from error
-    check_config(config)
-    return config
-
-
-def load_rank(folder: Path, config: Any, settings: EngineSettings, length: int, layout: Layout) -> RankDecoder:
+def load_rank(folder: Path, settings: EngineSettings, length: int, layout: Layout) -> RankDecoder:
     """One rank's part of the model in `folder`; nothing else of it is read.
 
     Raises SettingsError for a model or a machine without the lean path, or that cannot be split so.
     """
-    spec = _spec_of_ranks(config, settings)
+    spec = _spec_of_ranks(folder, settings)
     layout.part_of(spec)  # before anything is read
     weights = DecoderWeights(spec, folder, layout.shard)
     if placement.choose_device(settings).type == "cpu":
-        return RankDecoder(NativePart(_native_setup(spec, config, weights, settings, length), layout), spec, layout)
+        return RankDecoder(NativePart(_native_setup(spec, weights, settings, length), layout), spec, layout)
     from services.engine.parallel.cuda_part import CudaPart  # there need be no Triton
 
-    return RankDecoder(CudaPart(_cuda_setup(spec, config, weights, settings, length), layout), spec, layout)
+    return RankDecoder(CudaPart(_cuda_setup(spec, weights, settings, length), layout), spec, layout)
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:
     """Raises SettingsError where `load_rank` would, without weights."""
-    Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(load_config(folder), settings))
+    Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(folder, settings))
 
 
-def _spec_of_ranks(config: Any, settings: EngineSettings) -> DecoderSpec:
+def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
     needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the lean path only"
-    spec = lean_spec(config, settings)
+    spec = lean_spec(folder, settings)
     if spec is None:
-        raise SettingsError(f"{needed}, which {config.model_type} is not on here")
+        raise SettingsError(f"{needed}, which {folder.name} is not on here")
     device = placement.choose_device(settings)
     _check_weights(settings, device)
     try:
@@ -90,18 +78,19 @@ def _check_weights(settings: EngineSettings, device: torch.device) -> None:
         raise SettingsError(f"weights={settings.weights} is served on a CPU only")
 
 
-def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
-    """The model in a folder, or of these tensors, on the lean path where it has one, else transformers' own.
+def load_decoder(folder: Path, settings: EngineSettings, length: int, tensors: Tensors | None = None) -> Decoder:
+    """The model in `folder`, or of its config and these tensors, on the lean path where it has one, else transformers'
+    own.
 
     Raises ModelError for a model that cannot be read or served, SettingsError for settings that only the other way has.
     """
     device = placement.choose_device(settings)
     dtype = placement.choose_dtype(settings, device)
     _check_weights(settings, device)
-    spec = lean_spec(config, settings)
+    spec = lean_spec(folder, settings)
     if spec:
         try:
-            return _lean(spec, source, config, settings, length)
+            return _lean(spec, tensors or folder, settings, length)
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
     needed = "is served on the lean path only, which this model is not on here"
@@ -112,42 +101,38 @@ def load_decoder(source: Path | Tensors, config: Any, settings: EngineSettings, 
     # transformers' layers take seconds to import, and the lean path has no use for them
     from services.engine.stock.loading import load_stock
 
-    return load_stock(source, config, dtype, device)
+    return load_stock(folder, dtype, device, tensors)
 
 
-def _lean(spec: DecoderSpec, source: Path | Tensors, config: Any, settings: EngineSettings, length: int) -> Decoder:
+def _lean(spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, length: int) -> Decoder:
     """Raises NoKernels."""
     device = placement.choose_device(settings)
     need_kernels(settings, device)
     weights = DecoderWeights(spec, source, Shard())
     if device.type == "cpu":
-        return NativeDecoder(_native_setup(spec, config, weights, settings, length))
+        return NativeDecoder(_native_setup(spec, weights, settings, length))
     from services.engine.cuda.decoder import CudaDecoder  # there need be no Triton
 
-    return CudaDecoder(_cuda_setup(spec, config, weights, settings, length))
+    return CudaDecoder(_cuda_setup(spec, weights, settings, length))
 
 
-def _native_setup(
-    spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
-) -> NativeSetup:
+def _native_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> NativeSetup:
     dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
     library = kernels(settings.cache_dir)
-    return NativeSetup(library, spec, config, weights, kept, dtype, torch.get_num_threads(), length)
+    return NativeSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length)
 
 
-def _cuda_setup(
-    spec: DecoderSpec, config: Any, weights: DecoderWeights, settings: EngineSettings, length: int
-) -> CudaSetup:
+def _cuda_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> CudaSetup:
     device = placement.choose_device(settings)
     dtype = placement.choose_dtype(settings, device)
     tiles = Tiles.fitting(dtype, spec.head_dim)
-    return CudaSetup(spec, config, weights, dtype, device, length, settings.batch_invariant, tiles)
+    return CudaSetup(spec, weights, dtype, device, length, settings.batch_invariant, tiles)
 
 
-def lean_spec(config: Any, settings: EngineSettings) -> DecoderSpec | None:
-    """What the lean path runs of this model; None where it is not to."""
-    return DecoderSpec.of(config) if settings.lean else None
+def lean_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
+    """What the lean path runs of the model in `folder`; None where it is not to. Raises ModelError."""
+    return known_spec(folder, settings.cache_dir) if settings.lean else None
 
 
 def choose_length(own: int, asked: int) -> int:

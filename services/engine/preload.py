@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from services.engine import placement
-from services.engine.loading import lean_spec, load_config, need_kernels
+from services.engine.loading import lean_spec, need_kernels
 from services.engine.native.build import NoKernels
 from services.engine.settings import EngineSettings
 
@@ -20,11 +20,10 @@ def preload(folder: Path, settings: EngineSettings) -> None:
     """
     importlib.import_module("services.engine.engine")  # what an engine runs with
     device = placement.choose_device(settings)
-    config = load_config(folder)
-    if not (lean_spec(config, settings) and _import_lean(device, settings)):
+    if not (lean_spec(folder, settings) and _import_lean(device, settings)):
         from services.engine.stock.loading import import_family
 
-        import_family(config)
+        import_family(folder)
     torch.zeros(1, device=device)  # CUDA's context: the spare has it before it is needed
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,7 @@ class EngineSettings:
     weights: Literal["dtype", "int8"] = "dtype"
     lean: bool = True  # False: transformers' own layers for every family
     batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the lean path only
-    cache_dir: Path | None = None  # where compiled kernels are kept; None: in the user's cache
+    cache_dir: Path = field(default_factory=user_cache)  # where compiled kernels are kept
     block_size: int = 16  # tokens of one KV block
     kv_blocks: int = 0  # 0: what kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.25

@@ -101,12 +101,11 @@ def test_the_benches_need_neither_ray_nor_redis_nor_pydantic(options: Options) -
     """A machine with a GPU may have none of them."""
     code = f"""
 import importlib, sys
-from pathlib import Path
 sys.modules.update(dict.fromkeys(["ray", "redis", "pydantic", "aiohttp", "locust"]))
 from load import bench, engine_bench, gpu_bench
 from load.options import Options, load_exact_engine
 for name in {list(PARTS)}:
     importlib.import_module("load.benches." + name)
-load_exact_engine(Options({options.model!r}, "cpu", cache_dir=Path.home() / ".cache" / "orca"))
+load_exact_engine(Options({options.model!r}, "cpu"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -45,7 +45,7 @@ class CudaLayers:
         self._vocabulary = self._linear(self._words(weights)) if is_last else None
         self._rotary = None
         if part.rotary:
-            self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(setup.config, setup.max_model_len)))
+            self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
         self.programs = _programs(setup.device)
 
     def bind(self, cache: KVCache) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,7 +19,6 @@ class CudaSetup:
     """
 
     spec: DecoderSpec
-    config: Any  # transformers'
     weights: DecoderWeights
     dtype: torch.dtype
     device: torch.device

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ class NoKernels(Exception):
 
 
 @functools.cache
-def kernels(cache_dir: Path | None) -> ctypes.CDLL:
+def kernels(cache_dir: Path) -> ctypes.CDLL:
     """The library of `cache_dir`, compiled first if it is not there. Raises NoKernels."""
     try:
         return _typed(ctypes.CDLL(str(compiled(cache_dir))))
@@ -33,13 +32,13 @@ def kernels(cache_dir: Path | None) -> ctypes.CDLL:
         raise NoKernels(f"the kernels cannot be kept or loaded: {error}") from error
 
 
-def compiled(cache_dir: Path | None, progress: Callable[[str], None] = lambda line: None) -> Path:
+def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
     """The library's file; made, once for many processes, if it is not there, of which `progress` is told: it takes a
     third of a minute. Raises NoKernels, and OSError where nothing can be kept."""
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise NoKernels(f"there is no {COMPILER}")
-    library = (cache_dir or _default_cache()) / "kernels" / f"{_identity(compiler)}.so"
+    library = cache_dir / "kernels" / f"{_identity(compiler)}.so"
     if not library.exists():
         progress("compiling the engine's kernels for this processor, once")
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -52,10 +51,6 @@ def compiled(cache_dir: Path | None, progress: Callable[[str], None] = lambda li
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.orca_new_buffers.restype = ctypes.c_void_p
     return library
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca"
 
 
 def _identity(compiler: str) -> str:

@@ -37,7 +37,7 @@ class NativeLayers:
         packer = Packer(library, setup.weight_dtype, setup.threads)
         self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in range(*layers)))
         self.weight_dtype = next(dtype for dtype, kind in KINDS.items() if kind == self._layers[0].down.kind)
-        cosines, sines = rotary_table(setup.config, setup.max_model_len) if part.rotary else (None, None)
+        cosines, sines = rotary_table(part, setup.max_model_len) if part.rotary else (None, None)
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,6 @@ class NativeSetup:
 
     library: ctypes.CDLL  # the compiled kernels
     spec: DecoderSpec  # of the whole model
-    config: Any  # transformers'
     weights: DecoderWeights
     weight_dtype: torch.dtype
     cache_dtype: torch.dtype

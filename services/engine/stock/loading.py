@@ -10,21 +10,24 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.engine.lean.weights import Tensors
+from services.engine.model_config import load_config
 from services.engine.stock.attention import NAME
 from services.engine.stock.decoder import StockDecoder
 from services.engine.stock.support import check_attention
 from services.errors import ModelError
 
 
-def load_stock(source: Path | Tensors, config: Any, dtype: torch.dtype, device: torch.device) -> StockDecoder:
-    """The model in a folder, or of these tensors. Raises ModelError."""
-    model = load_model(source, dtype, device) if isinstance(source, Path) else make_model(config, source, dtype, device)
+def load_stock(folder: Path, dtype: torch.dtype, device: torch.device, tensors: Tensors | None = None) -> StockDecoder:
+    """The model in `folder`, or of its config and these tensors. Raises ModelError."""
+    config = load_config(folder)
+    model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
     return StockDecoder(model, check_attention(model, config.num_hidden_layers))
 
 
-def import_family(config: Any) -> None:
-    """Build the model without memory for weights: transformers imports a family's code when one is first built, which
-    takes seconds, where weights may take milliseconds."""
+def import_family(folder: Path) -> None:
+    """Build the model of `folder` without memory for weights: transformers imports a family's code when one is first
+    built, which takes seconds, where weights may take milliseconds. Raises ModelError."""
+    config = load_config(folder)
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(config)
 

@@ -12,7 +12,7 @@ import pytest
 from services.engine.engine import Engine
 from services.engine.native import build
 from services.engine.native.build import NoKernels, compiled, kernels
-from services.engine.settings import EngineSettings
+from services.engine.settings import EngineSettings, user_cache
 from services.errors import SettingsError
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=64, threads=1)
@@ -62,6 +62,6 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_what_is_compiled_once_is_found_again() -> None:
     told: list[str] = []
-    kernels(None)
-    assert compiled(None, told.append).exists()
+    kernels(user_cache())
+    assert compiled(user_cache(), told.append).exists()
     assert told == []

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.engine import Engine
-from services.engine.lean.spec import DecoderSpec
+from services.engine.lean.families import spec_of
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
@@ -104,8 +104,8 @@ def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
 )
 def test_what_the_lean_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
     plain = AutoConfig.for_model(family, **TINY[family])
-    assert (DecoderSpec.of(plain) is None) == (family == "opt")
-    assert DecoderSpec.of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None
+    assert (spec_of(plain) is None) == (family == "opt")
+    assert spec_of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None
 
 
 def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:

@@ -14,10 +14,11 @@ from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
 from services.engine.kv_cache import KVCache
+from services.engine.lean.families import spec_of
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights
-from services.engine.loading import load_config
+from services.engine.model_config import load_config
 from services.engine.parallel.cuda_part import CudaPart
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
@@ -41,12 +42,11 @@ def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
 
 
 def make_setup(folder: Path, shard: Shard, batch_invariant: bool) -> CudaSetup:
-    config = load_config(folder)
-    spec = DecoderSpec.of(config)
+    spec = spec_of(load_config(folder))
     assert spec
     weights = DecoderWeights(spec, folder, shard)
     tiles = Tiles(rows=16, keys=16, split=32)
-    return CudaSetup(spec, config, weights, torch.float32, CPU, 256, batch_invariant, tiles)
+    return CudaSetup(spec, weights, torch.float32, CPU, 256, batch_invariant, tiles)
 
 
 def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:

@@ -1,9 +1,12 @@
-"""Models that are refused by what their config says."""
+"""The config of a model, as transformers reads it, and models that are refused by what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from transformers import AutoConfig
 
 from services.errors import ModelError
 
@@ -11,7 +14,17 @@ from services.errors import ModelError
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
-def check_config(config: Any) -> None:
+def load_config(folder: Path) -> Any:
+    """The config of the text model in `folder`, with nothing in it that is not served. Raises ModelError."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder} holds no model that transformers can read: {error}") from error
+    _check(config)
+    return config
+
+
+def _check(config: Any) -> None:
     """Raises ModelError naming a feature in the model's text config that is not served."""
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
     if kinds:
