@@ -22,7 +22,7 @@ class Links:
 
     Each epoch has its own, so that no message of a former owner's iteration is ever taken for one of this one's:
     whoever still waits for one gets an error when the first rank closes. All raise RuntimeError when another rank is
-    gone.
+    gone; but gloo forgets a rank that was about to send in that very moment, which then waits until it is killed.
 
     On a GPU all but `least` is enqueued behind the layers and returns: it is the device that waits, and `check` that
     tells, once the host has waited for the device, whether the others were there until then.

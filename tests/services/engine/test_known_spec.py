@@ -17,6 +17,7 @@ from services.engine.lean.families import spec_of
 from services.engine.lean.known_spec import known_spec
 from services.engine.lean.spec import DecoderSpec
 from services.engine.model_config import load_config
+from services.engine.settings import user_cache
 from services.errors import ModelError
 
 TURNS = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -101,6 +102,7 @@ assert imported == set(sys.argv[3:]), imported
 
 def test_only_the_first_start_imports_transformers(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Importing it takes seconds of each start of an engine."""
+    (tmp_path / "kernels").symlink_to(user_cache() / "kernels")  # compiling them takes longer
 
     def start(*imported: str) -> None:
         code = [sys.executable, "-c", LOAD, tiny_model("llama"), tmp_path, *imported]
