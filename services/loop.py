@@ -66,6 +66,7 @@ class EngineLoop:
         self._stopping = False
         self._ready = True
         self._flights: deque[_Flight] = deque()
+        self._ended: list[tuple[Iteration, IterationResult, float]] = []  # and the seconds each took
         self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
 
@@ -97,6 +98,7 @@ class EngineLoop:
             while True:
                 self._check_engine()
                 self._start_iterations()
+                self._judge_ended()
                 if self._finished():
                     return
                 if self._nothing_waits:
@@ -140,8 +142,14 @@ class EngineLoop:
             if self._flights:
                 self._flights[0].began = now
             self._scheduler.update(result)
-            self._stats.finished(flight.iteration, result, now - flight.began)
-            self._cost.finished(flight.iteration, now - flight.began)
+            self._ended.append((flight.iteration, result, now - flight.began))
+
+    def _judge_ended(self) -> None:
+        """Learn from the iterations that ended, while the engine is at the next."""
+        for iteration, result, seconds in self._ended:
+            self._stats.finished(iteration, result, seconds)
+            self._cost.finished(iteration, seconds)
+        self._ended.clear()
 
     def _check_engine(self) -> None:
         """Raise if it is known to be dead, or is at its iteration for longer than that can take."""

@@ -60,7 +60,7 @@ class Budget:
         chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK))
         count = -(-tokens // chunk)
         cost, own = self._cost, tokens * (tokens + 1) // 2
-        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.fixed
+        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.law.fixed
 
     def left(self) -> bool:
         """Some token of a prompt fits."""
@@ -96,7 +96,7 @@ class Budget:
         left = self._target - cost.seconds(tokens, pairs)
         if left <= 0:
             return 0.0
-        slope, bend = cost.per_token + cost.per_pair * (context + 0.5), cost.per_pair / 2
+        slope, bend = cost.law.per_token + cost.law.per_pair * (context + 0.5), cost.law.per_pair / 2
         if bend == 0.0:
             return left / slope if slope else inf
         return (sqrt(slope * slope + 4 * bend * left) - slope) / (2 * bend)

@@ -1,9 +1,10 @@
-"""CostModel: what an iteration of this engine costs, estimated anew after each."""
+"""CostModel: what an iteration of this engine costs, by all those before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FORGET = 0.98  # weight of what was seen of one size, an iteration of any size later
 BLEND = 0.2  # of a new iteration into what was seen of its size
@@ -26,6 +27,14 @@ class _Seen:
         self.at = at
 
 
+class Law(NamedTuple):
+    """seconds = fixed + per_token * tokens + per_pair * pairs."""
+
+    fixed: float
+    per_token: float
+    per_pair: float
+
+
 class CostModel:
     """seconds = fixed + per_token * tokens + per_pair * pairs, none of the three negative.
 
@@ -35,8 +44,8 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self.fixed = self.per_token = self.per_pair = 0.0
         self.last = 0.0  # seconds of the last iteration
+        self._law: Law | None = Law(0.0, 0.0, 0.0)  # None: to be estimated anew when somebody asks
         self._seen: dict[int, _Seen] = {}
         self._count = 0
 
@@ -52,12 +61,19 @@ class CostModel:
             seen.blend(tokens, pairs, seconds, self._count)
         else:
             self._seen[tokens.bit_length()] = _Seen(tokens, pairs, seconds, self._count)
-        self._fit()
+        self._law = None
+
+    @property
+    def law(self) -> Law:
+        if self._law is None:
+            self._law = self._fit()
+        return self._law
 
     def seconds(self, tokens: int, pairs: int) -> float:
-        return self.fixed + self.per_token * tokens + self.per_pair * pairs
+        fixed, per_token, per_pair = self.law
+        return fixed + per_token * tokens + per_pair * pairs
 
-    def _fit(self) -> None:
+    def _fit(self) -> Law:
         rows = [
             (FORGET ** (self._count - seen.at) / seen.seconds**2, (1.0, seen.tokens, seen.pairs), seen.seconds)
             for seen in self._seen.values()
@@ -70,7 +86,7 @@ class CostModel:
                 break
             free.remove(max(negative))  # pairs first: the level and the tokens' slope are what budgets are made of
         values = dict(zip(free, solution, strict=True))
-        self.fixed, self.per_token, self.per_pair = (max(0.0, values.get(i, 0.0)) for i in range(3))
+        return Law(*(max(0.0, values.get(i, 0.0)) for i in range(3)))
 
 
 def _least_squares(rows: Sequence[tuple[float, Sequence[float], float]], free: Sequence[int]) -> list[float]:

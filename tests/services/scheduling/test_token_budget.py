@@ -74,7 +74,7 @@ def test_what_is_learnt_is_never_negative_and_follows_a_machine_that_slows_down(
     cost = CostModel()
     for tokens, seconds in [(100, 0.5), (1, 1.0), (50, 0.1), (7, 0.9)]:
         cost.finished(tokens, tokens, seconds)
-        assert min(cost.fixed, cost.per_token, cost.per_pair) >= 0
+        assert min(cost.law) >= 0
     cost = known(0.01, 1e-4, 0.0)
     for tokens in [1, 16, 300] * 60:
         cost.finished(tokens, 0, 2 * (0.01 + 1e-4 * tokens))
