@@ -14,6 +14,7 @@ import yaml
 
 from actors.environment import free_ports, own_places
 from actors.leftovers import processes_of
+from services.config import Settings
 from services.pool.binaries import choose_server
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers
@@ -30,7 +31,7 @@ class ComposeCluster:
     def __init__(self, compose: dict[str, Any], folder: Path, settings: dict[str, str]) -> None:
         self.services = interpolated(compose)["services"]
         self.services["worker-2"] = self.services["worker"]
-        self.folder = folder
+        self.folder, self.cache = folder, folder / "cache"
         first = free_ports(9, 29_000, 30_000)  # above those of own_places
         self.pool_port, self.other_pool_port, self.port, self._gcs = range(first, first + 4)
         dashboard, self._client, self._agent, self._worker_agent, self._agent_2 = range(first + 4, first + 9)
@@ -59,7 +60,7 @@ class ComposeCluster:
             "--port=6379": f"--port={self._gcs}",
             "--dashboard-port=8265": f"--dashboard-port={dashboard}",
             "--dashboard-host=0.0.0.0": f"--dashboard-host={HERE}",
-            "/var/cache/orca": str(self.folder / "cache"),
+            "/var/cache/orca": str(self.cache),
             "deploy/serve.yaml": str(self.folder / "serve.yaml"),
         }
 
@@ -155,6 +156,8 @@ def composed(compose: dict[str, Any], model: Path, *workers: str) -> Iterator[Co
     # a short path, as Ray puts unix sockets there
     with tempfile.TemporaryDirectory(prefix="o-", ignore_cleanup_errors=True) as folder:
         cluster = ComposeCluster(compose, Path(folder), settings)
+        cluster.cache.mkdir()
+        (cluster.cache / "kernels").symlink_to(Settings().cache_dir / "kernels")  # compiling them takes long
         with cluster.containers:
             cluster.start_all(*workers)
             yield cluster
