@@ -9,35 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "batch.h"
 #include "products.h"
 
 constexpr int KEYS = 256;   // of a tile
 constexpr int HEIGHT = 42;  // rows of a tile of queries: queries times the heads that share a key head
-
-struct Batch {
-    int32_t tokens, requests, samples;
-    const int32_t* starts;        // [requests + 1], flat index of each request's first token
-    const int32_t* contexts;      // [requests], tokens computed before
-    const int32_t* table_starts;  // [requests + 1], into `tables`
-    const int32_t* tables;        // block ids
-    const int32_t* ends;          // [samples], flat indices
-};
-
-struct Heads {
-    int32_t queries, keys, dim, block_size;
-    float scaling;
-
-    int group() const { return queries / keys; }
-    // Where what is kept of a block for a head begins: keys [dim][block_size], values [block_size][dim].
-    size_t at(int block, int head) const { return (size_t(block) * keys + head) * block_size * dim; }
-
-    int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
-};
-
-// Some queries of one request.
-struct Span {
-    int request, first, count;  // of the request's tokens in this iteration
-};
 
 template <class Number>
 class Attention {
@@ -64,12 +40,11 @@ public:
         std::fill_n(s.outputs, size_t(rows) * padded, 0.0f);
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin);
-            const int ahead = std::min(KEYS, length - begin - count);
             std::fill_n(s.best, size_t(rows) * LANES, -INFINITY);
-            scores(s, own, span.request, head, begin, count, ahead, first_position + 1 - begin);
+            scores(s, own, span.request, head, begin, count, first_position + 1 - begin);
             for (int tile = 0; tile < own.tiles; ++tile) raise(s, own, tile);
             for (int tile = 0; tile < own.tiles; ++tile) weigh(s, own, tile, count);
-            collect(s, own, span.request, head, begin, count, ahead);
+            collect(s, own, span.request, head, begin, count);
         }
         const int token = first_token - origin;
         for (int of = 0; of < group; ++of) put(s, of, group, span.count, token, head * group + of, packed, tiles);
@@ -101,7 +76,16 @@ private:
                 m + best,    m + highest, m + shrink, m + totals};
     }
 
-    const int32_t* table(int request) const { return batch_.tables + batch_.table_starts[request]; }
+    // Where what is kept of a position's block for a head begins.
+    size_t at(int request, int head, int position) const {
+        return heads_.at(batch_.tables[batch_.table_starts[request] + position / heads_.block_size], head);
+    }
+    const Number* key(int request, int head, int position) const {
+        return keys_ + at(request, head, position) + position % heads_.block_size;
+    }
+    const Number* value(int request, int head, int position) const {
+        return values_ + at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
+    }
 
     // `count` queries, row r at from(r), scaled, as a tile of rows.
     template <class From>
@@ -134,6 +118,10 @@ private:
 
     // `count` rows of outputs, `step` apart, to neighbours in a tile whose other rows are left alone.
     void turn_back(int count, const float* from, size_t step, float* to) const {
+        if (count == 1) {
+            for (int d = 0; d < heads_.dim; ++d) to[size_t(d) * ROWS] = from[d];
+            return;
+        }
         for (int d = 0; d < heads_.dim; d += LANES) {
             Vector square[LANES] = {};
             for (int r = 0; r < count; ++r) square[r] = load(from + r * step + d);
@@ -145,59 +133,58 @@ private:
 
     // The tile's scores, read where the keys are if its vectors lie in whole blocks, else from a copy. The first
     // token sees the keys below `visible`.
-    void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead,
-                int visible) const {
+    void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int visible) const {
         const int size = heads_.block_size, dim = heads_.dim;
-        auto key = [&](int position) {
-            return keys_ + heads_.at(table(request)[position / size], head) + position % size;
-        };
         if (size % LANES) {
             for (int j = 0; j < count; ++j) {
                 float* column = s.keys + size_t(j / LANES) * dim * LANES + j % LANES;
-                const Number* from = key(begin + j);
+                const Number* from = key(request, head, begin + j);
                 for (int d = 0; d < dim; ++d) column[d * LANES] = to_float(from[d * size]);
             }
-            for (int j = 0; j < count; j += WIDTH) {
-                const float* first = s.keys + size_t(j) * dim;
-                const float* second = j + LANES < count ? first + LANES * dim : first;
-                score(s, own, j, first, second, LANES, first, first, visible);
-            }
-            return;
-        }
-        for (int j = 0; j < count; j += WIDTH) {
-            const Number* first = key(begin + j);
-            const Number* second = j + LANES < count ? key(begin + j + LANES) : first;
-            const Number* later = j < ahead ? key(begin + KEYS + j) : first;
-            const Number* last = j + LANES < ahead ? key(begin + KEYS + j + LANES) : later;
-            score(s, own, j, first, second, size, later, last, visible);
+            score_all(s, own, count, visible, LANES, [&](int j) { return s.keys + size_t(j) * dim; });
+        } else {
+            score_all(s, own, count, visible, size, [&](int j) { return key(request, head, begin + j); });
         }
     }
 
-    // The scores of two vectors of keys; what follows the tile is asked for meanwhile.
-    template <class Stored>
-    void score(const Scratch& s, const Tiles& own, int j, const Stored* first, const Stored* second, int step,
-               const Stored* later, const Stored* last, int visible) const {
+    // Vector after vector; that of keys from j on is at(j), the next dimension `step` further.
+    template <class At>
+    void score_all(const Scratch& s, const Tiles& own, int count, int visible, int step, const At& at) const {
+        int j = 0;
+        if (own.count <= FEW)
+            for (; j + 3 * LANES < count; j += 4 * LANES) score<4, FEW>(s, own, j, count, visible, step, at);
+        for (; j < count; j += WIDTH) score<2, ROWS>(s, own, j, count, visible, step, at);
+    }
+
+    // The scores of V vectors of keys.
+    template <int V, int MOST, class At>
+    void score(const Scratch& s, const Tiles& own, int j, int count, int visible, int step, const At& at) const {
         const int dim = heads_.dim;
-        const Run<Stored> run{first, second, dim, later - first, last - second};
+        Run<std::remove_cvref_t<decltype(*at(j))>, V> run;
+        for (int v = 0; v < V; ++v) run.columns[v] = at(j + v * LANES < count ? j + v * LANES : j);
+        run.count = dim;
         for (int tile = 0; tile < own.tiles; ++tile)
-            with_rows(own.rows_of(tile), [&](auto R) {
-                Vector sums[R][2];
-                const float* queries = s.queries + size_t(tile) * dim * ROWS;
-                sum_products<R, 1, true>(sums, queries, ROWS, &run, 1, step, Once{tile == 0});
-                if (visible < j + WIDTH)
+            with_rows<MOST>(own.rows_of(tile), [&](auto R) {
+                Vector sums[R][V];
+                sum_products<R, V, 1, true>(sums, s.queries + size_t(tile) * dim * ROWS, ROWS, &run, 1, step);
+                if (visible < j + V * LANES)
                     for (int r = 0; r < R; ++r) hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j);
                 for (int r = 0; r < R; ++r) {
                     const int row = tile * own.height + r;
                     float *to = s.weights + size_t(row) * KEYS + j, *best = s.best + size_t(row) * LANES;
-                    store(to, sums[r][0]);
-                    store(to + LANES, sums[r][1]);
-                    store(best, larger(larger(sums[r][0], sums[r][1]), load(best)));
+                    Vector highest = load(best);
+                    for (int v = 0; v < V; ++v) {
+                        store(to + v * LANES, sums[r][v]);
+                        highest = larger(sums[r][v], highest);
+                    }
+                    store(best, highest);
                 }
             });
     }
 
-    // Leaves the first `visible` of two vectors of scores.
-    static void hide(Vector (&scores)[2], int visible) {
+    // Leaves the first `visible` of some vectors of scores.
+    template <size_t V>
+    static void hide(Vector (&scores)[V], int visible) {
         for (Vector& v : scores) {
             v = numbers() < float(visible) ? v : broadcast(-INFINITY);
             visible -= LANES;
@@ -233,62 +220,59 @@ private:
         }
     }
 
-    // Asks for what is needed later, once for all tiles of queries.
-    struct Once {
-        bool now;
-
-        template <class Stored>
-        void operator()(const Run<Stored>& run, const Stored* first, const Stored* second) const {
-            if (!now) return;
-            __builtin_prefetch(first + run.later_first, 0, 2);
-            __builtin_prefetch(second + run.later_second, 0, 2);
-        }
-    };
-
     // Adds the tile's values by their weights, read where they are if a head is whole panels, else from a copy.
-    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int ahead) const {
-        const int size = heads_.block_size, dim = heads_.dim, padded = heads_.padded_dim();
-        auto value = [&](int position) {
-            return values_ + heads_.at(table(request)[position / size], head) + size_t(position % size) * dim;
-        };
-        if (dim != padded) {
+    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count) const {
+        const int dim = heads_.dim, padded = heads_.padded_dim();
+        if (dim != padded)
             for (int j = 0; j < count; ++j) {
-                const Number* from = value(begin + j);
+                const Number* from = value(request, head, begin + j);
                 for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
             }
-            Run<float> copy{s.values, s.values + LANES, count};
-            return add(s, own, &copy, 1);
-        }
-        Run<Number> runs[KEYS];
-        int found = 0;
-        for (int j = 0; j < count; j += runs[found++].count) {
-            const Number* from = value(begin + j);
-            const ptrdiff_t later = j < ahead ? value(begin + KEYS + j) - from : 0;
-            runs[found] = {from, from + LANES, std::min(count - j, size - (begin + j) % size), later, later};
-        }
-        add(s, own, runs, found);
+        int d = 0;
+        if (own.count <= FEW)
+            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) collect<4, FEW>(s, own, request, head, begin, count, d);
+        for (; d < padded; d += WIDTH) collect<2, ROWS>(s, own, request, head, begin, count, d);
     }
 
-    template <class Stored>
-    void add(const Scratch& s, const Tiles& own, Run<Stored>* runs, int count) const {
-        const int padded = heads_.padded_dim();
-        for (int d = 0; d < padded; d += WIDTH) {
-            for (Run<Stored>* run = runs; d && run < runs + count; ++run) run->first += WIDTH, run->second += WIDTH;
-            for (int tile = 0; tile < own.tiles; ++tile)
-                with_rows(own.rows_of(tile), [&](auto R) {
-                    const int row = tile * own.height;
-                    float* outputs = s.outputs + size_t(row) * padded + d;
-                    const float *weights = s.weights + size_t(row) * KEYS, *shrink = s.shrink + tile * LANES;
-                    Vector sums[R][2];
-                    for (int r = 0; r < R; ++r)
-                        for (int half = 0; half < 2; ++half)
-                            sums[r][half] = load(outputs + size_t(r) * padded + half * LANES) * shrink[r];
-                    sum_products<R, KEYS, false>(sums, weights, 1, runs, count, padded, Once{tile == 0});
-                    for (int r = 0; r < R; ++r)
-                        for (int half = 0; half < 2; ++half)
-                            store(outputs + size_t(r) * padded + half * LANES, sums[r][half]);
-                });
+    // V vectors of their dimensions from d on.
+    template <int V, int MOST>
+    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int d) const {
+        if (heads_.dim != heads_.padded_dim()) {
+            const Run<float, V> copy = run_of<V>(s.values + d, count);
+            return add<MOST>(s, own, &copy, 1, d);
         }
+        Run<Number, V> runs[KEYS];
+        int found = 0;
+        for (int j = 0; j < count; j += runs[found++].count) {
+            const int some = std::min(count - j, heads_.block_size - (begin + j) % heads_.block_size);
+            runs[found] = run_of<V>(value(request, head, begin + j) + d, some);
+        }
+        add<MOST>(s, own, runs, found, d);
+    }
+
+    template <int V, class Stored>
+    static Run<Stored, V> run_of(const Stored* first, int count) {
+        Run<Stored, V> run;
+        for (int v = 0; v < V; ++v) run.columns[v] = first + v * LANES;
+        run.count = count;
+        return run;
+    }
+
+    template <int MOST, int V, class Stored>
+    void add(const Scratch& s, const Tiles& own, const Run<Stored, V>* runs, int count, int d) const {
+        const int padded = heads_.padded_dim();
+        for (int tile = 0; tile < own.tiles; ++tile)
+            with_rows<MOST>(own.rows_of(tile), [&](auto R) {
+                const int row = tile * own.height;
+                float* outputs = s.outputs + size_t(row) * padded + d;
+                const float *weights = s.weights + size_t(row) * KEYS, *shrink = s.shrink + tile * LANES;
+                Vector sums[R][V];
+                for (int r = 0; r < R; ++r)
+                    for (int v = 0; v < V; ++v) sums[r][v] = load(outputs + size_t(r) * padded + v * LANES) * shrink[r];
+                sum_products<R, V, KEYS, false>(sums, weights, 1, runs, count, padded);
+                for (int r = 0; r < R; ++r)
+                    for (int v = 0; v < V; ++v) store(outputs + size_t(r) * padded + v * LANES, sums[r][v]);
+            });
     }
 
     const Batch& batch_;

@@ -40,7 +40,8 @@ struct Tiles {
 constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
 
 struct Nothing {
-    void operator()(Vector, Vector) {}
+    template <class... Any>
+    void operator()(const Any&...) {}
 };
 
 // Keeps a panel's columns as floats.
@@ -59,56 +60,60 @@ struct Panels {
     const char* later;
     int step;
 
-    template <class Run, class Stored>
-    void operator()(const Run&, const Stored* one, const Stored* other) {
-        __builtin_prefetch(one + AHEAD * WIDTH);
-        if constexpr (sizeof(Stored) > 2) __builtin_prefetch(other + AHEAD * WIDTH);
+    template <class Stored>
+    void operator()(const Stored* const (&columns)[2]) {
+        __builtin_prefetch(columns[0] + AHEAD * WIDTH);
+        if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[1] + AHEAD * WIDTH);
         __builtin_prefetch(later, 0, 2);
         later += step;
     }
 };
 
-// Two vectors of columns of `count` depths, and how far off what is needed next is.
-template <class Stored>
+// V vectors of columns of `count` depths.
+template <class Stored, int V>
 struct Run {
-    const Stored *first, *second;
+    const Stored* columns[V];
     int count;
-    ptrdiff_t later_first = 0, later_second = 0;
 };
 
-// sums[R][2] of rows [R, depth] by the columns of `count` runs, one after the other; FRESH, else added to what is there.
-// The row after is STEP further, the next depth `along` in the rows and `step` in the columns. `fetch(run, first, second)`
-// asks for what is needed later, `keep(a, b)` is given the columns as floats.
+// sums[R][V] of rows [R, depth] by the columns of `count` runs, one after the other; FRESH, else added to what is there.
+// The row after is STEP further, the next depth `along` in the rows and `step` in the columns. `fetch(columns)` asks for
+// what is needed later, `keep(a, b)` is given two vectors of columns as floats.
 //
 // Not inlined: among other code the compiler does not keep all sums in registers.
-template <int R, int STEP, bool FRESH, class Stored, class Fetch, class Keep = Nothing>
-__attribute__((noinline)) void sum_products(Vector (&sums)[R][2], const float* rows, int along, const Run<Stored>* runs,
-                                            int count, size_t step, Fetch fetch, Keep keep = {}) {
-    Vector own[R][2];
+template <int R, int V, int STEP, bool FRESH, class Stored, class Fetch = Nothing, class Keep = Nothing>
+__attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* rows, int along,
+                                            const Run<Stored, V>* runs, int count, size_t step, Fetch fetch = {},
+                                            Keep keep = {}) {
+    Vector own[R][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        own[r][0] = FRESH ? Vector{} : sums[r][0];
-        own[r][1] = FRESH ? Vector{} : sums[r][1];
-    }
-    for (const Run<Stored>& run : std::span(runs, count)) {
-        const Stored *first = run.first, *second = run.second;
-        for (int k = 0; k < run.count; ++k, rows += along, first += step, second += step) {
-            fetch(run, first, second);
-            const Vector a = load(first), b = load(second);
-            keep(a, b);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) own[r][v] = FRESH ? Vector{} : sums[r][v];
+    for (const Run<Stored, V>& run : std::span(runs, count)) {
+        const Stored* columns[V];
+        std::copy_n(run.columns, V, columns);
+        for (int k = 0; k < run.count; ++k, rows += along) {
+            fetch(columns);
+            Vector loaded[V];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                loaded[v] = load(columns[v]);
+                columns[v] += step;
+            }
+            keep(loaded[0], loaded[1]);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Vector x = broadcast(rows[r * STEP]);
-                own[r][0] += x * a;
-                own[r][1] += x * b;
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) own[r][v] += x * loaded[v];
             }
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        sums[r][0] = own[r][0];
-        sums[r][1] = own[r][1];
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[r][v] = own[r][v];
 }
 
 // Calls work.template operator()<R>() with R = rows, 1 to ROWS.
@@ -162,9 +167,9 @@ private:
         expect_(panel, row, rows);
         with_rows(rows, [&](auto R) {
             Vector sums[R][2];
-            const Run<Stored> run{weights, weights + LANES, matrix_.inputs};
+            const Run<Stored, 2> run{{weights, weights + LANES}, matrix_.inputs};
             const float* from = packed_ + size_t(tile) * matrix_.inputs * ROWS;
-            sum_products<R, 1, true>(sums, from, ROWS, &run, 1, WIDTH, fetch, keep);
+            sum_products<R, 2, 1, true>(sums, from, ROWS, &run, 1, WIDTH, fetch, keep);
             finish_(panel, row, sums);
         });
     }

@@ -1,0 +1,32 @@
+// A batch, and where the keys and values of its requests are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vectors.h"
+
+struct Batch {
+    int32_t tokens, requests, samples;
+    const int32_t* starts;        // [requests + 1], flat index of each request's first token
+    const int32_t* contexts;      // [requests], tokens computed before
+    const int32_t* table_starts;  // [requests + 1], into `tables`
+    const int32_t* tables;        // block ids
+    const int32_t* ends;          // [samples], flat indices
+};
+
+struct Heads {
+    int32_t queries, keys, dim, block_size;
+    float scaling;
+
+    int group() const { return queries / keys; }
+    // Where what is kept of a block for a head begins: keys [dim][block_size], values [block_size][dim].
+    size_t at(int block, int head) const { return (size_t(block) * keys + head) * block_size * dim; }
+
+    int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
+};
+
+// Some queries of one request.
+struct Span {
+    int request, first, count;  // of the request's tokens in this iteration
+};
