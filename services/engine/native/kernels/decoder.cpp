@@ -66,7 +66,7 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
         together(threads, [&](Team& team) {
             team.each(packing.panels(), [&](int panel) {
                 if (kind == 0) packing.pack(panel, static_cast<float*>(panels), nullptr);
-                if (kind == 1) packing.pack(panel, static_cast<bfloat16*>(panels), nullptr);
+                if (kind == 1) packing.pack(panel, static_cast<Paired*>(panels), nullptr);
                 if (kind == 2) packing.pack(panel, static_cast<int8_t*>(panels), scales);
             });
         });

@@ -7,15 +7,27 @@
 
 #include "pointwise.h"
 
-// Sums times scale plus bias, LANES columns from `column` on; those past the end are not to be used.
-inline Vector finished(const Matrix& m, int column, Vector sums) {
-    if (column + LANES <= m.outputs) {
-        if (m.scales) sums *= load(m.scales + column);
-        return m.bias ? sums + load(m.bias + column) : sums;
+// Sums of a panel times scales plus bias; those of columns past the end are not to be used.
+template <size_t R>
+inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
+    const int column = panel * WIDTH;
+    const auto vector = [&](const float* numbers, int half) {
+        Vector v{};
+        const int left = m.outputs - column - half * LANES;
+        if (left >= LANES) return load(numbers + column + half * LANES);
+        for (int i = 0; i < left; ++i) v[i] = numbers[column + half * LANES + i];
+        return v;
+    };
+    for (int half = 0; half < 2; ++half) {
+        if (m.scales) {
+            const Vector scales = vector(m.scales, half);
+            for (auto& both : sums) both[half] *= scales;
+        }
+        if (m.bias) {
+            const Vector bias = vector(m.bias, half);
+            for (auto& both : sums) both[half] += bias;
+        }
     }
-    for (int i = 0; column + i < m.outputs; ++i)
-        sums[i] = sums[i] * (m.scales ? m.scales[column + i] : 1.0f) + (m.bias ? m.bias[column + i] : 0.0f);
-    return sums;
 }
 
 // A product whose rows are written, or added, to `to` [rows, outputs].
@@ -31,10 +43,15 @@ struct Product {
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
-        for (auto& both : sums) {
-            float* at = to + size_t(row++) * matrix.outputs;
-            for (int half = 0; half < 2; ++half) put(at, panel * WIDTH + half * LANES, both[half]);
-        }
+        finish(matrix, panel, sums);
+        float* at = to + size_t(row) * matrix.outputs + panel * WIDTH;
+        const int columns = matrix.outputs - panel * WIDTH;
+        if (columns < WIDTH)
+            put_some(at, columns, sums);
+        else if (add)
+            put<true>(at, sums);
+        else
+            put<false>(at, sums);
     }
 
 private:
@@ -48,12 +65,20 @@ private:
         }
     };
 
-    void put(float* row, int column, Vector sums) const {
-        const int count = std::min(LANES, matrix.outputs - column);
-        if (count <= 0) return;
-        const Vector v = finished(matrix, column, sums);
-        if (count == LANES) return store(row + column, add ? load(row + column) + v : v);
-        for (int i = 0; i < count; ++i) row[column + i] = add ? row[column + i] + v[i] : v[i];
+    // Unrolled: the processor has little else to do until it is through.
+    template <bool ADD, size_t R>
+    void put(float* at, const Vector (&sums)[R][2]) const {
+#pragma GCC unroll 16
+        for (size_t r = 0; r < R; ++r, at += matrix.outputs) {
+            store(at, ADD ? load(at) + sums[r][0] : sums[r][0]);
+            store(at + LANES, ADD ? load(at + LANES) + sums[r][1] : sums[r][1]);
+        }
+    }
+
+    template <size_t R>
+    void put_some(float* at, int columns, const Vector (&sums)[R][2]) const {
+        for (size_t r = 0; r < R; ++r, at += matrix.outputs)
+            for (int i = 0; i < columns; ++i) at[i] = (add ? at[i] : 0.0f) + sums[r][i / LANES][i % LANES];
     }
 };
 
@@ -67,15 +92,13 @@ struct Middle {
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        finish(up, panel, sums);
         float* tile = to + tiles.at(row, depth);
         for (int half = 0; half < (gated ? 1 : 2); ++half) {
-            const int column = panel * WIDTH + half * LANES, from = gated ? panel * LANES : column;
+            const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
             int r = 0;
-            for (auto& both : sums) {
-                const Vector v = finished(up, column, both[half]);
-                square[r++] = gated ? silu(v) * finished(up, column + LANES, both[1]) : gelu(v);
-            }
+            for (const auto& both : sums) square[r++] = gated ? silu(both[0]) * both[1] : gelu(both[half]);
             if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
         }
     }

@@ -24,6 +24,12 @@ struct Packing {
     }
 
     template <class Number>
+    static int place(const Number*, int lane) {
+        return lane;
+    }
+    static int place(const Paired*, int lane) { return lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1; }
+
+    template <class Number>
     void pack(int panel, Number* to, float* scales) const {
         to += size_t(panel) * inputs * WIDTH;
         float factors[WIDTH];
@@ -41,6 +47,6 @@ struct Packing {
         for (int begin = 0; begin < inputs; begin += 16)  // what is written at once stays in the nearest cache
             for (int lane = 0; lane < WIDTH; ++lane)
                 for (int k = begin; k < std::min(begin + 16, inputs); ++k)
-                    from_float(to[k * WIDTH + lane], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
+                    from_float(to[k * WIDTH + place(to, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
     }
 };

@@ -12,7 +12,8 @@
 #include "team.h"
 #include "vectors.h"
 
-// [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH]; the last one is filled up with zeros.
+// [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH], bfloat16 Paired; the last one is filled up with
+// zeros.
 struct Matrix {
     const void* panels;
     const float* scales;  // [outputs] of int8, by which the sums are multiplied
@@ -97,9 +98,10 @@ __attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* r
             fetch(columns);
             Vector loaded[V];
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) {
-                loaded[v] = load(columns[v]);
+            for (int v = 0; v < V; v += 2) {
+                load_two(columns[v], columns[v + 1], loaded[v], loaded[v + 1]);
                 columns[v] += step;
+                columns[v + 1] += step;
             }
             keep(loaded[0], loaded[1]);
 #pragma GCC unroll 16
@@ -128,7 +130,7 @@ inline void with_rows(int rows, const Work& work) {
 constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's second cache beside a panel
 
 // Tiles up to which short weights are made floats anew for each: fewer do not pay for what is written and read again.
-constexpr int SHORT = 2;
+constexpr int SHORT = 3;
 
 // A product's share for one thread. finish(panel, row, sums) gets each tile's sums [rows][2] in each panel, `row` its first;
 // expect(panel, row, rows), a tile's time before, may ask for what finish writes to.
@@ -207,6 +209,6 @@ void multiply(Crew& crew, const Matrix& matrix, const float* packed, int rows, c
         share_out(crew, matrix, tiles.tiles, [&](auto... range) { share.run(range...); });
     };
     if (matrix.kind == 0) by(static_cast<const float*>(nullptr));
-    if (matrix.kind == 1) by(static_cast<const bfloat16*>(nullptr));
+    if (matrix.kind == 1) by(static_cast<const Paired*>(nullptr));
     if (matrix.kind == 2) by(static_cast<const int8_t*>(nullptr));
 }

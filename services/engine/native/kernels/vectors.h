@@ -29,6 +29,9 @@ struct bfloat16 {
     uint16_t bits;
 };
 
+// Of two vectors, number beside number.
+struct Paired : bfloat16 {};
+
 template <class To, class From>
 inline To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -80,6 +83,20 @@ inline Vector load(const int8_t* from) {
     std::memcpy(&v, from, sizeof v);
     return __builtin_convertvector(v, Vector);
 #endif
+}
+
+template <class Number>
+inline void load_two(const Number* first, const Number* second, Vector& a, Vector& b) {
+    a = load(first);
+    b = load(second);
+}
+
+// Half as many instructions as for each by itself, on the units that multiply.
+inline void load_two(const Paired* both, const Paired*, Vector& a, Vector& b) {
+    Ints v;
+    std::memcpy(&v, both, sizeof v);
+    a = same_bits<Vector>(v << 16);
+    b = same_bits<Vector>(v & int32_t(0xFFFF0000));
 }
 
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
