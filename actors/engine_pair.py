@@ -75,7 +75,8 @@ class EnginePair:
                 await asyncio.wait({death}, timeout=every)
             elif (in_vain := in_vain + 1) == LOOKS:
                 await still_mine()
-                kill(spare, self._here)
+                if not death.done():
+                    kill(spare, self._here)
                 await death
 
     async def keep(self, every: float) -> None:
@@ -125,10 +126,10 @@ class EnginePair:
 
 
 def kill(process: Answer, here: str) -> None:
-    """End a process that lives, seen from one on the node `here`. Ray starts another in its place."""
+    """End a process whose lifeline is open, seen from one on the node `here`. Ray starts another in its place."""
     status, actor = process
     log.warning("killing engine process %d", status.pid)
-    if status.node == here:  # its lifeline is open, so the pid is still its own
+    if status.node == here:  # it lives, so the pid is still its own
         with contextlib.suppress(ProcessLookupError):
             os.kill(status.pid, signal.SIGKILL)
     else:
