@@ -8,7 +8,7 @@ from typing import Any
 from load.prompts import BEGINNINGS, QUESTIONS
 from load.sse import Answer, Choice
 
-LOGPROB_TOLERANCE = 1e-3  # float32 over batches of other sizes
+LOGPROB_TOLERANCE = 1e-4  # transformers' layers in float32 depend on the batch; on the lean path they are equal
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
@@ -80,5 +80,8 @@ def _difference(expected: Choice, got: Choice) -> str:
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
     if len(expected.logprobs) != len(got.logprobs):
         return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
-    worst = max((abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=True)), default=0.0)
-    return f"a log probability differs by {worst}" if worst > LOGPROB_TOLERANCE else ""
+    differences = [abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=True)]
+    worst = max(differences, default=0.0)
+    if worst <= LOGPROB_TOLERANCE:
+        return ""
+    return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"

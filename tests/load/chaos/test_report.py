@@ -57,7 +57,7 @@ def answer() -> Answer:
         ({"token_ids": [3]}, "choice 1: token_ids"),
         ({"finish_reason": "stop"}, "choice 1: finish_reason"),
         ({"logprobs": []}, "0 log probabilities, expected 1"),
-        ({"logprobs": [-1.1]}, "a log probability differs"),
+        ({"logprobs": [-1.1]}, "log probability 0 differs by"),
     ],
 )
 def test_what_is_not_as_undisturbed(change: dict, told: str) -> None:
