@@ -225,6 +225,7 @@ class EngineLoop:
         """The engine is lost: commit what it made before, which tells the innocent from who killed it. Not for longer
         than a lease. Raises StaleEpoch if the seat is another's by now: so may be the engine."""
         self._stopping, self._ready = True, False
+        self._judge_ended()
         give_up = self._clock.now() + self._lease
         while (self._line.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
             self._begin_exchange()

@@ -200,6 +200,22 @@ async def test_a_death_that_somebody_else_saw_ends_a_busy_loop_at_once() -> None
 
 
 @virtual
+async def test_the_last_iteration_before_a_death_is_counted() -> None:
+    world = World()
+
+    def last(id: str) -> int:
+        world.loop.lose(EngineLost("its connection closed"))
+        return WORD
+
+    world.engine.token = last
+    id = await world.submit("a", new=5)
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert await world.read(id) == ([WORD], None)
+    assert sum(x.counters.get("vllm:generation_tokens", 0) for _, x in world.line.sent) == 1
+
+
+@virtual
 async def test_after_an_outage_it_says_all_once() -> None:
     world = World(iteration=lambda it: 0.1)
     id = await world.submit("a", new=30)
