@@ -11,7 +11,8 @@ from pathlib import Path
 from services.engine.lean.spec import DecoderSpec
 from services.wire import pack, unpack
 
-READERS = ("families.py", "rotary.py", "spec.py", "../model_config.py")  # what a spec depends on beside the config
+# what a spec as it is kept depends on beside the config
+READERS = ("families.py", "rotary.py", "spec.py", "../model_config.py", "../../wire.py")
 
 
 def known_spec(folder: Path, cache: Path) -> DecoderSpec | None:
