@@ -23,6 +23,7 @@ from load.markdown import table
 from load.options import Options
 from load.server import OrcaServer
 from load.stream_client import open_session
+from load.until import until
 
 ROUNDS = 5
 STREAMS, PROMPT, OUTPUT = 16, 16, 40  # tokens
@@ -88,7 +89,7 @@ async def _all(server: OrcaServer) -> dict[str, list[Kill]]:
     async with open_session(server.url) as session:
         undisturbed = Streams(session, None, PATIENCE)
         await undisturbed.learn([JOB])
-        await _until_there_are_spares(server)
+        await until(server.has_spares, PATIENCE)
         return {
             victim: [await _kill(server, session, victim, undisturbed) for _ in range(ROUNDS)] for victim in VICTIMS
         }
@@ -100,8 +101,7 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(JOB)) for _ in range(STREAMS)]
     outcomes = streams.outcomes
-    while not _under_way(outcomes):  # noqa: ASYNC110 - a stream sets no event
-        await asyncio.sleep(0.01)
+    await until(lambda: _under_way(outcomes), PATIENCE, every=0.01)
     recomputed = sum(PROMPT + len(o.answer.choices[0].token_ids) for o in outcomes)
     pids = await asyncio.to_thread(VICTIMS[victim], server)
     at, unix = time.monotonic(), time.time()
@@ -115,16 +115,10 @@ async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str,
     phases = [after - before for before, after in pairwise(moments)]
     found = recovery(at, outcomes)
     assert found is not None, "all streams were open"
-    await _until_there_are_spares(server)
+    await until(server.has_spares, PATIENCE)
     loading = metrics["orca:recovery_loading_seconds"]
     return Kill(found, phases, loading, recomputed, time.monotonic() - at)
 
 
 def _under_way(outcomes: list[Outcome]) -> bool:
     return len(outcomes) == STREAMS and all(len(outcome.arrivals) >= UNDER_WAY for outcome in outcomes)
-
-
-async def _until_there_are_spares(server: OrcaServer) -> None:
-    """As the owner of the seat says, at least every third of a lease."""
-    while not await asyncio.to_thread(server.has_spares):  # noqa: ASYNC110  another process: nothing here says when
-        await asyncio.sleep(0.2)

@@ -16,6 +16,7 @@ import redis
 
 from load.chaos.pool_server import connect
 from load.server import OrcaServer
+from load.until import until
 
 ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"
 CONTROLLER, PROXY = "ray::ServeController", "ray::HAProxyManager"
@@ -161,9 +162,7 @@ async def _stopped_scheduler(site: Site) -> None:
     _signal(signal.SIGSTOP, stopped)
     try:
         await asyncio.sleep(site.past_lease)
-        async with asyncio.timeout(STUCK):  # the spare's process may still be starting
-            while stopped in owning_schedulers(site.server):  # noqa: ASYNC110 - another process, no event
-                await asyncio.sleep(0.1)
+        await until(lambda: stopped not in owning_schedulers(site.server), STUCK)  # the spare's may still be starting
     finally:
         _signal(signal.SIGCONT, stopped)
 
@@ -172,9 +171,7 @@ async def _stuck_engine(site: Site) -> None:
     engine = loaded_engine(site.server)
     _signal(signal.SIGSTOP, engine)
     try:
-        async with asyncio.timeout(STUCK):
-            while _lives(engine):  # noqa: ASYNC110 - not our child, no event
-                await asyncio.sleep(0.1)
+        await until(lambda: not _lives(engine), STUCK)
     finally:
         _signal(signal.SIGCONT, engine)
 

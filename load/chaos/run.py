@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import jobs, poison
 from load.server import OrcaServer
 from load.stream_client import open_session
+from load.until import until
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
 IDLE = 120.0  # seconds within which the pool must be empty once all clients have ended
@@ -106,8 +108,8 @@ async def hurt(
     for fault in faults:
         began = time.monotonic()
         await asyncio.sleep(every / 2)
-        while not at_work() and time.monotonic() < end:  # noqa: ASYNC110 - a stream sets no event
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            await until(at_work, end - time.monotonic(), every=0.01)
         if time.monotonic() > end:
             break
         injections.append(await inject(site, fault))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import engine_names, find_engine
+from load.until import until
 from services.config import Settings, load
 from services.iteration_cost import IterationCost
 from services.messages import Iteration, NewRequest
@@ -53,13 +54,6 @@ async def attach_with_spare(epoch: str) -> EngineLink:
     link = await attach(engines, epoch)
     async with keeping_spare(engines, link, epoch):
         return link
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """What another process does: nothing here says when."""
-    async with asyncio.timeout(WAIT):
-        while not happened():  # noqa: ASYNC110  see above
-            await asyncio.sleep(0.02)
 
 
 def spare_name(link: EngineLink) -> str:

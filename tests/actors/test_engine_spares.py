@@ -18,11 +18,11 @@ from engine_seats import (
     seat,
     spare_name,
     status_of,
-    until,
 )
 
 from actors import engine_pair
 from actors.placement import remove_engine
+from load.until import until
 from services.errors import StaleEpoch
 
 pytestmark = [

@@ -10,13 +10,12 @@ import pytest
 from actors_lives import HERE, Life
 
 from actors.lifeline import Lifeline, watch
+from load.until import until
 
 
 async def settled(life: Life, sockets: int) -> None:
     """Wait until the process has so many sockets open."""
-    async with asyncio.timeout(30):
-        while life.sockets() != sockets:  # noqa: ASYNC110  another process: nothing here says when
-            await asyncio.sleep(0.01)
+    await until(lambda: life.sockets() == sockets, every=0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -87,9 +86,7 @@ async def test_a_lifeline_counts_its_watchers() -> None:
 
 
 async def until_watched(lifeline: Lifeline, watchers: int) -> None:
-    async with asyncio.timeout(30):
-        while lifeline.watchers != watchers:  # noqa: ASYNC110  the kernel: nothing here says when
-            await asyncio.sleep(0.01)
+    await until(lambda: lifeline.watchers == watchers, every=0.01)
 
 
 def test_each_lifeline_has_an_address_of_its_own() -> None:

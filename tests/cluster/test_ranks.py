@@ -17,6 +17,7 @@ from load.options import Options
 from load.server import OrcaServer
 from load.stock import oracle
 from load.stream_client import Stream, run_trace
+from load.until import until
 from load.workloads import Job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -64,9 +65,7 @@ def server(
 
 async def until_spares(server: OrcaServer) -> None:
     """One for each rank."""
-    async with asyncio.timeout(PATIENCE):
-        while server.metrics().get("orca:spare_ready") != 1:  # noqa: ASYNC110  another process: nothing here says when
-            await asyncio.sleep(0.1)
+    await until(lambda: server.metrics().get("orca:spare_ready") == 1, PATIENCE)
 
 
 async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Job], expected: list[list[int]]) -> None:
@@ -146,9 +145,7 @@ async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
 
 
 async def until_tokens(server: OrcaServer, count: float) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while server.metrics()["vllm:generation_tokens_total"] < count:  # noqa: ASYNC110  another process: likewise
-            await asyncio.sleep(0.02)
+    await until(lambda: server.metrics()["vllm:generation_tokens_total"] >= count, PATIENCE, every=0.02)
 
 
 def another_rank(server: OrcaServer) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, counts, group, stored
 
+from load.until import until
 from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
 from services.pool.binaries import find_servers
@@ -37,8 +38,7 @@ class Server:
         """Killed; what came after the moment, less `more` bytes of it, is lost; started again."""
         self.process._supervisor.cancel()
         os.kill(self.process.pid, signal.SIGKILL)
-        while self.process._alive():  # noqa: ASYNC110 - a process that is not our child sets no event
-            await asyncio.sleep(0.005)
+        await until(lambda: not self.process._alive(), every=0.005)
         assert self.moment() > moment + more
         os.truncate(self._file, moment + more)
         await self.process.start()

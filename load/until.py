@@ -1,0 +1,13 @@
+"""Waiting for what nobody tells: what another process does, or a task that sets no event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:
+    """Look `every` so many seconds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110 - that is what this is for
+            await asyncio.sleep(every)
