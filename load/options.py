@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from services.engine.engine import Engine
-from services.engine.settings import EngineSettings, user_cache
+from services.engine.settings import EngineSettings
 from services.models import resolve
+from services.user_folders import user_cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,11 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from services.errors import SettingsError
+from services.user_folders import user_cache, user_data
 
 FILE = "orca.toml"
 # variables with our prefix that are no settings: where the tests find the schemas
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
-
-
-def _home(variable: str, fallback: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / fallback) / "orca"
 
 
 class Settings(BaseSettings):
@@ -42,12 +39,8 @@ class Settings(BaseSettings):
         Literal["everysec", "strict"],
         Field(description="the started server syncs its file each second, or always"),
     ] = "everysec"
-    data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = _home(
-        "XDG_DATA_HOME", ".local/share"
-    )
-    cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = _home(
-        "XDG_CACHE_HOME", ".cache"
-    )
+    data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = user_data()
+    cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = user_cache()
 
     engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
     gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 2

@@ -8,42 +8,35 @@ import time
 from pathlib import Path
 
 from load.markdown import table
-from load.options import Options
+from load.options import Options, model_folder
 from load.server import OrcaServer
-from services.models import resolve
 
 ROUNDS = 3
 LOOK = 0.05  # seconds between questions whether there are spares
+SHOWN = 0.5  # seconds of a process at least
 
 
 def run(options: Options) -> str:
-    folder = resolve(options.model, options.cache_dir)
-    flags = ["--model", str(folder), "--device", options.device, "--dtype", options.dtype]
+    flags = ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
     with tempfile.TemporaryDirectory() as cache:
-        starts = [_start([*flags, "--cache-dir", cache]) for _ in range(1 + ROUNDS)]
-    rows = []
-    for name, some in (("first", starts[:1]), ("later", starts[1:])):
-        ready, spares, total = (statistics.median(values) for values in zip(*(s[:3] for s in some), strict=True))
-        rows.append([name, f"{ready:.1f}", f"{spares:.1f}", f"{total:.0f}"])
-    spent = starts[-1][3]
-    costs = [[title, f"{spent[title]:.1f}"] for title in sorted(spent, key=lambda t: -spent[t]) if spent[title] >= 0.5]
+        first, *later = [_start([*flags, "--cache-dir", cache]) for _ in range(1 + ROUNDS)]
+    rows = [(name, first[name], statistics.median(some.get(name, 0.0) for some in later)) for name in first]
     return (
-        "Seconds from the command to `ready`, and to both spares. The first start compiles the kernels and reads the "
-        f"model's config with transformers; later ones are the median of {ROUNDS}. Processor time is of all processes "
-        "that run then, in seconds.\n\n"
-        f"{table(['start', 'ready', 'spares', 'processor time'], rows)}\n\n"
-        f"Processor seconds of the last start by process, both of a kind together.\n\n{table(['process', 's'], costs)}"
+        "Seconds from the command to `ready` and to both spares, and processor seconds until then of the processes "
+        "that run then, both of a kind together. The first start compiles the kernels, and its engine reads the "
+        f"model's config with transformers; later ones are the median of {ROUNDS}.\n\n"
+        + table(["", "first", "later"], [[name, f"{a:.1f}", f"{b:.1f}"] for name, a, b in rows if max(a, b) >= SHOWN])
     )
 
 
-def _start(flags: list[str]) -> tuple[float, float, float, dict[str, float]]:
+def _start(flags: list[str]) -> dict[str, float]:
     """Seconds until ready, and until there are spares; processor seconds until then, all and by process."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as data, OrcaServer(Path(data), *flags) as server:
         ready = time.monotonic() - began
         while not server.has_spares():
             time.sleep(LOOK)
-        spares = time.monotonic() - began
-        spent = server.cpu_seconds()
+        spares, spent = time.monotonic() - began, server.cpu_seconds()
         server.end()
-    return ready, spares, sum(spent.values()), spent
+    costliest = sorted(spent.items(), key=lambda item: -item[1])
+    return {"ready": ready, "spares": spares, "processor time": sum(spent.values()), **dict(costliest)}
