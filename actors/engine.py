@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +180,11 @@ class EngineActor:
             self._link(epoch, meeting)
         if self._warm_up is None:
             self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+        warmth = self._warm_up(epoch)
         figures: EngineFigures = self._engine.figures
-        first, seconds = self._warm_up(epoch)
         self._epoch = epoch
-        return pack(figures), loading, pack(first), seconds
+        told = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
+        return pack(told), loading, pack(warmth.iteration), warmth.seconds
 
     def run(self, packed: bytes, *unheard: bytes) -> bytes:
         """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over. `unheard` are the

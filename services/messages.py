@@ -66,7 +66,8 @@ class IterationResult:
 class EngineFigures:
     """What an engine says of itself when it is attached; published into the pool for the gateways.
 
-    `numerics` names what a token depends on besides the request: revision, dtype, device, backend.
+    `numerics` names what a token depends on besides the request: revision, dtype, device, backend, and of an actor what
+    bits its first iteration gave.
     """
 
     model: str

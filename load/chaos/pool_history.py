@@ -63,6 +63,7 @@ class PoolHistory:
         self._open: dict[str, int] = {}  # of each group, how many have not ended, as the pool counts
         self._unended: dict[str, int] = {}  # the same, as counted here
         self._epochs: set[str] = set()
+        self._numerics = ""  # of the engines
         self._now = _Now(0, "")
         self._handlers: dict[str, Callable[[str, str, list[bytes]], None]] = {
             "seq": self._on_sequence,
@@ -171,6 +172,8 @@ class PoolHistory:
             self._now.touched |= seat.running
         elif command in ("HSET", "HMSET"):
             fields = _fields(args)
+            if "figures" in fields:
+                self._on_figures(name, seat, fields["figures"])
             if "epoch" in fields:
                 self._give(name, seat, fields["epoch"].decode())
             elif "call" in fields:
@@ -178,6 +181,13 @@ class PoolHistory:
                 self._require(seat.epoch != "", "fence", f"{name} exchanged without an owner")
                 self._require(call > seat.call, "fence", f"{name} made exchange {call} after {seat.call} in one epoch")
                 seat.call = call
+
+    def _on_figures(self, name: str, seat: Seat, packed: bytes) -> None:
+        """All engines compute alike, to the bit."""
+        *_, numerics = msgpack.unpackb(packed)
+        self._numerics = self._numerics or numerics
+        same = numerics == self._numerics
+        self._require(same, "numerics", f"{name} under {seat.epoch!r} has {numerics!r}, others {self._numerics!r}")
 
     def _give(self, name: str, seat: Seat, epoch: str) -> None:
         self._require(seat.epoch == "", "fence", f"{name} was given to {epoch!r} while {seat.epoch!r} held it")

@@ -64,7 +64,7 @@ def _spread(values: list[float]) -> tuple[str, str]:
 
 
 def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome]) -> str:
-    """What became of the requests; all but the first five rows and the last three must be 0."""
+    """What became of the requests; all but the first five rows and the last four must be 0."""
     gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
     rows: list[Sequence[object]] = [
@@ -76,7 +76,8 @@ def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Se
         ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
         ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],
         ["wrong", wrong],
-        ["other violations", verdict.count("state", "claim", "fence", "place")],
+        ["other violations", verdict.count("state", "claim", "fence", "place", "numerics")],
+        ["largest difference of a log probability", f"{max((o.deviation for o in outcomes), default=0.0):.2g}"],
         ["longest gap in a stream, s", f"{max(gaps, default=0.0):.1f}"],
         ["sequences in the pool's file", len(verdict.pool.sequences)],
         ["tokens in the pool's file", sum(len(s.tokens) for s in verdict.pool.sequences.values())],

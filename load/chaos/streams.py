@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from load.chaos.history import Recorder
-from load.chaos.workload import ChaosJob, difference
+from load.chaos.workload import ChaosJob, deviation, difference
 from load.sse import Answer, Event, StreamError
 from load.stream_client import follow
 
@@ -29,6 +29,7 @@ class Outcome:
     came_back: int = 0
     error: str = ""
     wrong: str = ""  # how it differs from the undisturbed answer
+    deviation: float = 0.0  # of its log probabilities from those of the undisturbed answer, the largest
 
 
 class Streams:
@@ -74,6 +75,7 @@ class Streams:
             self._recorder.done(outcome.number, outcome.error)
         if not outcome.error and (expected := self.expected.get(job.name)):
             outcome.wrong = difference(expected, outcome.answer)
+            outcome.deviation = deviation(expected, outcome.answer)
         return outcome
 
     def _on_event(self, outcome: Outcome) -> Callable[[Event], None]:

@@ -80,8 +80,18 @@ def _difference(expected: Choice, got: Choice) -> str:
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
     if len(expected.logprobs) != len(got.logprobs):
         return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
-    differences = [abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=True)]
+    differences = _deviations(expected, got)
     worst = max(differences, default=0.0)
     if worst <= LOGPROB_TOLERANCE:
         return ""
     return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"
+
+
+def deviation(expected: Answer, got: Answer) -> float:
+    """The largest difference of a log probability, of all choices and as far as both go."""
+    both = [(choice, got.choices[index]) for index, choice in expected.choices.items() if index in got.choices]
+    return max((worst for pair in both for worst in _deviations(*pair)), default=0.0)
+
+
+def _deviations(expected: Choice, got: Choice) -> list[float]:
+    return [abs(a - b) for a, b in zip(expected.logprobs, got.logprobs, strict=False)]

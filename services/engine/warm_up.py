@@ -1,14 +1,18 @@
-"""WarmUp: iterations that are nobody's, which pay what only comes once and show how fast an engine is."""
+"""WarmUp: iterations that are nobody's. They pay what only comes once, and show how fast an engine is and its bits."""
 
 from __future__ import annotations
 
+import hashlib
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.messages import Iteration, IterationResult, NewRequest
 from services.requests import SamplingParams
+from services.wire import pack
 
 TOKENS = 16
+LOGPROBS = 16
 ID = "warm-up"
 
 
@@ -18,10 +22,19 @@ class Engine(Protocol):
 
 
 def iteration(epoch: str, block_size: int, deadly_token: int = -1) -> Iteration:
-    """A prompt of `TOKENS` tokens, none of them `deadly_token`."""
-    prompt = [1 if deadly_token == 0 else 0] * TOKENS
-    new = NewRequest(ID, prompt, TOKENS, SamplingParams(1, temperature=0.0))
+    """A prompt of `TOKENS` different tokens, none of them `deadly_token`."""
+    prompt = [token for token in range(TOKENS + 1) if token != deadly_token][:TOKENS]
+    new = NewRequest(ID, prompt, TOKENS, SamplingParams(1, temperature=0.0, logprobs=LOGPROBS))
     return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: list(range(-(-TOKENS // block_size)))})
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What an engine showed: an iteration, its seconds, a hash of its result's bits. Where these differ, tokens may."""
+
+    iteration: Iteration
+    seconds: float
+    bits: str
 
 
 class WarmUp:
@@ -33,19 +46,20 @@ class WarmUp:
         self._deadly_token = deadly_token
         self._cold = True
 
-    def __call__(self, epoch: str) -> tuple[Iteration, float]:
-        """An iteration and its seconds, without what a first one pays to compile or to read from disk: the second of
-        two, or the only one where the engine had some before. It then serves `epoch` and knows no request."""
+    def __call__(self, epoch: str) -> Warmth:
+        """Without what a first iteration pays to compile or to read from disk: of the second of two, or of the only one
+        where the engine had some before. It then serves `epoch` and knows no request."""
         one = iteration(epoch, self._block_size, self._deadly_token)
         if self._cold:
             self._run(one)
             self._cold = False
-        return one, self._run(one)
+        return self._run(one)
 
-    def _run(self, one: Iteration) -> float:
+    def _run(self, one: Iteration) -> Warmth:
         self._engine.reset(one.epoch)
         began = time.perf_counter()
-        self._engine.run(one)
+        result = self._engine.run(one)
         seconds = time.perf_counter() - began
         self._engine.reset(one.epoch)
-        return seconds
+        said = pack([result.tokens, result.logprobs, result.failed])
+        return Warmth(one, seconds, hashlib.sha256(said).hexdigest()[:8])

@@ -4,6 +4,7 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.messages import EngineFigures
 from services.overview import Overview, Seat
 from services.telemetry import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
 
@@ -12,8 +13,11 @@ def page(*takes: dict[str, float], **gauges: float) -> dict[tuple[str, tuple[tup
     sums: Counter[str] = Counter()
     for take in takes:
         sums.update(take)
-    seat = Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")
-    overview = Overview(7, 3, 2, 99, None, [seat], dict(sums), 1)
+    return shown([Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")], sums)
+
+
+def shown(seats: list[Seat], sums: dict[str, float]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1)
     families = text_string_to_metric_families(render(overview, "tiny").decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
@@ -59,3 +63,17 @@ def test_a_gauge_that_a_seat_may_lack_is_not_shown_as_zero() -> None:
     samples = page(token_budget=512, paused=0)
     labels = (("engine", "c/0"), ("model_name", "tiny"))
     assert [samples[name, labels] for name in ("orca:token_budget", "orca:paused_requests")] == [512, 0]
+
+
+def test_engines_that_compute_otherwise_are_counted() -> None:
+    def kinds(*numerics: str, alive: int = 9) -> float:
+        seats = [
+            Seat(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")
+            for i, each in enumerate(numerics)
+        ]
+        return shown(seats, {})["orca:numerics", (("model_name", "tiny"),)]
+
+    assert kinds() == 0
+    assert kinds("a", "a") == 1
+    assert kinds("a", "b", "b") == 2
+    assert kinds("a", "b", alive=1) == 1

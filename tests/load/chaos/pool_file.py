@@ -39,6 +39,11 @@ def acquire(seat: str, epoch: str) -> Commands:
     ]
 
 
+def attached(seat: str, numerics: str) -> Commands:
+    """What its first exchange says of its engine."""
+    return [command("HSET", f"seat:{seat}", "figures", msgpack.packb(["model", 256, 8, 16, 320, numerics]))]
+
+
 def vacate(seat: str, *ids: str) -> Commands:
     waits = [c for id in ids for c in wait_again(id)]
     return [*waits, command("DEL", f"running:{seat}"), command("HDEL", f"seat:{seat}", "epoch", "owner", "call")]

@@ -10,7 +10,7 @@ import pytest
 from load.chaos.faults import FAULTS, plan
 from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
-from load.chaos.workload import ChaosJob, difference, jobs, poison
+from load.chaos.workload import ChaosJob, deviation, difference, jobs, poison
 from load.sse import Answer, Choice
 
 JOB = ChaosJob("job", "/", {})
@@ -83,3 +83,12 @@ def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
     assert {"n", "stop", "seed", "logprobs", "top_logprobs", "presence_penalty", "repetition_penalty"} <= keys
     assert {job.path for job in made} == {"/v1/completions", "/v1/chat/completions"}
     assert 9 in poison(9).body["prompt"]
+
+
+def test_how_far_log_probabilities_are_off_is_told_of_all_choices() -> None:
+    other = answer()
+    assert deviation(answer(), other) == 0.0
+    other.choices[1] = replace(other.choices[1], logprobs=[-1.0 - 2**-20])
+    assert deviation(answer(), other) == 2**-20
+    del other.choices[1]
+    assert deviation(answer(), other) == 0.0
