@@ -25,7 +25,7 @@ def ways(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[
     known: dict[str, Way] = {"linear": _linear, "mm": _mm}
     if device.type == "cpu":
         with contextlib.suppress(NoKernels):
-            known["kernel"] = _kernel(kernels(user_cache()), stored)
+            known["kernel"] = _kernel(kernels(user_cache()), dtype, stored)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         known["mkldnn packed"] = _mkldnn
     if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available():
@@ -42,10 +42,11 @@ def _mm(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
     return lambda: torch.mm(rows, transposed)
 
 
-def _kernel(library: ctypes.CDLL, stored: torch.dtype) -> Way:
+def _kernel(library: ctypes.CDLL, dtype: torch.dtype, stored: torch.dtype) -> Way:
     def way(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
-        packer = Packer(library, stored, torch.get_num_threads())
-        matrix = packer.matrix(Linear(weight))
+        short = stored == torch.int8
+        packer = Packer(library, stored if short else dtype, torch.get_num_threads())
+        matrix = packer.matrix(Linear(weight if short else weight.to(stored)))
         given = rows.to(torch.float32)
         product = torch.empty(len(rows), len(weight))
 

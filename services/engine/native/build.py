@@ -50,6 +50,7 @@ def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: Non
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.orca_new_buffers.restype = ctypes.c_void_p
+    library.orca_units.restype = ctypes.c_char_p
     return library
 
 

@@ -15,7 +15,7 @@ from services.engine.lean.rotary import rotary_table
 from services.engine.lean.shard import Rows
 from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import Linear
-from services.engine.native.packing import KINDS, Packer
+from services.engine.native.packing import SHORT, STORED, Packer
 from services.engine.native.setup import NativeSetup
 from services.engine.native.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.pages import Reused
@@ -32,11 +32,14 @@ class NativeLayers:
         library, weights = setup.library, setup.weights
         self._library, self._part = library, part
         self.cache_dtype = setup.cache_dtype
-        if setup.weight_dtype == torch.int8:
-            self.path += " int8"
         packer = Packer(library, setup.weight_dtype, setup.threads)
         self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in range(*layers)))
-        self.weight_dtype = next(dtype for dtype, kind in KINDS.items() if kind == self._layers[0].down.kind)
+        kind = self._layers[0].down.kind
+        self.weight_dtype = STORED[kind]
+        if kind == SHORT:
+            self.path += f" {packer.units}"
+        if self.weight_dtype == torch.int8:
+            self.path += " int8"
         cosines, sines = rotary_table(part, setup.max_model_len) if part.rotary else (None, None)
         self._model = Model(
             layer_count=part.layers,

@@ -10,13 +10,16 @@ from services.engine.lean.weights import LayerWeights, Linear
 from services.engine.native.structs import Layer, Matrix, Norm
 from services.engine.pages import zeros
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+# of Matrix in kernels/products.h
+STORED = (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)
+FLOAT32, BFLOAT16, INT8, SHORT = range(4)
 
 
 class Packer:
     """Packs weights for `library`; keeps all that the structures point at.
 
-    In `dtype`, but weights stored as bfloat16 stay so for float32 too: no bit is lost, and half as much is read.
+    In `dtype`, but weights stored as bfloat16 stay so for float32 too: no bit is lost, and half as much is read. With
+    bfloat16 they are for products of bfloat16 rows where the processor has units for these, else of float32 rows.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, threads: int) -> None:
@@ -25,13 +28,16 @@ class Packer:
         self._dtype = dtype
         self.threads = threads
         self._width = library.orca_width()
+        self.units: str = library.orca_units().decode()
         self.kept: list[torch.Tensor] = []
 
-    def kind(self, weight: torch.Tensor) -> torch.dtype:
-        """In which dtype this weight is kept."""
-        if self._dtype == torch.float32 and weight.dtype == torch.bfloat16:
-            return torch.bfloat16
-        return self._dtype
+    def kind(self, weight: torch.Tensor) -> int:
+        """How this weight is kept."""
+        if self._dtype == torch.bfloat16:
+            return SHORT if self.units else BFLOAT16
+        if self._dtype == torch.int8:
+            return INT8
+        return BFLOAT16 if weight.dtype == torch.bfloat16 else FLOAT32
 
     def layer(self, weights: LayerWeights, gated: bool) -> Layer:
         """Without the cache's tensors."""
@@ -55,8 +61,9 @@ class Packer:
         outputs, inputs = linear.weight.shape
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)
-        packed = zeros((panels * self._width * inputs,), kind, torch.device("cpu"))
-        scales = torch.empty(panels * self._width) if kind == torch.int8 else None
+        size = panels * self._library.orca_panel_size(kind, inputs)
+        packed = zeros((size,), STORED[kind], torch.device("cpu"))
+        scales = torch.empty(panels * self._width) if kind == INT8 else None
         short = linear.weight.dtype == torch.bfloat16
         weight = linear.weight.to(torch.bfloat16 if short else torch.float32).contiguous()
         to = self.numbers(scales)
@@ -65,7 +72,7 @@ class Packer:
             int(short),
             outputs,
             inputs,
-            KINDS[kind],
+            kind,
             int(gated),
             self.threads,
             ctypes.c_void_p(packed.data_ptr()),
@@ -73,7 +80,7 @@ class Packer:
         )
         self.kept.append(packed)
         columns = panels * self._width if gated else outputs
-        return Matrix(packed.data_ptr(), to, self.numbers(linear.bias), inputs, columns, KINDS[kind])
+        return Matrix(packed.data_ptr(), to, self.numbers(linear.bias), inputs, columns, kind)
 
     def numbers(self, tensor: torch.Tensor | None) -> int | None:
         """The address of a copy in float32."""

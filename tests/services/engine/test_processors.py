@@ -5,11 +5,14 @@ from __future__ import annotations
 import platform
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from driver import Driver
 from test_families import LEAN, generate, make_jobs
+from test_invariance import MODELS, SETTINGS, VOCAB, check
+from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.native import build
@@ -22,11 +25,28 @@ from services.engine.settings import EngineSettings
 def test_greedy_tokens_equal_generate_on(
     processor: str, tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [f"-march={processor}" if flag.startswith("-march") else flag for flag in build.FLAGS]
-    monkeypatch.setattr(build, "FLAGS", flags)
+    monkeypatch.setattr(build, "FLAGS", compiled_for(processor))
     settings = EngineSettings("cpu", "float32", cache_dir=tmp_path, block_size=4, kv_blocks=200, threads=2)
     for family in LEAN:
         engine = Engine.load(tiny_model(family), settings)
         jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
         assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
     assert len(list(tmp_path.rglob("*.so"))) == 1
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif("avx512_bf16" not in build._abilities(), reason="no AVX512_BF16")
+def test_bits_do_not_depend_on_company_with_vectors_of_pairs(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on processors that have AVX512_BF16 but no AMX."""
+    monkeypatch.setattr(build, "FLAGS", compiled_for("cooperlake"))
+    folder = make_tiny_model(tmp_path / "model", "qwen3", VOCAB, with_tokenizer=False, **MODELS["qwen3"])
+    settings = replace(SETTINGS, dtype="bfloat16", cache_dir=tmp_path)
+    engine = Engine.load(folder, settings)
+    assert engine.figures.numerics.endswith("native avx512_bf16")
+    check(engine, folder, settings)
+
+
+def compiled_for(processor: str) -> list[str]:
+    return [f"-march={processor}" if flag.startswith("-march") else flag for flag in build.FLAGS]

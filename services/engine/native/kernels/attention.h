@@ -21,9 +21,9 @@ public:
     Attention(const Batch& batch, const Heads& heads, const Number* keys, const Number* values)
         : batch_(batch), heads_(heads), keys_(keys), values_(values) {}
 
-    // Writes the outputs of one span and key head: query [tokens, width], output in tiles of the rows from `origin` on.
-    void run(const Span& span, int head, const float* query, int width, float* packed, const Tiles& tiles,
-             int origin) const {
+    // Writes the outputs of one span and key head: query [tokens, width], outputs to the rows from `origin` on.
+    template <class Input>
+    void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
         const int dim = heads_.dim, group = heads_.group(), rows = span.count * group, padded = heads_.padded_dim();
         const int first_position = batch_.contexts[span.request] + span.first;
         const int first_token = batch_.starts[span.request] + span.first;
@@ -47,7 +47,7 @@ public:
             collect(s, own, span.request, head, begin, count);
         }
         const int token = first_token - origin;
-        for (int of = 0; of < group; ++of) put(s, of, group, span.count, token, head * group + of, packed, tiles);
+        for (int of = 0; of < group; ++of) put(s, of, group, span.count, token, head * group + of, outputs);
     }
 
 private:
@@ -101,33 +101,18 @@ private:
     }
 
     // One head's outputs of `count` tokens from `token` on.
-    void put(const Scratch& s, int of, int group, int count, int token, int head, float* packed,
-             const Tiles& tiles) const {
+    template <class Input>
+    void put(const Scratch& s, int of, int group, int count, int token, int head, const Input& to) const {
         const int dim = heads_.dim, padded = heads_.padded_dim();
         for (int row = of; row < count * group; row += group) {
             const Vector share = broadcast(1.0f / total(load(s.totals + size_t(row) * LANES)));
             float* outputs = s.outputs + size_t(row) * padded;
             for (int d = 0; d < padded; d += LANES) store(outputs + d, load(outputs + d) * share);
         }
-        for (int done = 0, some; done < count; done += some) {  // as many as are neighbours in a tile
-            some = std::min(count - done, tiles.height - (token + done) % tiles.height);
-            float* to = packed + tiles.at(token + done, heads_.queries * dim) + size_t(head) * dim * ROWS;
-            turn_back(some, s.outputs + size_t(done * group + of) * padded, size_t(group) * padded, to);
-        }
-    }
-
-    // `count` rows of outputs, `step` apart, to neighbours in a tile whose other rows are left alone.
-    void turn_back(int count, const float* from, size_t step, float* to) const {
-        if (count == 1) {
-            for (int d = 0; d < heads_.dim; ++d) to[size_t(d) * ROWS] = from[d];
-            return;
-        }
-        for (int d = 0; d < heads_.dim; d += LANES) {
-            Vector square[LANES] = {};
-            for (int r = 0; r < count; ++r) square[r] = load(from + r * step + d);
-            transpose(square);
-            for (int k = 0; k < std::min(LANES, heads_.dim - d); ++k)
-                store_some(to + size_t(d + k) * ROWS, square[k], count);
+        for (int done = 0, some; done < count; done += some) {
+            some = std::min(count - done, to.neighbours(token + done));
+            const float* from = s.outputs + size_t(done * group + of) * padded;
+            to.copy(token + done, some, head * dim, from, size_t(group) * padded, dim);
         }
     }
 

@@ -10,29 +10,43 @@
 
 namespace {
 
-// Runs work(team) in every thread. The team must not wait for threads that OpenMP would not give it.
+// Runs work(team) in every thread, which has the units of its processor. The team must not wait for threads that OpenMP would not give it.
 template <class Work>
 void together(int wanted, const Work& work) {
     omp_set_dynamic(0);
     const int threads = std::min(wanted, omp_get_thread_limit());
     Team team(threads);
 #pragma omp parallel num_threads(threads)
-    work(team);
+    {
+#if defined(HAS_UNITS)
+        const Units units;
+#endif
+        work(team);
+    }
 }
 
 void grow(Numbers& v, size_t size) {
     if (v.size() < size) v.resize(size);
 }
 
-size_t padded(int rows) { return size_t(Tiles(rows).tiles) * ROWS; }
+// Calls work.template operator()<Input>() with the kind of input that a matrix takes.
+template <class Work>
+void with_input(const Matrix& matrix, const Work& work) {
+#if defined(HAS_UNITS)
+    if (matrix.kind == 3) return work.template operator()<ShortInput>();
+#endif
+    work.template operator()<TiledInput>();
+}
 
 // Room for slices of up to `rows` rows.
+template <class Input>
 void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
-    if (int(buffers.tiled.size()) < crews) buffers.tiled.resize(crews);
+    if (int(buffers.between.size()) < crews) buffers.between.resize(crews);
+    const int attended = model.heads.queries * model.heads.dim;
     for (int crew = 0; crew < crews; ++crew) {
-        Tiled& tiled = buffers.tiled[crew];
-        grow(tiled.narrow, padded(rows) * model.hidden);
-        grow(tiled.wide, padded(rows) * std::max(model.heads.queries * model.heads.dim, model.intermediate));
+        Between& between = buffers.between[crew];
+        grow(between.narrow, Input::floats(rows, model.hidden));
+        grow(between.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
     }
 }
 
@@ -45,9 +59,54 @@ std::vector<int> passes_of(int first, int end) {
     return passes;
 }
 
+template <class Input>
+void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
+    const std::vector<int> owners = owners_of(batch);
+    const std::vector<Slice> slices = slices_of(batch, model.heads, owners.data(), model.threads, Input::SLICES);
+    const int count = int(slices.size());
+    Buffers& buffers = *model.buffers;
+    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
+    grow(buffers.qkv, size_t(batch.tokens) * (model.heads.queries + 2 * model.heads.keys) * model.heads.dim);
+    const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED : KEEP); };
+    const std::vector<int> passes = passes_of(step_of(first), step_of(last));
+    float* to = partial ? partial : x;
+    // Of what the last layer would add to other rows nobody hears.
+    const bool only_sampled = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
+    Passes order(count);
+    together(model.threads, [&](Team& team) {
+        if (count == 1) {
+            Call<Input, Team> call{model, batch, owners.data(), slices.front(), buffers.between.front(), team, x, to};
+            return call.run(passes.front(), passes.back());
+        }
+        Alone alone;
+        Between& between = buffers.between[omp_get_thread_num()];
+        const int last_pass = int(passes.size()) - 2;
+        order.run(last_pass + 1, [&](int pass, int slice) {
+            if (only_sampled && pass && pass == last_pass && !slices[slice].sampled) return;
+            Call<Input, Alone> call{model, batch, owners.data(), slices[slice], between, alone, x, to};
+            call.run(passes[pass], passes[pass + 1]);
+        });
+    });
+}
+
+template <class Input>
+void find_logits(const Model& model, const Batch& batch, float* x, float* logits) {
+    Buffers& buffers = *model.buffers;
+    const Slice all{0, batch.samples, Tiles(batch.samples), {}, true};
+    prepare<Input>(buffers, model, 1, all.count);
+    together(model.threads, [&](Team& team) {
+        Call<Input, Team> call{model, batch, nullptr, all, buffers.between.front(), team, x, x};
+        call.norm(model.last_norm, [&](int row) { return batch.ends[row]; });
+        call.product(model.vocabulary, call.narrow(), logits, false, VOCABULARY);
+    });
+}
+
 }  // namespace
 
 extern "C" {
+
+// "amx" or "avx512_bf16" where matrices may be of kind 3, else "".
+const char* orca_units() { return units(); }
 
 int orca_width() { return WIDTH; }
 
@@ -55,6 +114,11 @@ Buffers* orca_new_buffers() { return new Buffers; }
 
 // Copies the seconds spent in each Phase so far.
 void orca_seconds(const Buffers* buffers, double* seconds) { std::copy_n(buffers->seconds, 6, seconds); }
+
+// Numbers of a panel of `kind`.
+int orca_panel_size(int kind, int inputs) {
+    return int(kind == 3 ? panel_size(static_cast<Dotted*>(nullptr), inputs) : panel_size(static_cast<float*>(nullptr), inputs));
+}
 
 void orca_delete_buffers(Buffers* buffers) { delete buffers; }
 
@@ -68,6 +132,7 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
                 if (kind == 0) packing.pack(panel, static_cast<float*>(panels), nullptr);
                 if (kind == 1) packing.pack(panel, static_cast<Paired*>(panels), nullptr);
                 if (kind == 2) packing.pack(panel, static_cast<int8_t*>(panels), scales);
+                if (kind == 3) packing.pack(panel, static_cast<Dotted*>(panels), nullptr);
             });
         });
     };
@@ -79,59 +144,28 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
 
 // to [rows, outputs] = x [rows, inputs] times a matrix.
 void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, float* to) {
-    const Tiles tiles(rows);
-    Numbers packed(padded(rows) * matrix->inputs);
-    together(threads, [&](Team& team) {
-        each_range(team, rows, 16, [&](int begin, int end) {
-            for (int row = begin; row < end; ++row)
-                for (int k = 0; k < matrix->inputs; ++k)
-                    packed[tiles.at(row, matrix->inputs) + size_t(k) * ROWS] = x[size_t(row) * matrix->inputs + k];
+    with_input(*matrix, [&]<class Input>() {
+        const Tiles tiles(rows);
+        Numbers memory(Input::floats(rows, matrix->inputs));
+        const Input input(memory, matrix->inputs, tiles);
+        together(threads, [&](Team& team) {
+            each_range(team, rows, 16, [&](int begin, int end) {
+                for (int row = begin; row < end; ++row)
+                    for (int k = 0; k < matrix->inputs; ++k) input.set(row, k, x[size_t(row) * matrix->inputs + k]);
+            });
+            Product{*matrix, to, false}.run(team, input);
         });
-        Product{*matrix, to, false}.run(team, packed.data(), rows);
     });
 }
 
 // Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP. x is [tokens, hidden]. Without
 // `partial` each adds to x; with it, one half writes what is to be added, after the other ranks' has been.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
-    const std::vector<int> owners = owners_of(*batch);
-    const std::vector<Slice> slices = slices_of(*batch, model->heads, owners.data(), model->threads);
-    const int count = int(slices.size());
-    Buffers& buffers = *model->buffers;
-    prepare(buffers, *model, count == 1 ? 1 : model->threads, slices.front().count);
-    grow(buffers.qkv, size_t(batch->tokens) * (model->heads.queries + 2 * model->heads.keys) * model->heads.dim);
-    const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED : KEEP); };
-    const std::vector<int> passes = passes_of(step_of(first), step_of(last));
-    float* to = partial ? partial : x;
-    // Of what the last layer would add to other rows nobody hears.
-    const bool only_sampled = !partial && model->vocabulary.panels && last == 2 * model->layer_count;
-    Passes order(count);
-    together(model->threads, [&](Team& team) {
-        if (count == 1) {
-            Call<Team> call{*model, *batch, owners.data(), slices.front(), buffers.tiled.front(), team, x, to};
-            return call.run(passes.front(), passes.back());
-        }
-        Alone alone;
-        Tiled& tiled = buffers.tiled[omp_get_thread_num()];
-        const int last_pass = int(passes.size()) - 2;
-        order.run(last_pass + 1, [&](int pass, int slice) {
-            if (only_sampled && pass && pass == last_pass && !slices[slice].sampled) return;
-            Call<Alone> call{*model, *batch, owners.data(), slices[slice], tiled, alone, x, to};
-            call.run(passes[pass], passes[pass + 1]);
-        });
-    });
+    with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
 }
 
 // Logits [samples, vocabulary] after the tokens of batch.ends.
 void orca_logits(const Model* model, const Batch* batch, float* x, float* logits) {
-    if (!batch->samples) return;
-    Buffers& buffers = *model->buffers;
-    const Slice all{0, batch->samples, Tiles(batch->samples), {}, true};
-    prepare(buffers, *model, 1, all.count);
-    together(model->threads, [&](Team& team) {
-        Call<Team> call{*model, *batch, nullptr, all, buffers.tiled.front(), team, x, x};
-        call.norm(model->last_norm, [&](int row) { return batch->ends[row]; });
-        call.product(model->vocabulary, buffers.tiled.front().narrow, logits, false, VOCABULARY);
-    });
+    if (batch->samples) with_input(model->vocabulary, [&]<class Input>() { find_logits<Input>(*model, *batch, x, logits); });
 }
 }

@@ -36,9 +36,9 @@ struct Product {
     float* to;
     bool add;
 
-    template <class Crew>
-    void run(Crew& crew, const float* packed, int rows) const {
-        multiply(crew, matrix, packed, rows, *this, Lines{*this});
+    template <class Crew, class Input>
+    void run(Crew& crew, const Input& rows) const {
+        rows.multiply(crew, matrix, *this, Lines{*this});
     }
 
     template <size_t R>
@@ -82,31 +82,29 @@ private:
     }
 };
 
-// What an MLP's first product leaves in tiles for its second, of `depth` numbers a row.
+// What an MLP's first product leaves for its second, of `depth` numbers a row.
+template <class Input>
 struct Middle {
     const Matrix& up;
     bool gated;
     int depth;
-    const Tiles& tiles;
-    float* to;
+    const Input& to;
 
     template <size_t R>
     void operator()(int panel, int row, Vector (&sums)[R][2]) const {
         finish(up, panel, sums);
-        float* tile = to + tiles.at(row, depth);
         for (int half = 0; half < (gated ? 1 : 2); ++half) {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
             int r = 0;
             for (const auto& both : sums) square[r++] = gated ? silu(both[0]) * both[1] : gelu(both[half]);
-            if (from < depth) store_turned(tile + size_t(from) * ROWS, square, std::min(LANES, depth - from));
+            if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
         }
     }
 
     void expect(int panel, int row, int) const {
         const int columns = gated ? LANES : WIDTH;
-        const float* at = to + tiles.at(row, depth) + size_t(panel) * columns * ROWS;
-        for (int i = 0; i < columns * ROWS; i += 16) __builtin_prefetch(at + i, 1);
+        to.expect(row, panel * columns, columns);
     }
 };
 
@@ -114,13 +112,13 @@ struct Middle {
 enum Step { KEEP, ATTEND, FEED, STEPS };
 
 // Steps over one slice of a batch, by a team or by one thread.
-template <class Crew>
+template <class Input, class Crew>
 struct Call {
     const Model& model;
     const Batch& batch;
     const int* owners;  // of each token, its request
     const Slice& slice;
-    Tiled& tiled;
+    Between& between;
     Crew& crew;
     float* x;   // [tokens, hidden]
     float* to;  // what is added to x is written there, or added to x itself
@@ -137,23 +135,26 @@ struct Call {
         }
     }
 
-    // Normalised rows of x, in tiles: row i is the token `token(i)`.
+    // Normalised rows of x: row i is the token `token(i)`.
     template <class Token>
     void norm(const Norm& norm, const Token& token) {
         const Tiles& tiles = slice.tiles;
+        const Input to = narrow();
         crew.each(tiles.tiles, [&](int tile) {
             const float* rows[ROWS];
             const int count = tiles.rows_of(tile);
             for (int r = 0; r < count; ++r) rows[r] = x + size_t(token(tile * tiles.height + r)) * model.hidden;
-            normalise(model, norm, rows, count, tiled.narrow.data() + size_t(tile) * model.hidden * ROWS);
+            normalise(model, norm, rows, count, tile * tiles.height, to);
         });
         done(NORMS);
     }
 
-    void product(const Matrix& matrix, const Numbers& rows, float* to, bool add, Phase phase) {
-        Product{matrix, to, add}.run(crew, rows.data(), slice.count);
+    void product(const Matrix& matrix, const Input& rows, float* to, bool add, Phase phase) {
+        Product{matrix, to, add}.run(crew, rows);
         done(phase);
     }
+
+    Input narrow() const { return {between.narrow, model.hidden, slice.tiles}; }
 
 private:
     void done(Phase phase) {
@@ -163,19 +164,20 @@ private:
         began = now;
     }
 
+    Input wide(int depth) const { return {between.wide, depth, slice.tiles}; }
     float* qkv() const { return model.buffers->qkv.data(); }
     int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
     void norm(const Norm& of) {
         norm(of, [&](int row) { return slice.first + row; });
     }
-    void add(const Matrix& matrix, const Numbers& rows, Phase phase) {
+    void add(const Matrix& matrix, const Input& rows, Phase phase) {
         product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
     }
 
     // Keys and values, and queries to be attended with.
     void keep(const Layer& layer) {
         norm(layer.attention_norm);
-        product(layer.qkv, tiled.narrow, qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
+        product(layer.qkv, narrow(), qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
             for (int t = slice.first + begin; t < slice.first + end; ++t)
                 model.bfloat16_cache ? place<bfloat16>(layer, t) : place<float>(layer, t);
@@ -184,16 +186,18 @@ private:
     }
 
     void attend(const Layer& layer) {
-        model.bfloat16_cache ? attend_to<bfloat16>(layer) : attend_to<float>(layer);
-        add(layer.output, tiled.wide, PROJECTIONS);
+        const Input outputs = wide(model.heads.queries * model.heads.dim);
+        model.bfloat16_cache ? attend_to<bfloat16>(layer, outputs) : attend_to<float>(layer, outputs);
+        add(layer.output, outputs, PROJECTIONS);
     }
 
     // The MLP.
     void feed(const Layer& layer) {
         norm(layer.mlp_norm);
-        const Middle middle{layer.up, model.gated != 0, layer.down.inputs, slice.tiles, tiled.wide.data()};
-        multiply(crew, layer.up, tiled.narrow.data(), slice.count, middle, [&](auto... at) { middle.expect(at...); });
-        add(layer.down, tiled.wide, MLP);
+        const Input inner = wide(layer.down.inputs);
+        const Middle<Input> middle{layer.up, model.gated != 0, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, middle, [&](auto... at) { middle.expect(at...); });
+        add(layer.down, inner, MLP);
     }
 
     template <class Number>
@@ -221,13 +225,12 @@ private:
     }
 
     template <class Number>
-    void attend_to(const Layer& layer) {
+    void attend_to(const Layer& layer, const Input& outputs) {
         const Heads& heads = model.heads;
         const Attention<Number> attention(batch, heads, static_cast<const Number*>(layer.keys),
                                           static_cast<const Number*>(layer.values));
         crew.each(int(slice.spans.size()) * heads.keys, [&](int item) {
-            attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), tiled.wide.data(),
-                          slice.tiles, slice.first);
+            attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), outputs, slice.first);
         });
         done(ATTENTION);
     }

@@ -21,14 +21,14 @@ struct Layer {
     void* values;
 };
 
-// What one step hands to the next, in tiles where it goes into a product; grown as needed.
-struct Tiled {
+// What one step hands to the next as a product's input, of the hidden size and wider; grown as needed.
+struct Between {
     Numbers narrow, wide;
 };
 
 struct Buffers {
     Numbers qkv;  // [tokens, width]
-    std::vector<Tiled> tiled;  // one for each thread that works alone; a team shares the first
+    std::vector<Between> between;  // one for each thread that works alone; a team shares the first
     double seconds[6] = {};  // spent in each Phase
 };
 

@@ -4,7 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "vectors.h"
+#include "dots.h"
+
+// Numbers of a panel.
+template <class Number>
+inline size_t panel_size(const Number*, int inputs) {
+    return size_t(inputs) * WIDTH;
+}
+inline size_t panel_size(const Dotted*, int inputs) { return size_t(whole_steps(inputs)) * WIDTH; }
 
 inline void from_float(int8_t& to, float x) { to = int8_t(std::lrint(x)); }
 
@@ -23,15 +30,19 @@ struct Packing {
         return column >= half ? -1 : lane < LANES ? column : half + column;
     }
 
+    // Where a number is in its panel.
     template <class Number>
-    static int place(const Number*, int lane) {
-        return lane;
+    static size_t place(const Number*, int k, int lane) {
+        return size_t(k) * WIDTH + lane;
     }
-    static int place(const Paired*, int lane) { return lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1; }
+    static size_t place(const Paired*, int k, int lane) {
+        return size_t(k) * WIDTH + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
+    }
+    static size_t place(const Dotted*, int k, int lane) { return size_t(k / 2) * 2 * WIDTH + 2 * lane + k % 2; }
 
     template <class Number>
     void pack(int panel, Number* to, float* scales) const {
-        to += size_t(panel) * inputs * WIDTH;
+        to += panel * panel_size(to, inputs);
         float factors[WIDTH];
         const Source* rows[WIDTH];
         for (int lane = 0; lane < WIDTH; ++lane) {
@@ -47,6 +58,6 @@ struct Packing {
         for (int begin = 0; begin < inputs; begin += 16)  // what is written at once stays in the nearest cache
             for (int lane = 0; lane < WIDTH; ++lane)
                 for (int k = begin; k < std::min(begin + 16, inputs); ++k)
-                    from_float(to[k * WIDTH + place(to, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
+                    from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
     }
 };

@@ -5,8 +5,10 @@
 
 #include "model.h"
 
-// Normalises `count` rows of x [tokens, hidden] into a tile.
-inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, float* tile) {
+// Normalises `count` rows, each [hidden], which are rows `first` and after of a product's input.
+template <class Input>
+inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, int first,
+                      const Input& to) {
     const int size = model.hidden;
     float means[LANES] = {}, scales[LANES] = {};
     for (int r = 0; r < count; ++r) {
@@ -30,11 +32,11 @@ inline void normalise(const Model& model, const Norm& norm, const float* const* 
         Vector square[LANES] = {};
         const Vector weight = load(norm.weight + k), bias = norm.bias ? load(norm.bias + k) : Vector{};
         for (int r = 0; r < count; ++r) square[r] = (load(rows[r] + k) - means[r]) * scales[r] * weight + bias;
-        store_turned(tile + size_t(k) * ROWS, square, LANES);
+        to.set(first, count, k, square, LANES);
     }
     for (; k < size; ++k)
         for (int r = 0; r < count; ++r)
-            tile[size_t(k) * ROWS + r] = (rows[r][k] - means[r]) * scales[r] * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f);
+            to.set(first + r, k, (rows[r][k] - means[r]) * scales[r] * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f));
 }
 
 inline void normalise_head(float* x, int dim, const float* weight, float epsilon) {

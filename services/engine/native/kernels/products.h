@@ -19,7 +19,7 @@ struct Matrix {
     const float* scales;  // [outputs] of int8, by which the sums are multiplied
     const float* bias;    // [outputs] or null
     int32_t inputs, outputs;
-    int32_t kind;  // 0 float, 1 bfloat16, 2 int8
+    int32_t kind;  // 0 float, 1 bfloat16 by float rows, 2 int8, 3 bfloat16 by bfloat16 rows
 
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
@@ -183,12 +183,11 @@ private:
     const Expect& expect_;
 };
 
-// A core takes some tiles that stay in its cache, and some neighbouring panels.
+// A core takes some tiles, of so many bytes, that stay in its cache, and some neighbouring panels.
 template <class Crew, class Work>
-void share_out(Crew& crew, const Matrix& matrix, int tiles, const Work& work) {
+void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, const Work& work) {
     const int panels = matrix.num_panels();
-    // of fewer than four, weights would be read too often
-    const int most = std::max(4, int(NEAR / (size_t(matrix.inputs) * ROWS * sizeof(float))));
+    const int most = std::max(4, int(NEAR / size));  // of fewer than four, weights would be read too often
     const int blocks = (tiles + most - 1) / most;
     const int groups = tiles == 1 ? panels : std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
     const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
@@ -201,12 +200,12 @@ void share_out(Crew& crew, const Matrix& matrix, int tiles, const Work& work) {
 
 // rows, in tiles, by a matrix; see Share.
 template <class Crew, class Finish, class Expect>
-void multiply(Crew& crew, const Matrix& matrix, const float* packed, int rows, const Finish& finish,
+void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
               const Expect& expect) {
-    const Tiles tiles(rows);
+    const size_t size = size_t(matrix.inputs) * ROWS * sizeof(float);
     const auto by = [&]<class Weight>(const Weight*) {
         const Share<Weight, Finish, Expect> share(matrix, packed, tiles, finish, expect);
-        share_out(crew, matrix, tiles.tiles, [&](auto... range) { share.run(range...); });
+        share_out(crew, matrix, tiles.tiles, size, [&](auto... range) { share.run(range...); });
     };
     if (matrix.kind == 0) by(static_cast<const float*>(nullptr));
     if (matrix.kind == 1) by(static_cast<const Paired*>(nullptr));

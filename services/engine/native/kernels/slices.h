@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "inputs.h"
 
 struct Slice {
     int first, count;  // rows
@@ -35,11 +36,12 @@ inline bool any_sampled(const Batch& batch, int first, int end) {
 // One, of so few rows that the threads had better share the weights of each product. Else no higher than what stays in a
 // core's second cache with all that is computed of it, but so high that reading all weights for it costs little; and some
 // for each thread, which then hardly waits for others.
-inline std::vector<Slice> slices_of(const Batch& batch, const Heads& heads, const int* owners, int threads) {
-    constexpr int LOW = 4, HIGH = 6;  // tiles
-    const int tiles = Tiles(batch.tokens).tiles, height = std::clamp(tiles / (3 * threads), LOW, HIGH);
-    const int count = tiles < 4 * threads ? 1 : std::max((tiles + height - 1) / height, 2 * threads);
-    const int rows = count == 1 ? batch.tokens : (tiles + count - 1) / count * ROWS;
+inline std::vector<Slice> slices_of(const Batch& batch, const Heads& heads, const int* owners, int threads,
+                                    const Heights& heights) {
+    const int units = (batch.tokens + heights.unit - 1) / heights.unit;
+    const int height = std::clamp(units / (3 * threads), heights.low, heights.high);
+    const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
+    const int rows = count == 1 ? batch.tokens : (units + count - 1) / count * heights.unit;
     std::vector<Slice> slices;
     for (int first = 0; first < batch.tokens; first += rows) {
         const int end = std::min(batch.tokens, first + rows);

@@ -139,6 +139,13 @@ inline void store_some(float* to, Vector v, int count) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+inline void store_some(bfloat16* to, Vector v, int count) {
+    const __m256bh halves = _mm512_cvtneps_pbh(__m512(v));
+    _mm256_mask_storeu_epi16(to, __mmask16((1 << count) - 1), (__m256i)halves);
+}
+#endif
+
 // Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
 inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
     transpose(rows);
