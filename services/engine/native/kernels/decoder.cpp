@@ -62,7 +62,8 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const std::vector<Slice> slices = slices_of(batch, model.heads, owners.data(), model.threads, Input::SLICES);
+    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
+    const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
     prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
@@ -151,7 +152,7 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
         together(threads, [&](Team& team) {
             each_range(team, rows, 16, [&](int begin, int end) {
                 for (int row = begin; row < end; ++row)
-                    for (int k = 0; k < matrix->inputs; ++k) input.set(row, k, x[size_t(row) * matrix->inputs + k]);
+                    input.copy(row, 1, 0, x + size_t(row) * matrix->inputs, 0, matrix->inputs);
             });
             Product{*matrix, to, false}.run(team, input);
         });

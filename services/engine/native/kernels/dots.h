@@ -28,31 +28,56 @@ struct ShortRows {
 constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
 // Linux saves the tiles of processes that asked for them.
-inline const char* units() {
+inline bool ask_for_tiles() {
     constexpr long REQUEST = 0x1023, TILES = 18;
-    return syscall(SYS_arch_prctl, REQUEST, TILES) ? "" : "amx";
+    return syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
 }
+inline const bool HAS_TILES = ask_for_tiles();
 
-// A thread has tiles as long as this lives, each of 16 rows of 64 bytes.
-class Units {
-public:
-    Units() {
-        alignas(64) struct {
-            uint8_t palette = 1, start = 0, unused[14] = {};
-            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } shapes;
-        _tile_loadconfig(&shapes);
+inline const char* units() { return HAS_TILES ? "amx" : ""; }
+
+// Each tile has 16 rows of 64 bytes; but for products of `pairs` pairs there are tiles 5 and 7: rows by them, and them by
+// columns.
+struct alignas(64) Shapes {
+    uint8_t palette = 1, start = 0, unused[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+
+    constexpr explicit Shapes(int pairs) {
+        bytes[5] = uint16_t(4 * pairs);
+        rows[7] = uint8_t(pairs);
     }
-    ~Units() { _tile_release(); }
+};
+// Not on the stack: the compiler does not know that all of them is read.
+inline constexpr Shapes WHOLE(16), HALF(8);
+
+// A thread has tiles as long as this lives.
+struct Units {
+    Units() {
+        if (HAS_TILES) _tile_loadconfig(&WHOLE);
+    }
+    ~Units() {
+        if (HAS_TILES) _tile_release();
+    }
     Units(const Units&) = delete;
 };
+
+// And some of them are for products of 8 pairs as long as this lives.
+struct HalfTiles {
+    HalfTiles() { _tile_loadconfig(&HALF); }
+    ~HalfTiles() { _tile_loadconfig(&WHOLE); }
+    HalfTiles(const HalfTiles&) = delete;
+};
+
+// What was written is in memory: the compiler does not know that tiles are loaded from there.
+inline void settle() { asm volatile("" ::: "memory"); }
 
 // sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() before each step.
 template <int TILES, class Fetch>
 inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
+    settle();
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (TILES == 2) {

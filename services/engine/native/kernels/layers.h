@@ -215,8 +215,17 @@ private:
                 rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
         }
         const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        const int offset = position % heads.block_size;
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim) {
-            const int offset = position % heads.block_size;
+#if defined(__AMX_BF16__)
+            if constexpr (std::is_same_v<Number, bfloat16>)
+                if (by_tiles(heads, true) && in_pairs(heads)) {
+                    const size_t at = heads.at(block, head);
+                    place_in_pairs(heads, offset, key, value, static_cast<bfloat16*>(layer.keys) + at,
+                                   static_cast<bfloat16*>(layer.values) + at);
+                    continue;
+                }
+#endif
             Number* keys = static_cast<Number*>(layer.keys) + heads.at(block, head) + offset;
             Number* values = static_cast<Number*>(layer.values) + heads.at(block, head) + size_t(offset) * dim;
             for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * heads.block_size], key[i]);
@@ -227,11 +236,17 @@ private:
     template <class Number>
     void attend_to(const Layer& layer, const Input& outputs) {
         const Heads& heads = model.heads;
-        const Attention<Number> attention(batch, heads, static_cast<const Number*>(layer.keys),
-                                          static_cast<const Number*>(layer.values));
-        crew.each(int(slice.spans.size()) * heads.keys, [&](int item) {
-            attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), outputs, slice.first);
-        });
-        done(ATTENTION);
+        const Number *keys = static_cast<const Number*>(layer.keys), *values = static_cast<const Number*>(layer.values);
+        const auto by = [&](const auto& attention) {
+            crew.each(int(slice.spans.size()) * heads.keys, [&](int item) {
+                attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), outputs, slice.first);
+            });
+            done(ATTENTION);
+        };
+#if defined(__AMX_BF16__)
+        if constexpr (std::is_same_v<Number, bfloat16>)
+            if (by_tiles(heads, true)) return by(TileAttention(batch, heads, keys, values));
+#endif
+        by(Attention<Number>(batch, heads, keys, values));
     }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "slices.h"
+#include "tile_attention.h"
 
 struct Norm {
     const float* weight;

@@ -18,8 +18,8 @@ inline std::vector<int> owners_of(const Batch& batch) {
     return owners;
 }
 
-inline std::vector<Span> spans_of(const Batch& batch, const Heads& heads, const int* owners, int first, int end) {
-    const int most = std::max(1, HEIGHT / heads.group());
+// Each of up to `most` tokens.
+inline std::vector<Span> spans_of(const Batch& batch, const int* owners, int first, int end, int most) {
     std::vector<Span> spans;
     for (int token = first; token < end; token += spans.back().count) {
         const int request = owners[token];
@@ -36,8 +36,7 @@ inline bool any_sampled(const Batch& batch, int first, int end) {
 // One, of so few rows that the threads had better share the weights of each product. Else no higher than what stays in a
 // core's second cache with all that is computed of it, but so high that reading all weights for it costs little; and some
 // for each thread, which then hardly waits for others.
-inline std::vector<Slice> slices_of(const Batch& batch, const Heads& heads, const int* owners, int threads,
-                                    const Heights& heights) {
+inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights, int span) {
     const int units = (batch.tokens + heights.unit - 1) / heights.unit;
     const int height = std::clamp(units / (3 * threads), heights.low, heights.high);
     const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
@@ -45,7 +44,7 @@ inline std::vector<Slice> slices_of(const Batch& batch, const Heads& heads, cons
     std::vector<Slice> slices;
     for (int first = 0; first < batch.tokens; first += rows) {
         const int end = std::min(batch.tokens, first + rows);
-        slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, heads, owners, first, end),
+        slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span),
                           any_sampled(batch, first, end)});
     }
     return slices;

@@ -1,0 +1,231 @@
+// Attention over the block table on AMX: keys and values are bfloat16, and so are queries and weights when they are
+// multiplied; sums and the softmax are float32.
+//
+// As in attention.h a query goes through its keys in tiles that begin at multiples of KEYS, each sum in one order: bits
+// depend on the request alone.
+#pragma once
+
+#include "attention.h"
+#include "inputs.h"
+
+#if defined(__AMX_BF16__)
+
+constexpr int SIDE = 16;  // rows of a tile, and the keys of one product
+
+inline bool by_tiles(const Heads& heads, bool bfloat16_cache) {
+    return HAS_TILES && bfloat16_cache && heads.dim % DEPTHS == 0;
+}
+
+// Blocks that tiles can be read from. What is kept of one for a head: keys [dim / 2][block_size][2], values
+// [block_size / 2][dim][2].
+inline bool in_pairs(const Heads& heads) { return heads.block_size % SIDE == 0; }
+
+inline size_t key_place(const Heads& heads, int offset, int d) { return (size_t(d / 2) * heads.block_size + offset) * 2; }
+inline size_t value_place(const Heads& heads, int offset, int d) {
+    return (size_t(offset / 2) * heads.dim + d) * 2 + offset % 2;
+}
+
+// A token's key and value of one head to their place in a block.
+inline void place_in_pairs(const Heads& heads, int offset, const float* key, const float* value, bfloat16* keys,
+                           bfloat16* values) {
+    for (int d = 0; d < heads.dim; d += LANES) {
+        bfloat16 short_key[LANES], short_value[LANES];
+        store_some(short_key, load(key + d), LANES);
+        store_some(short_value, load(value + d), LANES);
+        for (int i = 0; i < LANES; i += 2) std::memcpy(keys + key_place(heads, offset, d + i), short_key + i, 4);
+        for (int i = 0; i < LANES; ++i) values[value_place(heads, offset, d + i)] = short_value[i];
+    }
+}
+
+// e^x for x <= 0 to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest.
+inline Vector short_exponential(Vector x_log2) {
+    const __m512 x = __m512(x_log2), whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vector rest = Vector(_mm512_sub_ps(x, whole));
+    Vector p = rest * 0.0555041f + 0.2402265f;
+    p = p * rest + 0.6931472f;
+    p = p * rest + 1.0f;
+    return Vector(_mm512_scalef_ps(__m512(p), whole));
+}
+
+class TileAttention {
+public:
+    TileAttention(const Batch& batch, const Heads& heads, const bfloat16* keys, const bfloat16* values)
+        : batch_(batch), heads_(heads), keys_(keys), values_(values) {}
+
+    // See Attention::run.
+    template <class Input>
+    void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
+        const int dim = heads_.dim, group = heads_.group(), rows = span.count * group;
+        const int first_position = batch_.contexts[span.request] + span.first;
+        const int first_token = batch_.starts[span.request] + span.first;
+        const int length = first_position + span.count;
+        const Scratch s = scratch(rows, dim);
+        for (int r = 0; r < rows; ++r) {
+            const float* from = query + size_t(first_token + r / group) * width + (head * group + r % group) * dim;
+            for (int d = 0; d < dim; d += LANES) store_some(s.queries + size_t(r) * dim + d, load(from + d), LANES);
+        }
+        std::fill_n(s.highest, rows, -INFINITY);
+        std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
+        std::fill_n(s.outputs, size_t(rows) * dim, 0.0f);
+        const HalfTiles tiles;
+        for (int begin = 0; begin < length; begin += KEYS) {
+            const int count = std::min(KEYS, length - begin), keys = (count + SIDE - 1) / SIDE * SIDE;
+            for (int row = 0; row < rows; row += SIDE) score(s, row, span.request, head, begin, keys);
+            for (int r = 0; r < rows; ++r) weigh(s, r, keys, first_position + r / group + 1 - begin);
+            for (int row = 0; row < rows; row += SIDE) collect(s, row, span.request, head, begin, keys);
+        }
+        for (int r = 0; r < rows; ++r) {
+            const float share = 1.0f / total(load(s.totals + size_t(r) * LANES));
+            float* from = s.outputs + size_t(r) * dim;
+            for (int d = 0; d < dim; d += LANES) store(from + d, load(from + d) * share);
+            outputs.copy(first_token - origin + r / group, 1, (head * group + r % group) * dim, from, dim, dim);
+        }
+    }
+
+private:
+    struct Scratch {
+        bfloat16* queries;  // [rows][dim]
+        float* scores;      // [rows][KEYS]
+        bfloat16* weights;  // [rows][KEYS]
+        float *outputs;     // [rows][dim]
+        float* totals;      // [rows][LANES]
+        float* highest;     // [rows]
+    };
+
+    // Room for whole tiles of rows.
+    static Scratch scratch(int rows, int dim) {
+        thread_local Numbers memory;
+        const size_t whole = (rows + SIDE - 1) / SIDE * SIDE;
+        const size_t size = whole * (dim / 2 + KEYS + KEYS / 2 + dim + LANES + 1);
+        if (memory.size() < size) memory.resize(size);
+        float *scores = memory.data(), *outputs = scores + whole * KEYS, *totals = outputs + whole * dim;
+        float *queries = totals + whole * LANES, *weights = queries + whole * dim / 2;
+        float* highest = weights + whole * KEYS / 2;
+        return {reinterpret_cast<bfloat16*>(queries), scores, reinterpret_cast<bfloat16*>(weights), outputs, totals, highest};
+    }
+
+    // Where what is kept for a head of a position's block begins.
+    size_t at(int request, int head, int position) const {
+        return heads_.at(batch_.tables[batch_.table_starts[request] + position / heads_.block_size], head);
+    }
+
+    // Scores of a tile's rows, not scaled.
+    void score(const Scratch& s, int row, int request, int head, int begin, int keys) const {
+        const int dim = heads_.dim;
+        const int size = in_pairs(heads_) ? heads_.block_size : SIDE;
+        const size_t query = dim * sizeof(bfloat16), line = size * 2 * sizeof(bfloat16);
+        const bfloat16* queries = s.queries + size_t(row) * dim;
+        float* to = s.scores + size_t(row) * KEYS;
+        settle();
+        for (int j = 0; j < keys; j += SIDE) {
+            const bfloat16* from = key_columns(request, head, begin + j);
+            _tile_zero(0);
+            for (int d = 0; d < dim; d += DEPTHS) {
+                _tile_loadd(4, queries + d, query);
+                _tile_loadd(6, from + size_t(d) * size, line);
+                _tile_dpbf16ps(0, 4, 6);
+            }
+            _tile_stored(0, to + j, KEYS * sizeof(float));
+        }
+    }
+
+    // A row's scores to weights e^(scaling * (score - highest)), of which the first `visible` are seen.
+    void weigh(const Scratch& s, int r, int keys, int visible) const {
+        float* scores = s.scores + size_t(r) * KEYS;
+        bfloat16* weights = s.weights + size_t(r) * KEYS;
+        Vector best = broadcast(s.highest[r]);
+        for (int j = 0; j < keys; j += LANES) {
+            if (visible < j + LANES) store(scores + j, numbers() < float(visible - j) ? load(scores + j) : broadcast(-INFINITY));
+            best = larger(load(scores + j), best);
+        }
+        const float now = highest(best), factor = heads_.scaling * 1.44269504f;
+        const Vector shrink = short_exponential(broadcast((s.highest[r] - now) * factor));
+        s.highest[r] = now;
+        Vector sum = load(s.totals + size_t(r) * LANES) * shrink;
+        for (int j = 0; j < keys; j += LANES) {
+            const Vector weight = short_exponential((load(scores + j) - now) * factor);
+            store_some(weights + j, weight, LANES);
+            sum += weight;
+        }
+        store(s.totals + size_t(r) * LANES, sum);
+        float* outputs = s.outputs + size_t(r) * heads_.dim;
+        for (int d = 0; d < heads_.dim; d += LANES) store(outputs + d, load(outputs + d) * shrink);
+    }
+
+    // Adds values by the weights of a tile's rows.
+    void collect(const Scratch& s, int row, int request, int head, int begin, int keys) const {
+        const int dim = heads_.dim;
+        const size_t line = dim * 2 * sizeof(bfloat16), out = dim * sizeof(float);
+        const bfloat16* weights = s.weights + size_t(row) * KEYS;
+        float* outputs = s.outputs + size_t(row) * dim;
+        settle();
+        for (int d = 0; d < dim; d += 2 * SIDE) {
+            _tile_loadd(0, outputs + d, out);
+            _tile_loadd(1, outputs + d + SIDE, out);
+            for (int j = 0; j < keys; j += SIDE) {
+                const bfloat16* from = value_columns(request, head, begin + j) + d * 2;
+                _tile_loadd(5, weights + j, KEYS * sizeof(bfloat16));
+                _tile_loadd(7, from, line);
+                _tile_dpbf16ps(0, 5, 7);
+                _tile_loadd(7, from + 2 * SIDE, line);
+                _tile_dpbf16ps(1, 5, 7);
+            }
+            _tile_stored(0, outputs + d, out);
+            _tile_stored(1, outputs + d + SIDE, out);
+        }
+    }
+
+    // Keys of SIDE positions, [dim / 2][block_size or SIDE][2]: where they are, or a copy. What is behind the request's end
+    // is its own or another's, and as finite as all that is kept.
+    const bfloat16* key_columns(int request, int head, int position) const {
+        const int size = heads_.block_size, dim = heads_.dim;
+        if (in_pairs(heads_)) return keys_ + at(request, head, position) + position % size * 2;
+        bfloat16* copy = empty(dim);
+        for (int i = 0; i < SIDE && kept(request, position + i); ++i) {
+            const bfloat16* from = keys_ + at(request, head, position + i) + (position + i) % size;
+            for (int d = 0; d < dim; ++d) copy[size_t(d / 2) * 2 * SIDE + 2 * i + d % 2] = from[size_t(d) * size];
+        }
+        settle();
+        return copy;
+    }
+
+    // Values of SIDE positions, [SIDE / 2][dim][2].
+    const bfloat16* value_columns(int request, int head, int position) const {
+        const int size = heads_.block_size, dim = heads_.dim;
+        if (in_pairs(heads_)) return values_ + at(request, head, position) + value_place(heads_, position % size, 0);
+        bfloat16* copy = empty(dim);
+        for (int i = 0; i < SIDE && kept(request, position + i); ++i) {
+            const bfloat16* from = values_ + at(request, head, position + i) + size_t((position + i) % size) * dim;
+            for (int d = 0; d < dim; ++d) copy[value_place(heads_, i, d)] = from[d];
+        }
+        settle();
+        return copy;
+    }
+
+    bool kept(int request, int position) const {
+        const int blocks = batch_.table_starts[request + 1] - batch_.table_starts[request];
+        return position < blocks * heads_.block_size;
+    }
+
+    static bfloat16* empty(int dim) {
+        thread_local std::vector<bfloat16> memory;
+        memory.assign(size_t(SIDE) * dim, bfloat16{0});
+        return memory.data();
+    }
+
+    const Batch& batch_;
+    const Heads& heads_;
+    const bfloat16* keys_;
+    const bfloat16* values_;
+};
+
+// Rows of a span's queries, times the heads that share a key head, at most.
+inline int span_height(const Heads& heads, bool bfloat16_cache) {
+    return by_tiles(heads, bfloat16_cache) ? 3 * SIDE : HEIGHT;
+}
+
+#else
+
+inline int span_height(const Heads&, bool) { return HEIGHT; }
+
+#endif
