@@ -26,8 +26,8 @@ class KVCache:
     """Per layer keys [num_blocks + 1, heads, dim, block_size] and values [num_blocks + 1, heads, block_size, dim].
 
     What one head reads of a block lies in one piece, in the order in which attention reads it: a score is a sum over
-    dimensions for many keys at once, an output a sum over keys for many dimensions at once. A decoder that alone reads and
-    writes may keep the numbers of such a piece in an order of its own.
+    dimensions for many keys at once, an output a sum over keys for many dimensions at once. A decoder may keep the
+    numbers of such a piece in an order of its own.
 
     The block after the last one stays zero: it pads block tables, so that no request ever reads another's values,
     not even behind a mask (0 * NaN is NaN).

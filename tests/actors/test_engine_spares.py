@@ -21,6 +21,8 @@ from engine_seats import (
 )
 
 from actors import engine_pair
+from actors.engine_link import EngineLink
+from actors.engine_ranks import EngineRanks
 from actors.placement import remove_engine
 from load.until import until
 from services.errors import StaleEpoch
@@ -76,21 +78,25 @@ async def test_a_spare_that_stands_still_is_none_until_it_goes_on() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
     async with keeping_spare(engines, link, "1:a"):
-        spare = (await status_of(spare_name(link))).pid
-        os.kill(spare, signal.SIGSTOP)
-        await until(lambda: not engines.has_spare)
+        spare = await stopped_spare(engines, link)
         os.kill(spare, signal.SIGCONT)
         await until(lambda: engines.has_spare)
     assert (await status_of(spare_name(link))).pid == spare
+
+
+async def stopped_spare(engines: EngineRanks, link: EngineLink) -> int:
+    """The spare's process, which stands still, as its owner has seen."""
+    spare = (await status_of(spare_name(link))).pid
+    os.kill(spare, signal.SIGSTOP)
+    await until(lambda: not engines.has_spare)
+    return spare
 
 
 async def test_a_spare_that_stands_still_for_long_is_killed() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
     async with keeping_spare(engines, link, "1:a"):
-        spare = (await status_of(spare_name(link))).pid
-        os.kill(spare, signal.SIGSTOP)
-        await until(lambda: not engines.has_spare)
+        spare = await stopped_spare(engines, link)
         await until(lambda: engines.has_spare)
     assert (await status_of(spare_name(link))).pid != spare
 

@@ -37,12 +37,13 @@ inline void place_in_pairs(const Heads& heads, int offset, const float* key, con
     }
 }
 
-// e^x for x <= 0 to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest.
-inline Vector short_exponential(Vector x_log2) {
-    const __m512 x = __m512(x_log2), whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// 2^x for x <= 0 to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest. Of minus infinity the
+// rest is NaN, which scaled by so little is 0.
+inline Vector short_power(Vector of) {
+    const __m512 x = __m512(of), whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector rest = Vector(_mm512_sub_ps(x, whole));
-    Vector p = rest * 0.0555041f + 0.2402265f;
-    p = p * rest + 0.6931472f;
+    Vector p = rest * 0.05459282f + 0.24221784f;  // least squares at Chebyshev's points
+    p = p * rest + 0.6933686f;
     p = p * rest + 1.0f;
     return Vector(_mm512_scalef_ps(__m512(p), whole));
 }
@@ -139,11 +140,11 @@ private:
             best = larger(load(scores + j), best);
         }
         const float now = highest(best), factor = heads_.scaling * 1.44269504f;
-        const Vector shrink = short_exponential(broadcast((s.highest[r] - now) * factor));
+        const Vector shrink = short_power(broadcast((s.highest[r] - now) * factor));
         s.highest[r] = now;
         Vector sum = load(s.totals + size_t(r) * LANES) * shrink;
         for (int j = 0; j < keys; j += LANES) {
-            const Vector weight = short_exponential((load(scores + j) - now) * factor);
+            const Vector weight = short_power((load(scores + j) - now) * factor);
             store_some(weights + j, weight, LANES);
             sum += weight;
         }
