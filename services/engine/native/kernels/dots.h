@@ -43,18 +43,19 @@ struct alignas(64) Shapes {
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 
-    constexpr explicit Shapes(int pairs) {
+    explicit Shapes(int pairs) {
         bytes[5] = uint16_t(4 * pairs);
         rows[7] = uint8_t(pairs);
     }
 };
-// Not on the stack: the compiler does not know that all of them is read.
-inline constexpr Shapes WHOLE(16), HALF(8);
+
+// The intrinsic does not tell the compiler that all of it is read.
+inline void load_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 
 // A thread has tiles as long as this lives.
 struct Units {
     Units() {
-        if (HAS_TILES) _tile_loadconfig(&WHOLE);
+        if (HAS_TILES) load_shapes(Shapes(16));
     }
     ~Units() {
         if (HAS_TILES) _tile_release();
@@ -62,10 +63,10 @@ struct Units {
     Units(const Units&) = delete;
 };
 
-// And some of them are for products of 8 pairs as long as this lives.
+// And two of them are for products of 8 pairs as long as this lives.
 struct HalfTiles {
-    HalfTiles() { _tile_loadconfig(&HALF); }
-    ~HalfTiles() { _tile_loadconfig(&WHOLE); }
+    HalfTiles() { load_shapes(Shapes(8)); }
+    ~HalfTiles() { load_shapes(Shapes(16)); }
     HalfTiles(const HalfTiles&) = delete;
 };
 
