@@ -135,10 +135,11 @@ async def test_after_an_outage_leases_are_given_anew_once(pool, running):
 
 
 async def test_a_repeat_does_not_renew_the_lease(pool, running):
-    for _ in range(round(1.2 * LEASE / 0.03)):
-        await asyncio.sleep(0.03)
+    async def repeated():
         assert (await running.repeat()).owned
-    assert (await pool.acquire(SEAT, "heir", 100)).granted
+        return await _granted(pool)
+
+    assert await _once_expired(pool, repeated)
 
 
 async def test_a_released_seat_is_free_and_still_seen(pool, running):
