@@ -15,18 +15,26 @@
 constexpr int KEYS = 256;   // of a tile
 constexpr int HEIGHT = 42;  // rows of a tile of queries: queries times the heads that share a key head
 
+// A token's key and value of one head to their place.
+template <class Number>
+inline void keep_plain(const Kept<Number>& kept, size_t at, int offset, const float* key, const float* value) {
+    const int size = kept.heads.block_size, dim = kept.heads.dim;
+    Number *keys = kept.keys + at + offset, *values = kept.values + at + size_t(offset) * dim;
+    for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * size], key[i]);
+    for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
+}
+
 template <class Number>
 class Attention {
 public:
-    Attention(const Batch& batch, const Heads& heads, const Number* keys, const Number* values)
-        : batch_(batch), heads_(heads), keys_(keys), values_(values) {}
+    explicit Attention(const Kept<Number>& kept) : kept_(kept), heads_(kept.heads) {}
 
     // Writes the outputs of one span and key head: query [tokens, width], outputs to the rows from `origin` on.
     template <class Input>
     void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
         const int dim = heads_.dim, group = heads_.group(), rows = span.count * group, padded = heads_.padded_dim();
-        const int first_position = batch_.contexts[span.request] + span.first;
-        const int first_token = batch_.starts[span.request] + span.first;
+        const int first_position = kept_.batch.contexts[span.request] + span.first;
+        const int first_token = kept_.batch.starts[span.request] + span.first;
         const int length = first_position + span.count;
         const Tiles own(rows);
         const Scratch s = scratch(rows, dim, padded);
@@ -76,15 +84,11 @@ private:
                 m + best,    m + highest, m + shrink, m + totals};
     }
 
-    // Where what is kept of a position's block for a head begins.
-    size_t at(int request, int head, int position) const {
-        return heads_.at(batch_.tables[batch_.table_starts[request] + position / heads_.block_size], head);
-    }
     const Number* key(int request, int head, int position) const {
-        return keys_ + at(request, head, position) + position % heads_.block_size;
+        return kept_.keys + kept_.at(request, head, position) + position % heads_.block_size;
     }
     const Number* value(int request, int head, int position) const {
-        return values_ + at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
+        return kept_.values + kept_.at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
     }
 
     // `count` queries, row r at from(r), scaled, as a tile of rows.
@@ -260,8 +264,6 @@ private:
             });
     }
 
-    const Batch& batch_;
+    const Kept<Number> kept_;
     const Heads& heads_;
-    const Number* keys_;
-    const Number* values_;
 };

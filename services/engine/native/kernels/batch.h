@@ -26,6 +26,19 @@ struct Heads {
     int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 };
 
+// Keys and values of one layer.
+template <class Number>
+struct Kept {
+    const Batch& batch;
+    const Heads& heads;
+    Number *keys, *values;
+
+    // Where what is kept of a position's block for a head begins.
+    size_t at(int request, int head, int position) const {
+        return heads.at(batch.tables[batch.table_starts[request] + position / heads.block_size], head);
+    }
+};
+
 // Some queries of one request.
 struct Span {
     int request, first, count;  // of the request's tokens in this iteration

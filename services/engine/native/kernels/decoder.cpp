@@ -10,7 +10,8 @@
 
 namespace {
 
-// Runs work(team) in every thread, which has the units of its processor. The team must not wait for threads that OpenMP would not give it.
+// Runs work(team) in every thread, which has the units of its processor. The team must not wait for threads that OpenMP
+// would not give it.
 template <class Work>
 void together(int wanted, const Work& work) {
     omp_set_dynamic(0);
@@ -118,7 +119,8 @@ void orca_seconds(const Buffers* buffers, double* seconds) { std::copy_n(buffers
 
 // Numbers of a panel of `kind`.
 int orca_panel_size(int kind, int inputs) {
-    return int(kind == 3 ? panel_size(static_cast<Dotted*>(nullptr), inputs) : panel_size(static_cast<float*>(nullptr), inputs));
+    if (kind == 3) return int(panel_size(static_cast<Dotted*>(nullptr), inputs));
+    return int(panel_size(static_cast<float*>(nullptr), inputs));
 }
 
 void orca_delete_buffers(Buffers* buffers) { delete buffers; }
@@ -147,7 +149,8 @@ void orca_pack(const void* weights, int bfloat16_weights, int outputs, int input
 void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, float* to) {
     with_input(*matrix, [&]<class Input>() {
         const Tiles tiles(rows);
-        Numbers memory(Input::floats(rows, matrix->inputs));
+        static thread_local Numbers memory;  // getting it anew takes as long as many a product
+        grow(memory, Input::floats(rows, matrix->inputs));
         const Input input(memory, matrix->inputs, tiles);
         together(threads, [&](Team& team) {
             each_range(team, rows, 16, [&](int begin, int end) {
@@ -167,6 +170,7 @@ void orca_run(const Model* model, const Batch* batch, int first, int last, float
 
 // Logits [samples, vocabulary] after the tokens of batch.ends.
 void orca_logits(const Model* model, const Batch* batch, float* x, float* logits) {
-    if (batch->samples) with_input(model->vocabulary, [&]<class Input>() { find_logits<Input>(*model, *batch, x, logits); });
+    if (!batch->samples) return;
+    with_input(model->vocabulary, [&]<class Input>() { find_logits<Input>(*model, *batch, x, logits); });
 }
 }

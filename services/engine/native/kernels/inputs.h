@@ -109,12 +109,15 @@ private:
     // Asks for a panel, a share at each step of each block that is multiplied by the one before.
     class NextPanel {
     public:
-        NextPanel(const Dotted* panel, int blocks) : at_(reinterpret_cast<const char*>(panel)), lines_((32 + blocks - 1) / blocks) {}
+        NextPanel(const Dotted* panel, int blocks)
+            : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
         void operator()() {
             for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
         }
 
     private:
+        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64;  // of a step
+
         const char* at_;
         const int lines_;
     };

@@ -201,11 +201,15 @@ private:
     }
 
     template <class Number>
+    Kept<Number> kept(const Layer& layer) const {
+        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values)};
+    }
+
+    template <class Number>
     void place(const Layer& layer, int token) {
         const Heads& heads = model.heads;
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
-        const int32_t block = batch.tables[batch.table_starts[request] + position / heads.block_size];
         float* row = qkv() + size_t(token) * width();
         for (int head = 0; head < heads.queries + heads.keys; ++head) {
             float* x = row + head * dim;
@@ -215,38 +219,18 @@ private:
                 rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
         }
         const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
-        const int offset = position % heads.block_size;
-        for (int head = 0; head < heads.keys; ++head, key += dim, value += dim) {
-#if defined(__AMX_BF16__)
-            if constexpr (std::is_same_v<Number, bfloat16>)
-                if (by_tiles(heads, true) && in_pairs(heads)) {
-                    const size_t at = heads.at(block, head);
-                    place_in_pairs(heads, offset, key, value, static_cast<bfloat16*>(layer.keys) + at,
-                                   static_cast<bfloat16*>(layer.values) + at);
-                    continue;
-                }
-#endif
-            Number* keys = static_cast<Number*>(layer.keys) + heads.at(block, head) + offset;
-            Number* values = static_cast<Number*>(layer.values) + heads.at(block, head) + size_t(offset) * dim;
-            for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * heads.block_size], key[i]);
-            for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
-        }
+        for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
+            ::keep(kept<Number>(layer), request, head, position, key, value);
     }
 
     template <class Number>
     void attend_to(const Layer& layer, const Input& outputs) {
-        const Heads& heads = model.heads;
-        const Number *keys = static_cast<const Number*>(layer.keys), *values = static_cast<const Number*>(layer.values);
-        const auto by = [&](const auto& attention) {
-            crew.each(int(slice.spans.size()) * heads.keys, [&](int item) {
-                attention.run(slice.spans[item / heads.keys], item % heads.keys, qkv(), width(), outputs, slice.first);
+        const int keys = model.heads.keys;
+        with_attention(kept<Number>(layer), [&](const auto& attention) {
+            crew.each(int(slice.spans.size()) * keys, [&](int item) {
+                attention.run(slice.spans[item / keys], item % keys, qkv(), width(), outputs, slice.first);
             });
-            done(ATTENTION);
-        };
-#if defined(__AMX_BF16__)
-        if constexpr (std::is_same_v<Number, bfloat16>)
-            if (by_tiles(heads, true)) return by(TileAttention(batch, heads, keys, values));
-#endif
-        by(Attention<Number>(batch, heads, keys, values));
+        });
+        done(ATTENTION);
     }
 };

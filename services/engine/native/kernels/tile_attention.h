@@ -25,15 +25,14 @@ inline size_t value_place(const Heads& heads, int offset, int d) {
     return (size_t(offset / 2) * heads.dim + d) * 2 + offset % 2;
 }
 
-// A token's key and value of one head to their place in a block.
-inline void place_in_pairs(const Heads& heads, int offset, const float* key, const float* value, bfloat16* keys,
-                           bfloat16* values) {
-    for (int d = 0; d < heads.dim; d += LANES) {
+inline void keep_in_pairs(const Kept<bfloat16>& kept, size_t at, int offset, const float* key, const float* value) {
+    bfloat16 *keys = kept.keys + at, *values = kept.values + at;
+    for (int d = 0; d < kept.heads.dim; d += LANES) {
         bfloat16 short_key[LANES], short_value[LANES];
         store_some(short_key, load(key + d), LANES);
         store_some(short_value, load(value + d), LANES);
-        for (int i = 0; i < LANES; i += 2) std::memcpy(keys + key_place(heads, offset, d + i), short_key + i, 4);
-        for (int i = 0; i < LANES; ++i) values[value_place(heads, offset, d + i)] = short_value[i];
+        for (int i = 0; i < LANES; i += 2) std::memcpy(keys + key_place(kept.heads, offset, d + i), short_key + i, 4);
+        for (int i = 0; i < LANES; ++i) values[value_place(kept.heads, offset, d + i)] = short_value[i];
     }
 }
 
@@ -50,15 +49,14 @@ inline Vector short_power(Vector of) {
 
 class TileAttention {
 public:
-    TileAttention(const Batch& batch, const Heads& heads, const bfloat16* keys, const bfloat16* values)
-        : batch_(batch), heads_(heads), keys_(keys), values_(values) {}
+    explicit TileAttention(const Kept<bfloat16>& kept) : kept_(kept), heads_(kept.heads) {}
 
     // See Attention::run.
     template <class Input>
     void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
         const int dim = heads_.dim, group = heads_.group(), rows = span.count * group;
-        const int first_position = batch_.contexts[span.request] + span.first;
-        const int first_token = batch_.starts[span.request] + span.first;
+        const int first_position = kept_.batch.contexts[span.request] + span.first;
+        const int first_token = kept_.batch.starts[span.request] + span.first;
         const int length = first_position + span.count;
         const Scratch s = scratch(rows, dim);
         for (int r = 0; r < rows; ++r) {
@@ -105,11 +103,6 @@ private:
         return {reinterpret_cast<bfloat16*>(queries), scores, reinterpret_cast<bfloat16*>(weights), outputs, totals, highest};
     }
 
-    // Where what is kept for a head of a position's block begins.
-    size_t at(int request, int head, int position) const {
-        return heads_.at(batch_.tables[batch_.table_starts[request] + position / heads_.block_size], head);
-    }
-
     // Scores of a tile's rows, not scaled.
     void score(const Scratch& s, int row, int request, int head, int begin, int keys) const {
         const int dim = heads_.dim;
@@ -136,8 +129,9 @@ private:
         bfloat16* weights = s.weights + size_t(r) * KEYS;
         Vector best = broadcast(s.highest[r]);
         for (int j = 0; j < keys; j += LANES) {
-            if (visible < j + LANES) store(scores + j, numbers() < float(visible - j) ? load(scores + j) : broadcast(-INFINITY));
-            best = larger(load(scores + j), best);
+            const Vector all = load(scores + j), seen = numbers() < float(visible - j) ? all : broadcast(-INFINITY);
+            if (visible < j + LANES) store(scores + j, seen);
+            best = larger(seen, best);
         }
         const float now = highest(best), factor = heads_.scaling * 1.44269504f;
         const Vector shrink = short_power(broadcast((s.highest[r] - now) * factor));
@@ -180,10 +174,10 @@ private:
     // is its own or another's, and as finite as all that is kept.
     const bfloat16* key_columns(int request, int head, int position) const {
         const int size = heads_.block_size, dim = heads_.dim;
-        if (in_pairs(heads_)) return keys_ + at(request, head, position) + position % size * 2;
+        if (in_pairs(heads_)) return kept_.keys + kept_.at(request, head, position) + position % size * 2;
         bfloat16* copy = empty(dim);
-        for (int i = 0; i < SIDE && kept(request, position + i); ++i) {
-            const bfloat16* from = keys_ + at(request, head, position + i) + (position + i) % size;
+        for (int i = 0; i < SIDE && is_kept(request, position + i); ++i) {
+            const bfloat16* from = kept_.keys + kept_.at(request, head, position + i) + (position + i) % size;
             for (int d = 0; d < dim; ++d) copy[size_t(d / 2) * 2 * SIDE + 2 * i + d % 2] = from[size_t(d) * size];
         }
         settle();
@@ -193,18 +187,18 @@ private:
     // Values of SIDE positions, [SIDE / 2][dim][2].
     const bfloat16* value_columns(int request, int head, int position) const {
         const int size = heads_.block_size, dim = heads_.dim;
-        if (in_pairs(heads_)) return values_ + at(request, head, position) + value_place(heads_, position % size, 0);
+        if (in_pairs(heads_)) return kept_.values + kept_.at(request, head, position) + value_place(heads_, position % size, 0);
         bfloat16* copy = empty(dim);
-        for (int i = 0; i < SIDE && kept(request, position + i); ++i) {
-            const bfloat16* from = values_ + at(request, head, position + i) + size_t((position + i) % size) * dim;
+        for (int i = 0; i < SIDE && is_kept(request, position + i); ++i) {
+            const bfloat16* from = kept_.values + kept_.at(request, head, position + i) + size_t((position + i) % size) * dim;
             for (int d = 0; d < dim; ++d) copy[value_place(heads_, i, d)] = from[d];
         }
         settle();
         return copy;
     }
 
-    bool kept(int request, int position) const {
-        const int blocks = batch_.table_starts[request + 1] - batch_.table_starts[request];
+    bool is_kept(int request, int position) const {
+        const int blocks = kept_.batch.table_starts[request + 1] - kept_.batch.table_starts[request];
         return position < blocks * heads_.block_size;
     }
 
@@ -214,19 +208,37 @@ private:
         return memory.data();
     }
 
-    const Batch& batch_;
+    const Kept<bfloat16> kept_;
     const Heads& heads_;
-    const bfloat16* keys_;
-    const bfloat16* values_;
 };
-
-// Rows of a span's queries, times the heads that share a key head, at most.
-inline int span_height(const Heads& heads, bool bfloat16_cache) {
-    return by_tiles(heads, bfloat16_cache) ? 3 * SIDE : HEIGHT;
-}
 
 #else
 
-inline int span_height(const Heads&, bool) { return HEIGHT; }
+inline bool by_tiles(const Heads&, bool) { return false; }
 
 #endif
+
+// A token's key and value of one head to where attention reads them.
+template <class Number>
+inline void keep(const Kept<Number>& kept, int request, int head, int position, const float* key, const float* value) {
+    const size_t at = kept.at(request, head, position);
+    const int offset = position % kept.heads.block_size;
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<Number, bfloat16>)
+        if (by_tiles(kept.heads, true) && in_pairs(kept.heads)) return keep_in_pairs(kept, at, offset, key, value);
+#endif
+    keep_plain(kept, at, offset, key, value);
+}
+
+// Calls work(attention) with the one that reads it so.
+template <class Number, class Work>
+inline void with_attention(const Kept<Number>& kept, const Work& work) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<Number, bfloat16>)
+        if (by_tiles(kept.heads, true)) return work(TileAttention(kept));
+#endif
+    work(Attention<Number>(kept));
+}
+
+// Rows of a span's queries, times the heads that share a key head, at most: three tiles of either kind.
+inline int span_height(const Heads& heads, bool bfloat16_cache) { return by_tiles(heads, bfloat16_cache) ? 48 : HEIGHT; }
