@@ -161,11 +161,7 @@ class _Collector:
             ("orca:pool_bytes", "Bytes the pool counts for its sequences", o.bytes),
             ("orca:engines", "Seats with a living scheduler", sum(seat.alive for seat in o.seats)),
             ("orca:gateways", "Registered gateways", o.gateways),
-            (
-                "orca:numerics",
-                "Kinds of numerics of the engines; tokens differ between them",
-                kinds,
-            ),
+            ("orca:numerics", "Kinds of numerics of the engines; tokens differ between them", kinds),
         ):
             gauge = GaugeMetricFamily(name, text, labels=("model_name",))
             gauge.add_metric((self._model,), value)

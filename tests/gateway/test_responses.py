@@ -76,7 +76,9 @@ def test_a_bound_makes_it_incomplete(client: openai.OpenAI) -> None:
     assert made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
     assert made.output_text == "hello"
-    assert made.output[0].status == "incomplete"  # type: ignore[union-attr]
+    (output,) = made.output
+    assert output.type == "message"
+    assert output.status == "incomplete"
 
 
 def test_a_failure_is_an_error_and_stays_readable(client: openai.OpenAI, http: httpx.Client) -> None:

@@ -39,8 +39,8 @@ def verdict(*records: Record, keeps_all: bool = True, pool: list = POOL) -> Verd
     return check(records, pool, keeps_all)
 
 
-def rules(*records: Record, **how: object) -> set[str]:
-    return {violation.rule for violation in verdict(*records, **how).violations}  # type: ignore[arg-type]
+def rules(*records: Record, keeps_all: bool = True, pool: list = POOL) -> set[str]:
+    return {violation.rule for violation in verdict(*records, keeps_all=keeps_all, pool=pool).violations}
 
 
 def test_a_right_one() -> None:

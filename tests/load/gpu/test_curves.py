@@ -48,7 +48,7 @@ def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypat
 
     monkeypatch.setattr(end_to_end, "serve", serve)
     monkeypatch.setattr(end_to_end, "LOADS", (1.0, 1.1))
-    curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)  # type: ignore[arg-type]
+    curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)  # type: ignore[arg-type]  # serve() is replaced: no engine runs
     assert curve.peak == end_to_end.LEAST / 2.0  # all there at once, ended after 2 s
     assert len(curve.points) == 1
     assert [len(trace) for trace in traces] == [end_to_end.LEAST, end_to_end.LEAST]

@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-import interpreter  # noqa: F401
+import interpreter  # noqa: F401  makes Triton's run here, before any kernel is made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import interpreter  # noqa: F401  ranks are processes of their own
+import interpreter  # noqa: F401  as conftest.py, for ranks, which are processes of their own
 import torch
 
 from services.engine.cuda.decoder import CudaDecoder
