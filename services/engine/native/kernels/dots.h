@@ -36,14 +36,15 @@ inline const bool HAS_TILES = ask_for_tiles();
 
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
-// Each tile has 16 rows of 64 bytes; but for products of `pairs` pairs there are tiles 5 and 7: rows by them, and them by
-// columns.
+// Each tile has 16 rows of 64 bytes; but tiles 0 to 5 have `height`, and for products of `pairs` pairs there are tiles 5 and
+// 7: rows by them, and them by columns.
 struct alignas(64) Shapes {
     uint8_t palette = 1, start = 0, unused[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 
-    explicit Shapes(int pairs) {
+    explicit Shapes(int pairs, int height = 16) {
+        std::fill_n(rows, 6, uint8_t(height));
         bytes[5] = uint16_t(4 * pairs);
         rows[7] = uint8_t(pairs);
     }
@@ -63,9 +64,9 @@ struct Units {
     Units(const Units&) = delete;
 };
 
-// And two of them are for products of 8 pairs as long as this lives.
+// And are for `height` rows, two of them for products of 8 pairs, as long as this lives.
 struct HalfTiles {
-    HalfTiles() { load_shapes(Shapes(8)); }
+    explicit HalfTiles(int height) { load_shapes(Shapes(8, height)); }
     ~HalfTiles() { load_shapes(Shapes(16)); }
     HalfTiles(const HalfTiles&) = delete;
 };

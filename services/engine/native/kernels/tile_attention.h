@@ -11,16 +11,20 @@
 #if defined(__AMX_BF16__)
 
 constexpr int SIDE = 16;  // rows of a tile, and the keys of one product
+constexpr int LINE = 32;  // numbers of one of the cache
+constexpr int SOON = 64;  // keys by which keys and values are asked for before they are multiplied
 
 inline bool by_tiles(const Heads& heads, bool bfloat16_cache) {
     return HAS_TILES && bfloat16_cache && heads.dim % DEPTHS == 0;
 }
 
-// Blocks that tiles can be read from. What is kept of one for a head: keys [dim / 2][block_size][2], values
+// Blocks that tiles can be read from. What is kept of one for a head: keys [block_size / SIDE][dim / 2][SIDE][2], values
 // [block_size / 2][dim][2].
 inline bool in_pairs(const Heads& heads) { return heads.block_size % SIDE == 0; }
 
-inline size_t key_place(const Heads& heads, int offset, int d) { return (size_t(d / 2) * heads.block_size + offset) * 2; }
+inline size_t key_place(const Heads& heads, int offset, int d) {
+    return size_t(offset / SIDE) * SIDE * heads.dim + (size_t(d / 2) * SIDE + offset % SIDE) * 2;
+}
 inline size_t value_place(const Heads& heads, int offset, int d) {
     return (size_t(offset / 2) * heads.dim + d) * 2 + offset % 2;
 }
@@ -66,12 +70,13 @@ public:
         std::fill_n(s.highest, rows, -INFINITY);
         std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs, size_t(rows) * dim, 0.0f);
-        const HalfTiles tiles;
+        const HalfTiles tiles(std::min(rows, SIDE));
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin), keys = (count + SIDE - 1) / SIDE * SIDE;
-            for (int row = 0; row < rows; row += SIDE) score(s, row, span.request, head, begin, keys);
+            const Part part{span.request, head, begin, keys, length};
+            for (int row = 0; row < rows; row += SIDE) score(s, row, part);
             for (int r = 0; r < rows; ++r) weigh(s, r, keys, first_position + r / group + 1 - begin);
-            for (int row = 0; row < rows; row += SIDE) collect(s, row, span.request, head, begin, keys);
+            for (int row = 0; row < rows; row += SIDE) collect(s, row, part);
         }
         for (int r = 0; r < rows; ++r) {
             const float share = 1.0f / total(load(s.totals + size_t(r) * LANES));
@@ -91,6 +96,28 @@ private:
         float* highest;     // [rows]
     };
 
+    // `keys` from `begin` on, in whole products, of the `length` that a request's head looks at.
+    struct Part {
+        int request, head, begin, keys, length;
+    };
+
+    // What is read soon. Its lines are asked for a few at a time, between products: the processor waits when there are many.
+    struct Soon {
+        const bfloat16* from = nullptr;
+        size_t step = 0;  // numbers from four lines to the next four
+
+        // From the at-th four lines on two times four.
+        void ask(int at) const {
+            if (!from) return;
+            const bfloat16 *first = from + at * step, *second = first + step;
+            for (int i = 0; i < 4; ++i) fetch(first + i * LINE);
+            for (int i = 0; i < 4; ++i) fetch(second + i * LINE);
+        }
+
+        // Here, and not where the compiler would like it.
+        static void fetch(const bfloat16* line) { asm volatile("prefetcht0 %0" ::"m"(*line)); }
+    };
+
     // Room for whole tiles of rows.
     static Scratch scratch(int rows, int dim) {
         thread_local Numbers memory;
@@ -103,23 +130,47 @@ private:
         return {reinterpret_cast<bfloat16*>(queries), scores, reinterpret_cast<bfloat16*>(weights), outputs, totals, highest};
     }
 
-    // Scores of a tile's rows, not scaled.
-    void score(const Scratch& s, int row, int request, int head, int begin, int keys) const {
+    // Scores of a tile's rows, not scaled. Those behind the last key are not to be read.
+    void score(const Scratch& s, int row, const Part& part) const {
         const int dim = heads_.dim;
-        const int size = in_pairs(heads_) ? heads_.block_size : SIDE;
-        const size_t query = dim * sizeof(bfloat16), line = size * 2 * sizeof(bfloat16);
-        const bfloat16* queries = s.queries + size_t(row) * dim;
-        float* to = s.scores + size_t(row) * KEYS;
-        settle();
-        for (int j = 0; j < keys; j += SIDE) {
-            const bfloat16* from = key_columns(request, head, begin + j);
-            _tile_zero(0);
-            for (int d = 0; d < dim; d += DEPTHS) {
-                _tile_loadd(4, queries + d, query);
-                _tile_loadd(6, from + size_t(d) * size, line);
-                _tile_dpbf16ps(0, 4, 6);
+        const size_t query = dim * sizeof(bfloat16), line = 2 * SIDE * sizeof(bfloat16);
+        for (int j = 0; j < part.keys; j += 4 * SIDE) {
+            const bfloat16* from[4];
+            Soon soon[4];
+            for (int i = 0; i < 4; ++i) {
+                from[i] = key_columns(part, std::min(j + i * SIDE, part.keys - SIDE), i);
+                if (!row) soon[i] = after_key(part, j + i * SIDE + SOON);
             }
-            _tile_stored(0, to + j, KEYS * sizeof(float));
+            settle();
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int d = 0; d < dim; d += DEPTHS) {
+                const int at = d * SIDE, lines = d / 8;
+                _tile_loadd(4, s.queries + size_t(row) * dim + d, query);
+                _tile_loadd(6, from[0] + at, line);
+                _tile_dpbf16ps(0, 4, 6);
+                soon[0].ask(lines);
+                soon[0].ask(lines + 2);
+                _tile_loadd(6, from[1] + at, line);
+                _tile_dpbf16ps(1, 4, 6);
+                soon[1].ask(lines);
+                soon[1].ask(lines + 2);
+                _tile_loadd(6, from[2] + at, line);
+                _tile_dpbf16ps(2, 4, 6);
+                soon[2].ask(lines);
+                soon[2].ask(lines + 2);
+                _tile_loadd(6, from[3] + at, line);
+                _tile_dpbf16ps(3, 4, 6);
+                soon[3].ask(lines);
+                soon[3].ask(lines + 2);
+            }
+            float* to = s.scores + size_t(row) * KEYS + j;
+            _tile_stored(0, to, KEYS * sizeof(float));
+            _tile_stored(1, to + SIDE, KEYS * sizeof(float));
+            _tile_stored(2, to + 2 * SIDE, KEYS * sizeof(float));
+            _tile_stored(3, to + 3 * SIDE, KEYS * sizeof(float));
         }
     }
 
@@ -148,53 +199,103 @@ private:
     }
 
     // Adds values by the weights of a tile's rows.
-    void collect(const Scratch& s, int row, int request, int head, int begin, int keys) const {
+    void collect(const Scratch& s, int row, const Part& part) const {
+        int d = 0;
+        for (; d + 4 * SIDE <= heads_.dim; d += 4 * SIDE) collect_columns<4>(s, row, d, part);
+        if (d < heads_.dim) collect_columns<2>(s, row, d, part);
+    }
+
+    // TILES times SIDE columns, from d on.
+    template <int TILES>
+    void collect_columns(const Scratch& s, int row, int d, const Part& part) const {
         const int dim = heads_.dim;
         const size_t line = dim * 2 * sizeof(bfloat16), out = dim * sizeof(float);
-        const bfloat16* weights = s.weights + size_t(row) * KEYS;
-        float* outputs = s.outputs + size_t(row) * dim;
+        float* outputs = s.outputs + size_t(row) * dim + d;
         settle();
-        for (int d = 0; d < dim; d += 2 * SIDE) {
-            _tile_loadd(0, outputs + d, out);
-            _tile_loadd(1, outputs + d + SIDE, out);
-            for (int j = 0; j < keys; j += SIDE) {
-                const bfloat16* from = value_columns(request, head, begin + j) + d * 2;
-                _tile_loadd(5, weights + j, KEYS * sizeof(bfloat16));
-                _tile_loadd(7, from, line);
-                _tile_dpbf16ps(0, 5, 7);
-                _tile_loadd(7, from + 2 * SIDE, line);
-                _tile_dpbf16ps(1, 5, 7);
+        _tile_loadd(0, outputs, out);
+        _tile_loadd(1, outputs + SIDE, out);
+        if constexpr (TILES == 4) {
+            _tile_loadd(2, outputs + 2 * SIDE, out);
+            _tile_loadd(3, outputs + 3 * SIDE, out);
+        }
+        for (int j = 0; j < part.keys; j += SIDE) {
+            const bfloat16* from = value_columns(part, j) + d * 2;
+            const Soon soon = row ? Soon{} : after_value(part, j + SOON, d);
+            _tile_loadd(5, s.weights + size_t(row) * KEYS + j, KEYS * sizeof(bfloat16));
+            _tile_loadd(7, from, line);
+            _tile_dpbf16ps(0, 5, 7);
+            soon.ask(0);
+            _tile_loadd(7, from + 2 * SIDE, line);
+            _tile_dpbf16ps(1, 5, 7);
+            soon.ask(2);
+            if constexpr (TILES == 4) {
+                _tile_loadd(7, from + 4 * SIDE, line);
+                _tile_dpbf16ps(2, 5, 7);
+                soon.ask(4);
+                _tile_loadd(7, from + 6 * SIDE, line);
+                _tile_dpbf16ps(3, 5, 7);
+                soon.ask(6);
             }
-            _tile_stored(0, outputs + d, out);
-            _tile_stored(1, outputs + d + SIDE, out);
+        }
+        _tile_stored(0, outputs, out);
+        _tile_stored(1, outputs + SIDE, out);
+        if constexpr (TILES == 4) {
+            _tile_stored(2, outputs + 2 * SIDE, out);
+            _tile_stored(3, outputs + 3 * SIDE, out);
         }
     }
 
-    // Keys of SIDE positions, [dim / 2][block_size or SIDE][2]: where they are, or a copy. What is behind the request's end
-    // is its own or another's, and as finite as all that is kept.
-    const bfloat16* key_columns(int request, int head, int position) const {
-        const int size = heads_.block_size, dim = heads_.dim;
-        if (in_pairs(heads_)) return kept_.keys + kept_.at(request, head, position) + position % size * 2;
-        bfloat16* copy = empty(dim);
-        for (int i = 0; i < SIDE && is_kept(request, position + i); ++i) {
-            const bfloat16* from = kept_.keys + kept_.at(request, head, position + i) + (position + i) % size;
+    // What is read at key j of a part, or behind its keys.
+    Soon after_key(const Part& part, int j) const {
+        if (j >= part.keys) return after_value(part, j - part.keys, 0);
+        return soon_keys(part, part.begin + j, 0);
+    }
+    // As above, of the values of the dimensions from d on; behind them are the keys of the next part.
+    Soon after_value(const Part& part, int j, int d) const {
+        const int position = part.begin + j;
+        if (j >= part.keys) return position < part.length ? soon_keys(part, position, d) : Soon{};
+        if (!in_pairs(heads_)) return {};
+        return {value_block(part, position) + d * 2, size_t(heads_.dim) * 2};
+    }
+    Soon soon_keys(const Part& part, int position, int d) const {
+        if (!in_pairs(heads_)) return {};
+        return {key_block(part, position) + d * SIDE, 4 * LINE};
+    }
+
+    // Keys of SIDE positions from a part's j on, [dim / 2][SIDE][2]: where they are, or a copy. What is behind the request's
+    // end is its own or another's, and as finite as all that is kept.
+    const bfloat16* key_columns(const Part& part, int j, int copies) const {
+        const int size = heads_.block_size, dim = heads_.dim, position = part.begin + j;
+        if (in_pairs(heads_)) return key_block(part, position);
+        bfloat16* copy = empty(dim, copies);
+        for (int i = 0; i < SIDE && is_kept(part.request, position + i); ++i) {
+            const bfloat16* from = kept_.keys + kept_.at(part.request, part.head, position + i) + (position + i) % size;
             for (int d = 0; d < dim; ++d) copy[size_t(d / 2) * 2 * SIDE + 2 * i + d % 2] = from[size_t(d) * size];
         }
-        settle();
         return copy;
     }
 
     // Values of SIDE positions, [SIDE / 2][dim][2].
-    const bfloat16* value_columns(int request, int head, int position) const {
-        const int size = heads_.block_size, dim = heads_.dim;
-        if (in_pairs(heads_)) return kept_.values + kept_.at(request, head, position) + value_place(heads_, position % size, 0);
-        bfloat16* copy = empty(dim);
-        for (int i = 0; i < SIDE && is_kept(request, position + i); ++i) {
-            const bfloat16* from = kept_.values + kept_.at(request, head, position + i) + size_t((position + i) % size) * dim;
+    const bfloat16* value_columns(const Part& part, int j) const {
+        const int size = heads_.block_size, dim = heads_.dim, position = part.begin + j;
+        if (in_pairs(heads_)) return value_block(part, position);
+        bfloat16* copy = empty(dim, 0);
+        for (int i = 0; i < SIDE && is_kept(part.request, position + i); ++i) {
+            const size_t block = kept_.at(part.request, part.head, position + i);
+            const bfloat16* from = kept_.values + block + size_t((position + i) % size) * dim;
             for (int d = 0; d < dim; ++d) copy[value_place(heads_, i, d)] = from[d];
         }
         settle();
         return copy;
+    }
+
+    const bfloat16* key_block(const Part& part, int position) const {
+        const size_t block = kept_.at(part.request, part.head, position);
+        return kept_.keys + block + key_place(heads_, position % heads_.block_size, 0);
+    }
+    const bfloat16* value_block(const Part& part, int position) const {
+        const size_t block = kept_.at(part.request, part.head, position);
+        return kept_.values + block + value_place(heads_, position % heads_.block_size, 0);
     }
 
     bool is_kept(int request, int position) const {
@@ -202,10 +303,11 @@ private:
         return position < blocks * heads_.block_size;
     }
 
-    static bfloat16* empty(int dim) {
-        thread_local std::vector<bfloat16> memory;
-        memory.assign(size_t(SIDE) * dim, bfloat16{0});
-        return memory.data();
+    // Room for one of four copies.
+    static bfloat16* empty(int dim, int which) {
+        thread_local std::vector<bfloat16> memory[4];
+        memory[which].assign(size_t(SIDE) * dim, bfloat16{0});
+        return memory[which].data();
     }
 
     const Kept<bfloat16> kept_;
