@@ -16,7 +16,6 @@ from load.engine_floor.timing import best_seconds
 from load.markdown import table
 from services.engine.engine import Engine
 from services.engine.rows import Row
-from services.engine.sampler import Sampler
 from services.requests import SamplingParams
 
 BATCHES = (32, 256)
@@ -52,14 +51,13 @@ def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]
     """All kinds, each the settings of all requests, then a mix of them. The iterations are greedy."""
     vocab = engine.figures.vocab_size
     dtype = torch.float32 if device.type == "cpu" else engine.decoder.weight_dtype
-    sampler = Sampler(frozenset({0}), vocab)
     for batch in BATCHES:
         iteration = _iteration(engine, batch)
         logits = _logits(batch, vocab).to(device, dtype)
         for kind, several in {**{kind: [one] for kind, one in KINDS.items()}, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                seconds = best_seconds([partial(sampler.sample, logits, rows)], device)
+                seconds = best_seconds([partial(engine.sampler.sample, logits, rows)], device)
             yield Sampling(kind, batch, vocab, seconds, iteration)
 
 

@@ -1,15 +1,17 @@
-"""Contenders: the tokens of one request that can win its draw, found among its largest logits (for CPUs)."""
+"""Contenders: the tokens that can win a draw, found among a request's largest logits (for CPUs)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 
 from services.engine.blocks import Blocks, Floats, Ids, kth
 from services.engine.noise import gumbel_of, lucky
-from services.engine.truncation import Limits, weigh
+from services.engine.truncation import Limits, Truncation, weigh
 
 NEAR = np.float32(8.0)  # scores above -NEAR are drawn from first, for a bound of what all others must reach
 NUCLEUS = np.float32(10.0)  # top_p is sought among scores above -NUCLEUS first; only flat distributions need all
@@ -17,18 +19,86 @@ MARGIN = np.float32(1e-3)  # what a floor is lower than the score it is for, so 
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """At temperatures above 0, from the logits of some requests; of each draw its request, settings and the key of its
+    noise."""
+
+    logits: Floats  # [requests, vocab]
+    maxima: Floats  # [requests, blocks]
+    requests: Ids  # [draws]
+    limits: Truncation
+    keys: Ids  # [draws]
+
+    def some(self, which: Sequence[int] | Ids) -> Draws:
+        """These of the draws."""
+        return Draws(self.logits, self.maxima, self.requests[which], self.limits.some(which), self.keys[which])
+
+
+@dataclass(frozen=True, slots=True)
 class Contenders:
-    """The winner is among them; `ids` [tokens] in their order, `scores` [tokens], the key of the noise."""
+    """The winner of each draw is among its own, which are in the order of their ids."""
 
-    ids: Ids
+    counts: Ids  # [draws], how many each has
+    ids: Ids  # of all draws, one after the other
     scores: Floats
-    key: np.int64
+    keys: Ids  # [draws]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Contenders]) -> Contenders:
+        return cls(*(np.concatenate([getattr(one, f.name) for one in parts]) for f in fields(cls)))
 
 
-def contenders(row: Blocks, limits: Limits, key: np.int64) -> Contenders:
-    """Those of a draw, at a temperature above 0."""
-    ids, scores = _lucky(row, limits, key) if limits.none else _kept(row, limits)
-    return Contenders(ids, scores, key)
+class Search(Protocol):
+    """How the vocabulary is looked through."""
+
+    def contenders(self, draws: Draws) -> Contenders:
+        """Those of all draws."""
+        ...
+
+    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> list[float]:
+        """Of these requests the logarithm of the sum of all exponentials."""
+        ...
+
+
+class PlainSearch:
+    """By numpy and torch."""
+
+    def contenders(self, draws: Draws) -> Contenders:
+        """See Search."""
+        found = [
+            find(Blocks(draws.logits[i], draws.maxima[i]), draws.limits.one(n), draws.keys[n])
+            for n, i in enumerate(draws.requests)
+        ]
+        return together(found, draws.keys)
+
+    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> list[float]:
+        """See Search."""
+        return [Blocks(logits[i], maxima[i]).log_sum() for i in requests]
+
+
+def together(found: Sequence[tuple[Ids, Floats]], keys: Ids) -> Contenders:
+    """The ids and scores of each draw as one."""
+    counts = np.array([len(ids) for ids, _ in found], np.int64)
+    none: tuple[Ids, Floats] = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+    ids, scores = (np.concatenate(parts) for parts in zip(none, *found, strict=True))
+    return Contenders(counts, ids, scores, keys)
+
+
+def find(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
+    """The ids and scores of one draw."""
+    return _lucky(row, limits, key) if limits.none else _kept(row, limits)
+
+
+def nucleus(ids: Ids, scores: Floats, top_p: float, whole: tuple[int, int] | None = None) -> tuple[Ids, Floats] | None:
+    """What top_p keeps of these, which are all that min_p and top_k leave; or the likeliest of some that have between
+    these weights, None if that does not tell."""
+    left = np.sort(scores)[::-1]
+    held = np.cumsum(weigh(left.copy()))
+    least, most = (_reached(held, top_p, weight) for weight in whole or (int(held[-1]),) * 2)
+    if least != most or least == len(left):
+        return None
+    stay = (scores >= left[least]).nonzero()[0]
+    return ids.take(stay), scores.take(stay)
 
 
 def _lucky(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
@@ -79,9 +149,13 @@ def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) ->
     if limits.top_p < 1.0 and (known or not limits.narrow):
         left = np.sort(scores[scores >= lowest])[::-1]
         held = np.cumsum(weigh(left.copy()))
-        whole = int(held[-1]) if known else row.weight(limits.temperature)
-        reached = int(np.searchsorted(held, int(limits.top_p * float(whole))))
-        if reached == len(held):
+        reached = _reached(held, limits.top_p, int(held[-1]) if known else row.weight(limits.temperature))
+        if reached == len(left):
             return None
         lowest = left[reached]
     return lowest if every or lowest > outside else None
+
+
+def _reached(held: Ids, top_p: float, whole: int) -> int:
+    """The place in these growing sums at which this share of the whole is reached; behind them, if it is not."""
+    return int(np.searchsorted(held, int(top_p * float(whole))))

@@ -37,14 +37,14 @@ class Engine:
         decoder: Decoder,
         cache: KVCache,
         figures: EngineFigures,
-        eos_token_ids: frozenset[int],
+        sampler: Sampler,
         deadly: DeadlyToken,
     ) -> None:
         self.figures = figures
         self.decoder = decoder
+        self.sampler = sampler
         self._cache = cache
         self._rows = Rows(figures.block_size)
-        self._sampler = Sampler(eos_token_ids, figures.vocab_size)
         self._deadly = deadly
         self._epoch: str | None = None
         self._links: Links | None = None
@@ -81,7 +81,8 @@ class Engine:
         )
         cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
         decoder.bind(cache)
-        return cls(decoder, cache, figures, info.eos_token_ids, DeadlyToken(settings.deadly_token))
+        sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device))
+        return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token))
 
     def link(self, links: Links) -> None:
         """Be one of the ranks that are linked so, all of which are told. `figures` are the least of them all after."""
@@ -116,7 +117,7 @@ class Engine:
             with torch.inference_mode():
                 logits = self.decoder.forward(batch)
                 if logits is not None:
-                    result = self._sampler.sample(logits, batch.sampling)
+                    result = self.sampler.sample(logits, batch.sampling)
             if self._links:
                 self._links.check()
             for row, count in scheduled:

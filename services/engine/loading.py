@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from services.engine import placement
+from services.engine.contenders import PlainSearch, Search
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
 from services.engine.decoder import Decoder
@@ -18,6 +20,7 @@ from services.engine.lean.spec import DecoderSpec
 from services.engine.lean.weights import DecoderWeights, Tensors
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.decoder import NativeDecoder
+from services.engine.native.searching import NativeSearch
 from services.engine.native.setup import NativeSetup
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
@@ -71,6 +74,14 @@ def need_kernels(settings: EngineSettings, device: torch.device) -> None:
         importlib.import_module("services.engine.cuda.decoder")
     except ImportError as error:
         raise NoKernels(f"there is no Triton: {error}") from error
+
+
+def search_of(settings: EngineSettings, device: torch.device) -> Search:
+    """How the vocabulary is looked through on a CPU: compiled, where the lean path's kernels are."""
+    if settings.lean and device.type == "cpu":
+        with contextlib.suppress(NoKernels):
+            return NativeSearch(kernels(settings.cache_dir), torch.get_num_threads())
+    return PlainSearch()
 
 
 def _check_weights(settings: EngineSettings, device: torch.device) -> None:

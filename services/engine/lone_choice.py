@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -12,89 +13,90 @@ import torch
 from services.engine import adjustments
 from services.engine.blocks import Blocks, Floats, maxima, maxima_of
 from services.engine.choice import Choice, is_plain
-from services.engine.contenders import Contenders, contenders
+from services.engine.contenders import Contenders, Draws, Search
 from services.engine.noise import gumbel_of, keys
 from services.engine.rows import Row
 from services.engine.truncation import Truncation
 from services.messages import Logprobs
 
+FIRST = np.zeros(1, np.int64)
 
-def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
+
+def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    tops = maxima(logits).float().numpy()
-    likeliest = tops.argmax(axis=1)
-    best = tops[np.arange(len(rows)), likeliest]
-    width = logits.shape[1] // tops.shape[1]
-    inside = logits.unflatten(1, (-1, width))[torch.arange(len(rows)), torch.from_numpy(likeliest)].argmax(dim=-1)
-    tokens: list[int] = (likeliest * width + inside.numpy()).tolist()
-    sound: list[bool] = np.isfinite(best).tolist()
+    tops = maxima(logits).float().contiguous().numpy()
+    tokens = _likeliest(logits, tops)
+    sound: list[bool] = np.isfinite(tops.max(axis=1)).tolist()
     possible = [True] * len(rows)
-    drawn: list[int] = []
-    found: list[Contenders] = []
     special = [i for i, row in enumerate(rows) if sound[i] and not is_plain(row)]
-    settings = [rows[i].sampling for i in special]
-    limits = Truncation.of(settings, logits.shape[1])
-    secret = keys((s.seed for s in settings), (s.choice for s in settings), (len(rows[i].token_ids) for i in special))
-    numbers = _numbers(logits)
-    for n, (i, row) in enumerate(zip(special, _changed(logits, numbers, tops, rows, special), strict=True)):
+    asking = [i for i, row in enumerate(rows) if sound[i] and row.sampling.logprobs is not None]
+    numbers = logits.float().contiguous().numpy() if special or asking else np.empty((0, logits.shape[1]), np.float32)
+    drawn, changed = ([n for n, i in enumerate(special) if bool(rows[i].adjustments) == some] for some in (False, True))
+    draws = _draws(numbers, tops, rows, special)
+    found = [search.contenders(draws.some(drawn))]
+    for n, scores in zip(changed, _changed(logits, numbers, rows, [special[n] for n in changed]), strict=True):
+        i, row = special[n], Blocks(scores, maxima_of(scores))
         possible[i] = bool(row.best > -math.inf)
         if rows[i].sampling.temperature <= 0.0:
             tokens[i] = row.likeliest()
         elif possible[i]:
-            drawn.append(i)
-            found.append(contenders(row, limits.one(n), secret[n]))
-    for i, token in zip(drawn, _winners(found), strict=True):
-        tokens[i] = token
+            drawn.append(n)
+            found.append(
+                search.contenders(
+                    replace(draws.some([n]), logits=scores[None], maxima=row.maxima[None], requests=FIRST)
+                )
+            )
+    for n, token in zip(drawn, _winners(Contenders.joined(found)), strict=True):
+        tokens[special[n]] = token
+    wholes = search.log_sums(numbers, tops, np.array(asking, np.int64))
     logprobs = {
-        i: _logprobs(Blocks(numbers(i), tops[i]), row.sampling.logprobs, tokens[i])
-        for i, row in enumerate(rows)
-        if row.sampling.logprobs is not None and sound[i]
+        i: _logprobs(Blocks(numbers[i], tops[i]), whole, rows[i].sampling.logprobs or 0, tokens[i])
+        for i, whole in zip(asking, wholes, strict=True)
     }
     return Choice(tokens, sound, possible, logprobs)
 
 
-Numbers = Callable[[int], Floats]
+def _likeliest(logits: torch.Tensor, tops: Floats) -> list[int]:
+    """The id with the largest logit of each row, the lowest if several are equal."""
+    best = tops.argmax(axis=1)
+    blocks = logits.unflatten(1, (tops.shape[1], -1))
+    inside = blocks[torch.arange(len(tops)), torch.from_numpy(best)].argmax(dim=-1)
+    likeliest: list[int] = (best * blocks.shape[2] + inside.numpy()).tolist()
+    return likeliest
 
 
-def _numbers(logits: torch.Tensor) -> Numbers:
-    """The logits [vocab] of a request, not to be changed."""
-    return logits.numpy().__getitem__ if logits.dtype == torch.float32 else lambda i: logits[i].float().numpy()
+def _draws(numbers: Floats, tops: Floats, rows: Sequence[Row], which: list[int]) -> Draws:
+    """Of these requests, whatever their temperature."""
+    settings = [rows[i].sampling for i in which]
+    secret = keys((s.seed for s in settings), (s.choice for s in settings), (len(rows[i].token_ids) for i in which))
+    return Draws(numbers, tops, np.array(which, np.int64), Truncation.of(settings, numbers.shape[1]), secret)
 
 
-def _changed(
-    logits: torch.Tensor, numbers: Numbers, tops: Floats, rows: Sequence[Row], which: list[int]
-) -> Iterator[Blocks]:
-    """The logits of these requests with their adjustments; each is good until the next."""
+def _changed(logits: torch.Tensor, numbers: Floats, rows: Sequence[Row], which: list[int]) -> Iterator[Floats]:
+    """The logits [vocab] of these requests with their adjustments; each is good until the next."""
     changes = adjustments.gather(rows, logits.shape[1])
     arrays = (changes.index, changes.columns, changes.settings)
     values = adjustments.adjusted(logits, *(torch.from_numpy(array) for array in arrays)).numpy()
     scores = np.empty(logits.shape[1], np.float32)  # one for all stays in the caches
     for i in which:
-        if rows[i].adjustments is None:
-            yield Blocks(numbers(i), tops[i])
-        else:
-            scores[:] = numbers(i)
-            mine = slice(changes.starts[i], changes.starts[i + 1])
-            scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
-            yield Blocks(scores, maxima_of(scores))
+        scores[:] = numbers[i]
+        mine = slice(changes.starts[i], changes.starts[i + 1])
+        scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
+        yield scores
 
 
-def _winners(found: list[Contenders]) -> list[int]:
+def _winners(found: Contenders) -> list[int]:
     """Of each draw the token with the largest score + noise."""
-    if not found:
+    if not len(found.ids):
         return []
-    counts = [len(one.ids) for one in found]
-    ids = np.concatenate([one.ids for one in found])
-    scores = np.concatenate([one.scores for one in found])
-    scores += gumbel_of(np.repeat([one.key for one in found], counts), ids)
-    bounds = pairwise(accumulate(counts, initial=0))
-    winners: list[int] = ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
+    scores = found.scores + gumbel_of(np.repeat(found.keys, found.counts), found.ids)
+    bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
+    winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
     return winners
 
 
-def _logprobs(row: Blocks, count: int, token: int) -> Logprobs:
+def _logprobs(row: Blocks, whole: float, count: int, token: int) -> Logprobs:
     """Log probabilities of the raw logits, before temperature, bias and penalties; lower ids first among equals."""
-    whole = row.log_sum()
     ids = row.largest(min(count, len(row.logits)))
     values = row.logits[ids].astype(np.float64) - whole
     return Logprobs(float(row.logits[token]) - whole, list(zip(ids.tolist(), values.tolist(), strict=True)))

@@ -8,6 +8,7 @@ import torch
 
 from services.engine import batch_choice, lone_choice
 from services.engine.adjustments import Adjustments
+from services.engine.contenders import PlainSearch, Search
 from services.engine.rows import Row
 from services.messages import Logprobs
 
@@ -28,16 +29,18 @@ class Sampler:
     equal; its score is (logit - largest logit) / temperature, after bias and penalties.
     """
 
-    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, search: Search | None = None) -> None:
+        """`search` is for logits on a CPU."""
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
+        self._search = search or PlainSearch()
 
     def sample(self, logits: torch.Tensor, rows: list[Row]) -> Sampled:
         """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
         for row in rows:
             self._adjust(row)
-        choose = lone_choice.choose if logits.device.type == "cpu" else batch_choice.choose
-        choice = choose(logits, rows)
+        on_cpu = logits.device.type == "cpu"
+        choice = lone_choice.choose(logits, rows, self._search) if on_cpu else batch_choice.choose(logits, rows)
         result = Sampled()
         for i, row in enumerate(rows):
             if not choice.sound[i]:

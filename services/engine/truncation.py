@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,16 @@ class Truncation:
             np.array([s.top_k if s.top_k < vocab_size else 0 for s in settings], np.int64),
             np.array([s.top_p for s in settings], np.float64),
         )
+
+    @property
+    def alone(self) -> npt.NDArray[np.bool_]:
+        """Where top_p is the only one."""
+        alone: npt.NDArray[np.bool_] = (self.top_p < 1.0) & (self.top_k == 0) & (self.lowest == -math.inf)
+        return alone
+
+    def some(self, which: Sequence[int] | npt.NDArray[np.int64]) -> Truncation:
+        """Of these draws."""
+        return Truncation(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def one(self, i: int) -> Limits:
         return Limits(self.temperature[i], self.lowest[i], int(self.top_k[i]), float(self.top_p[i]))

@@ -50,6 +50,7 @@ def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: Non
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.orca_new_buffers.restype = ctypes.c_void_p
+    library.orca_new_finds.restype = ctypes.c_void_p
     library.orca_units.restype = ctypes.c_char_p
     return library
 
@@ -74,7 +75,7 @@ def _abilities() -> str:
 def _compile(compiler: str, library: Path) -> None:
     """What is half made is never seen."""
     made = library.with_suffix(".part")
-    _ran([compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(made)])
+    _ran([compiler, *FLAGS, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(made)])
     made.replace(library)
 
 

@@ -20,7 +20,7 @@ from services.engine.native.setup import NativeSetup
 from services.engine.native.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.pages import Reused
 
-PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in decoder.cpp
+PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
 
 
 class NativeLayers:

@@ -1,4 +1,4 @@
-"""Both ways to choose give the tokens of the plain definition, whoever else is in the batch."""
+"""All ways to choose give the tokens of the plain definition, whoever else is in the batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from compiled_search import compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_choice import plain_token
@@ -13,12 +14,27 @@ from torch._subclasses import FakeTensorMode
 
 from services.engine import batch_choice, lone_choice
 from services.engine.choice import Choice
+from services.engine.contenders import PlainSearch
 from services.engine.rows import Row
 from services.engine.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole blocks, more than the blocks that are looked at first
-WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [lone_choice.choose, batch_choice.choose]
+
+
+def choose_plainly(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
+    return lone_choice.choose(logits, rows, PlainSearch())
+
+
+def choose_compiled(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
+    return lone_choice.choose(logits, rows, compiled_search())
+
+
+WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [
+    choose_plainly,
+    choose_compiled,
+    batch_choice.choose,
+]
 
 
 @st.composite
@@ -135,9 +151,10 @@ def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
     assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
 
 
-def test_log_probabilities_of_both_ways_agree() -> None:
+@pytest.mark.parametrize("on_cpu", WAYS[:2])
+def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    one, other = (way(logits, mixed(16)).logprobs for way in WAYS)
+    one, other = (way(logits, mixed(16)).logprobs for way in (on_cpu, batch_choice.choose))
     assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
     for i in one:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)
@@ -145,12 +162,15 @@ def test_log_probabilities_of_both_ways_agree() -> None:
         assert [value for _, value in one[i].top] == pytest.approx([value for _, value in other[i].top], abs=1e-5)
 
 
+@pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
-def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float) -> None:
+def test_tokens_far_from_the_likeliest_win_by_their_noise(
+    lead: float, way: Callable[[torch.Tensor, Sequence[Row]], Choice]
+) -> None:
     """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""
     logits = torch.zeros(100, 20_000)
     logits[:, 7] = lead
     rows = [Row(str(i), list(range(i + 1)), 1, SamplingParams(200, seed=3)) for i in range(100)]
     expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
-    assert lone_choice.choose(logits, rows).tokens == expected
+    assert way(logits, rows).tokens == expected
     assert {7} < set(expected)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_search import compiled_search
 
 from services.engine import batch_choice, lone_choice
 from services.engine.rows import Row
@@ -18,11 +19,14 @@ VOCAB, EOS = 50, 49
 SAMPLER = Sampler(frozenset({EOS}), VOCAB)
 
 
-@pytest.fixture(autouse=True, params=["alone", "batched"])
+@pytest.fixture(autouse=True, params=["alone", "compiled", "batched"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with both ways to choose: that of a CPU, and that of an accelerator, here on a CPU."""
+    """Each test runs with all ways to choose: those of a CPU, and that of an accelerator, here on a CPU."""
+    alone = lone_choice.choose
+    if request.param == "compiled":
+        monkeypatch.setattr(lone_choice, "choose", lambda logits, rows, _: alone(logits, rows, compiled_search()))
     if request.param == "batched":
-        monkeypatch.setattr(lone_choice, "choose", batch_choice.choose)
+        monkeypatch.setattr(lone_choice, "choose", lambda logits, rows, _: batch_choice.choose(logits, rows))
 
 
 def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> Row:

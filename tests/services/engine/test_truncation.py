@@ -74,9 +74,9 @@ def test_contenders_are_those_of_the_formulas(deep: float, monkeypatch: pytest.M
     for row, s, ids in zip(scores, CASES, expected, strict=True):
         limits = Truncation.of([s], len(row)).one(0)
         blocks = Blocks(row.numpy(), maxima_of(row.numpy()))
-        found = contenders.contenders(blocks, limits, np.int64(5))
-        assert set(found.ids.tolist()) == ids or limits.none
-        assert found.scores.tolist() == row[torch.from_numpy(found.ids)].tolist()
+        found, with_scores = contenders.find(blocks, limits, np.int64(5))
+        assert set(found.tolist()) == ids or limits.none
+        assert with_scores.tolist() == row[torch.from_numpy(found)].tolist()
 
 
 def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
@@ -93,4 +93,4 @@ def test_equal_scores_stay_together() -> None:
     keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
     limits = Truncation.of([settings(top_k=2)], 4).one(0)
-    assert contenders.contenders(blocks, limits, np.int64(5)).ids.tolist() == [0, 1, 2]
+    assert contenders.find(blocks, limits, np.int64(5))[0].tolist() == [0, 1, 2]

@@ -22,6 +22,7 @@ from services.engine.model_config import load_config
 from services.engine.parallel.cuda_part import CudaPart
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
+from services.engine.sampler import Sampler
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures
 
@@ -53,4 +54,4 @@ def make(decoder: Decoder, spec: DecoderSpec, block_size: int) -> Engine:
     cache = KVCache(decoder.layers, BLOCKS, block_size, torch.float32, CPU)
     decoder.bind(cache)
     figures = EngineFigures("tiny", 256, BLOCKS, block_size, spec.vocab, decoder.path)
-    return Engine(decoder, cache, figures, frozenset(), DeadlyToken(-1))
+    return Engine(decoder, cache, figures, Sampler(frozenset(), figures.vocab_size), DeadlyToken(-1))
