@@ -92,7 +92,7 @@ public:
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const size_t size = size_t(stride_) * WIDTH;  // of a panel
-        share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), [&](int first, int last, int begin, int end) {
+        share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 1, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
                 const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
                 NextPanel next(panel + 1 < end ? weights + size : weights, last - first);

@@ -70,6 +70,18 @@ struct Panels {
     }
 };
 
+// Asks for the rest of several panels.
+struct Rest {
+    template <class Stored, int V>
+    void operator()(const Stored* const (&columns)[V]) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v += 2) {
+            __builtin_prefetch(columns[v] + AHEAD * WIDTH);
+            if constexpr (sizeof(Stored) > 2) __builtin_prefetch(columns[v + 1] + AHEAD * WIDTH);
+        }
+    }
+};
+
 // V vectors of columns of `count` depths.
 template <class Stored, int V>
 struct Run {
@@ -89,7 +101,7 @@ __attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* r
     Vector own[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) own[r][v] = FRESH ? Vector{} : sums[r][v];
     for (const Run<Stored, V>& run : std::span(runs, count)) {
         const Stored* columns[V];
@@ -97,7 +109,7 @@ __attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* r
         for (int k = 0; k < run.count; ++k, rows += along) {
             fetch(columns);
             Vector loaded[V];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < V; v += 2) {
                 load_two(columns[v], columns[v + 1], loaded[v], loaded[v + 1]);
                 columns[v] += step;
@@ -107,14 +119,14 @@ __attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* r
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Vector x = broadcast(rows[r * STEP]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) own[r][v] += x * loaded[v];
             }
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) sums[r][v] = own[r][v];
 }
 
@@ -142,6 +154,10 @@ public:
 
     // Tiles [first, last) by panels [begin, end). Of each panel the first of many tiles leaves short weights as floats.
     void run(int first, int last, int begin, int end) const {
+        if (tiles_.count <= FEWEST)
+            for (; begin + 4 <= end; begin += 4) multiply_several<4, FEWEST>(begin);
+        if (tiles_.count <= FEW)
+            for (; begin + 2 <= end; begin += 2) multiply_several<2, FEW>(begin);
         const size_t size = size_t(matrix_.inputs) * WIDTH;
         thread_local Numbers wide;
         if (wide.size() < size) wide.resize(size);
@@ -176,6 +192,28 @@ private:
         });
     }
 
+    // So few rows by several panels at once: a sum waits for the one before it, so there are to be many.
+    template <int PANELS, int MOST>
+    void multiply_several(int panel) const {
+        const size_t size = size_t(matrix_.inputs) * WIDTH;
+        const Weight* weights = static_cast<const Weight*>(matrix_.panels) + panel * size;
+        Run<Weight, 2 * PANELS> run{{}, matrix_.inputs};
+        for (int i = 0; i < PANELS; ++i, weights += size) {
+            run.columns[2 * i] = weights;
+            run.columns[2 * i + 1] = weights + LANES;
+            expect_(panel + i, 0, tiles_.count);
+        }
+        with_rows<MOST>(tiles_.count, [&](auto R) {
+            Vector sums[R][2 * PANELS];
+            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, ROWS, &run, 1, WIDTH, Rest());
+            for (int i = 0; i < PANELS; ++i) {
+                Vector own[R][2];
+                for (int r = 0; r < R; ++r) std::copy_n(sums[r] + 2 * i, 2, own[r]);
+                finish_(panel + i, 0, own);
+            }
+        });
+    }
+
     const Matrix& matrix_;
     const float* packed_;
     const Tiles& tiles_;
@@ -183,13 +221,18 @@ private:
     const Expect& expect_;
 };
 
-// A core takes some tiles, of so many bytes, that stay in its cache, and some neighbouring panels.
+// A core takes some tiles, of so many bytes, that stay in its cache, and some neighbouring panels; of one tile few, but
+// `together` if there are so many for each.
 template <class Crew, class Work>
-void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, const Work& work) {
+void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int together, const Work& work) {
     const int panels = matrix.num_panels();
+    if (tiles == 1) {
+        const int each = std::clamp(panels / crew.size(), 1, together);
+        return each_range(crew, panels, each, [&](int begin, int end) { work(0, 1, begin, end); });
+    }
     const int most = std::max(4, int(NEAR / size));  // of fewer than four, weights would be read too often
     const int blocks = (tiles + most - 1) / most;
-    const int groups = tiles == 1 ? panels : std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
+    const int groups = std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
     const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
     crew.each(blocks * groups, [&](int item) {
         const int block = item / groups, group = item % groups;
@@ -205,7 +248,8 @@ void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles
     const size_t size = size_t(matrix.inputs) * ROWS * sizeof(float);
     const auto by = [&]<class Weight>(const Weight*) {
         const Share<Weight, Finish, Expect> share(matrix, packed, tiles, finish, expect);
-        share_out(crew, matrix, tiles.tiles, size, [&](auto... range) { share.run(range...); });
+        const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
+        share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
     if (matrix.kind == 0) by(static_cast<const float*>(nullptr));
     if (matrix.kind == 1) by(static_cast<const Paired*>(nullptr));

@@ -9,13 +9,13 @@
 #include <immintrin.h>
 #endif
 
-// ROWS * 2 sums, 2 weights and 1 activation are in registers, or FEW * 4, 4 and 1
+// ROWS * 2 sums, 2 weights and 1 activation are in registers, or FEW * 4, 4 and 1, or FEWEST * 8, 8 and 1
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 14, FEW = 6;  // of 32
+constexpr int LANES = 16, ROWS = 14, FEW = 6, FEWEST = 2;  // of 32
 #elif defined(__AVX__)
-constexpr int LANES = 8, ROWS = 6, FEW = 2;  // of 16
+constexpr int LANES = 8, ROWS = 6, FEW = 2, FEWEST = 0;  // of 16
 #else
-constexpr int LANES = 4, ROWS = 4, FEW = 2;
+constexpr int LANES = 4, ROWS = 4, FEW = 2, FEWEST = 0;
 #endif
 static_assert(ROWS <= LANES, "tiles are turned as squares of LANES");
 constexpr int WIDTH = 2 * LANES;  // columns of a panel
