@@ -22,12 +22,14 @@ PARTS = ", in parts"  # said of a way that was fastest with fewer rows
 
 @dataclass(frozen=True, slots=True)
 class MatrixRate:
-    """Operations a second at a row count, the way that reached them, and what each way reached."""
+    """Operations a second at a row count, the way that reached them, and what each way reached; and what that way has
+    in the median window, where other work shows."""
 
     rows: int
     operations: float
     way: str
     reached: dict[str, float] = field(default_factory=dict)
+    median: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
     if more.operations >= fewer.operations:
         return more
     way = fewer.way.removesuffix(PARTS) + PARTS
-    return MatrixRate(more.rows, fewer.operations, way, more.reached)
+    return MatrixRate(more.rows, fewer.operations, way, more.reached, fewer.median)
 
 
 def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
@@ -70,10 +72,10 @@ def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs
     dtype = stored if stored.is_floating_point and native else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
-    reached = {}
+    reached, medians = {}, {}
     with torch.inference_mode():
         for name, way in ways(device, dtype, stored).items():
-            seconds = device_seconds([way(left, weight.clone()) for _ in range(copies)], device)
-            reached[name] = 2 * rows * inputs * outputs / seconds
-    best = max(reached, key=reached.__getitem__)
-    return MatrixRate(rows, reached[best], best, reached)
+            best, median = device_seconds([way(left, weight.clone()) for _ in range(copies)], device)
+            reached[name], medians[name] = (2 * rows * inputs * outputs / seconds for seconds in (best, median))
+    fastest = max(reached, key=reached.__getitem__)
+    return MatrixRate(rows, reached[fastest], fastest, reached, medians[fastest])

@@ -37,13 +37,13 @@ def rates_table(rates: MachineRates, matrix: tuple[int, int]) -> str:
     """What the floors are of, and what each way to multiply reached."""
     ways = list(rates.matrix[0].reached)
     rows = [
-        [rate.rows, *(f"{value / 1e9:,.1f}" for value in (rate.operations, *rate.reached.values()))]
+        [rate.rows, *(f"{value / 1e9:,.1f}" for value in (rate.operations, rate.median, *rate.reached.values()))]
         for rate in rates.matrix
     ]
     inputs, outputs = matrix
     return (
         f"Memory: {rates.bandwidth / 1e9:.1f} GB/s. GFLOP/s of products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n"
-        + table(["rows", "taken", *ways], rows)
+        + table(["rows", "taken", "its median", *ways], rows)
     )
 
 

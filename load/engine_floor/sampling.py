@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from load.engine_floor.batches import Batches
-from load.engine_floor.timing import best_seconds
+from load.engine_floor.timing import seconds_of
 from load.markdown import table
 from services.engine.engine import Engine
 from services.engine.rows import Row
@@ -57,7 +57,7 @@ def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]
         for kind, several in {**{kind: [one] for kind, one in KINDS.items()}, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                seconds = best_seconds([partial(engine.sampler.sample, logits, rows)], device)
+                seconds = seconds_of([partial(engine.sampler.sample, logits, rows)], device).best
             yield Sampling(kind, batch, vocab, seconds, iteration)
 
 

@@ -1,10 +1,12 @@
-"""How long a call takes at best, on CPU or CUDA."""
+"""How long a call takes, on CPU or CUDA."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,11 +16,18 @@ LEAST = 3  # windows, be the budget spent or not
 GRAPH = 8  # calls of a CUDA graph at least
 
 
-def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Seconds of one call: `calls` in turn, averaged over a window; the best window there is.
+class Seconds(NamedTuple):
+    """Of one call: in the best window and in the median one.
 
-    The best and not the median: what other work takes from the machine is no limit of the machine.
+    The best is a limit of the machine; what other work takes from it is none, but shows in the median.
     """
+
+    best: float
+    median: float
+
+
+def seconds_of(calls: Sequence[Callable[[], object]], device: torch.device) -> Seconds:
+    """`calls` in turn, averaged over a window."""
     turn = itertools.cycle(calls)
 
     def seconds(count: int) -> float:
@@ -35,22 +44,22 @@ def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) ->
     while taken < WINDOW:
         count *= 2
         taken = seconds(count)
-    best, spent, windows = taken, taken, 1
-    while windows < LEAST or spent < BUDGET:
-        taken = seconds(count)
-        best, spent, windows = min(best, taken), spent + taken, windows + 1
-    return best / count
+    windows = [taken]
+    while len(windows) < LEAST or sum(windows) < BUDGET:
+        windows.append(seconds(count))
+    return Seconds(min(windows) / count, statistics.median(windows) / count)
 
 
-def device_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """As `best_seconds`, of calls that never wait for the device.
+def device_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> Seconds:
+    """As `seconds_of`, of calls that never wait for the device.
 
     On CUDA all of them are one graph: what it costs to start an operation is no limit of the machine.
     """
     if device.type != "cuda":
-        return best_seconds(calls, device)
+        return seconds_of(calls, device)
     several = [*calls] * -(-GRAPH // len(calls))
-    return best_seconds([_graph(several, device).replay], device) / len(several)
+    best, median = seconds_of([_graph(several, device).replay], device)
+    return Seconds(best / len(several), median / len(several))
 
 
 def _graph(calls: Sequence[Callable[[], object]], device: torch.device) -> torch.cuda.CUDAGraph:
