@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,6 +31,8 @@ def free_port() -> int:
 class OrcaServer:
     """Started by `with`; stopped by what Ctrl-C sends. `lines` is what it printed. `port`: 0 for a free one."""
 
+    running: ClassVar[weakref.WeakSet[OrcaServer]] = weakref.WeakSet()
+
     def __init__(self, data_dir: Path, *flags: str, port: int = 0) -> None:
         self.data_dir, self.port = data_dir, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -41,6 +45,7 @@ class OrcaServer:
             command, cwd=data_dir, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         threading.Thread(target=self._read, daemon=True).start()
+        self.running.add(self)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -68,6 +73,7 @@ class OrcaServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.running.discard(self)
         try:
             self.stop()
         finally:
@@ -94,6 +100,16 @@ class OrcaServer:
         """Where its cluster's files are, or were when it was killed; None after a regular end."""
         claim = self.data_dir / f"serve-{self.port}"
         return Path(name) if claim.exists() and (name := claim.read_text()) else None
+
+    def complaints(self) -> str:
+        """What our processes in its cluster, and Serve's, logged as warnings and errors, by file."""
+        folder = self.cluster_folder()
+        said = []
+        for file in sorted(folder.glob("session_latest/logs/**/*")) if folder else []:
+            if file.name.startswith("worker-") or (file.parent.name == "serve" and file.is_file()):
+                lines = file.read_text(errors="replace").splitlines()
+                said += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]
+        return "\n".join(said)
 
     def cluster(self, name: str = "") -> list[int]:
         """Processes of its cluster, all or those of that short name: gcs_server, raylet, haproxy, ..."""
