@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime import JITFunction, driver  # noqa: E402
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
 
-from services.engine.cuda.kernels import activation, attention, embedding, heads, noise, norm, product  # noqa: E402
-from services.engine.cuda.plan import FIELDS  # noqa: E402
-from services.engine.cuda.planner import NARROW  # noqa: E402
-from services.engine.cuda.tiles import Tiles  # noqa: E402
-from services.engine.lean.weights import Linear, Table  # noqa: E402
+from services.engine.cuda.kernels import activation, attention, embedding, heads, noise, norm, product
+from services.engine.cuda.plan import FIELDS
+from services.engine.cuda.planner import NARROW
+from services.engine.cuda.tiles import Tiles
+from services.engine.lean.weights import Linear, Table
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
