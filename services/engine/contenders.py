@@ -79,9 +79,7 @@ class PlainSearch:
 def together(found: Sequence[tuple[Ids, Floats]], keys: Ids) -> Contenders:
     """The ids and scores of each draw as one."""
     counts = np.array([len(ids) for ids, _ in found], np.int64)
-    none: tuple[Ids, Floats] = (np.zeros(0, np.int64), np.zeros(0, np.float32))
-    ids, scores = (np.concatenate(parts) for parts in zip(none, *found, strict=True))
-    return Contenders(counts, ids, scores, keys)
+    return Contenders(counts, np.concatenate([ids for ids, _ in found]), np.concatenate([s for _, s in found]), keys)
 
 
 def find(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:

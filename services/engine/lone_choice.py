@@ -27,33 +27,38 @@ def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
     tops = maxima(logits).float().contiguous().numpy()
     tokens = _likeliest(logits, tops)
     sound: list[bool] = np.isfinite(tops.max(axis=1)).tolist()
-    possible = [True] * len(rows)
+    choice = Choice(tokens, sound, [True] * len(rows), {})
     special = [i for i, row in enumerate(rows) if sound[i] and not is_plain(row)]
     asking = [i for i, row in enumerate(rows) if sound[i] and row.sampling.logprobs is not None]
-    numbers = logits.float().contiguous().numpy() if special or asking else np.empty((0, logits.shape[1]), np.float32)
+    if not special and not asking:
+        return choice
+    numbers = logits.float().contiguous().numpy()
+    if special:
+        _choose_special(logits, _draws(numbers, tops, rows, special), rows, search, choice)
+    if asking:
+        wholes = search.log_sums(numbers, tops, np.array(asking, np.int64))
+        for i, whole in zip(asking, wholes, strict=True):
+            count = rows[i].sampling.logprobs or 0
+            choice.logprobs[i] = _logprobs(Blocks(numbers[i], tops[i]), whole, count, tokens[i])
+    return choice
+
+
+def _choose_special(logits: torch.Tensor, draws: Draws, rows: Sequence[Row], search: Search, choice: Choice) -> None:
+    """The tokens of the requests of `draws`, those that are drawn or have adjustments, and whether there are any."""
+    special: list[int] = draws.requests.tolist()
     drawn, changed = ([n for n, i in enumerate(special) if bool(rows[i].adjustments) == some] for some in (False, True))
-    draws = _draws(numbers, tops, rows, special)
-    found = [search.contenders(draws.some(drawn))]
-    for n, scores in zip(changed, _changed(logits, numbers, rows, [special[n] for n in changed]), strict=True):
+    found = [search.contenders(draws.some(drawn))] if drawn else []
+    for n, scores in zip(changed, _changed(logits, draws.logits, rows, [special[n] for n in changed]), strict=True):
         i, row = special[n], Blocks(scores, maxima_of(scores))
-        possible[i] = bool(row.best > -math.inf)
+        choice.possible[i] = bool(row.best > -math.inf)
         if rows[i].sampling.temperature <= 0.0:
-            tokens[i] = row.likeliest()
-        elif possible[i]:
+            choice.tokens[i] = row.likeliest()
+        elif choice.possible[i]:
             drawn.append(n)
-            found.append(
-                search.contenders(
-                    replace(draws.some([n]), logits=scores[None], maxima=row.maxima[None], requests=FIRST)
-                )
-            )
-    for n, token in zip(drawn, _winners(Contenders.joined(found)), strict=True):
-        tokens[special[n]] = token
-    wholes = search.log_sums(numbers, tops, np.array(asking, np.int64))
-    logprobs = {
-        i: _logprobs(Blocks(numbers[i], tops[i]), whole, rows[i].sampling.logprobs or 0, tokens[i])
-        for i, whole in zip(asking, wholes, strict=True)
-    }
-    return Choice(tokens, sound, possible, logprobs)
+            alone = replace(draws.some([n]), logits=scores[None], maxima=row.maxima[None], requests=FIRST)
+            found.append(search.contenders(alone))
+    for n, token in zip(drawn, _winners(found), strict=True):
+        choice.tokens[special[n]] = token
 
 
 def _likeliest(logits: torch.Tensor, tops: Floats) -> list[int]:
@@ -85,10 +90,11 @@ def _changed(logits: torch.Tensor, numbers: Floats, rows: Sequence[Row], which: 
         yield scores
 
 
-def _winners(found: Contenders) -> list[int]:
+def _winners(parts: Sequence[Contenders]) -> list[int]:
     """Of each draw the token with the largest score + noise."""
-    if not len(found.ids):
+    if not parts:
         return []
+    found = Contenders.joined(parts)
     scores = found.scores + gumbel_of(np.repeat(found.keys, found.counts), found.ids)
     bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
     winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()

@@ -34,7 +34,7 @@ Told = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
 class NativeSearch:
-    """Not thread-safe."""
+    """Not thread-safe. Both calls are for one request at least."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
@@ -48,7 +48,8 @@ class NativeSearch:
         nuclei, alone = np.flatnonzero(limits.top_p < 1.0), np.flatnonzero(limits.alone)
         if not len(nuclei):
             return found
-        wholes = dict(zip(alone.tolist(), self._weigh(draws.some(alone)).tolist(), strict=True))
+        weights = self._weigh(draws.some(alone)).tolist() if len(alone) else []
+        wholes = dict(zip(alone.tolist(), weights, strict=True))
         starts = np.cumsum(found.counts)[:-1]
         parts = list(zip(np.split(found.ids, starts), np.split(found.scores, starts), strict=True))
         for n in nuclei.tolist():
@@ -78,7 +79,7 @@ class NativeSearch:
 
     def _sizes(self, draws: Draws) -> tuple[int, int, int, int]:
         count = len(draws.requests)
-        return count, draws.logits.shape[1], draws.maxima.shape[1], max(1, min(self._threads, count))
+        return count, draws.logits.shape[1], draws.maxima.shape[1], min(self._threads, count)
 
     def _told(self, draws: Draws, lowest: Floats) -> Told:
         told = np.empty(len(draws.requests), DRAW)

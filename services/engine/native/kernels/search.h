@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <vector>
 
 #include "vectors.h"
@@ -39,8 +41,8 @@ struct Noise {
 
     uint64_t first(uint64_t id) const { return key + (id + 1) * GOLDEN; }
     // All bits but for the last fold, which leaves the upper 31 as they are; of one first state or several.
-    template <class States>
-    static States unfolded(States state) {
+    template <class Integers>
+    static Integers unfolded(Integers state) {
         state = (state ^ state >> 30) * FIRST;
         return (state ^ state >> 27) * SECOND;
     }
