@@ -5,6 +5,7 @@
 #pragma once
 
 #include "products.h"
+#include "tiles.h"
 
 constexpr int DEPTHS = 32;  // a depth is filled up with zeros to a multiple of it
 
@@ -22,57 +23,9 @@ struct ShortRows {
 #if defined(__AMX_BF16__)
 #define HAS_UNITS
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
-// Linux saves the tiles of processes that asked for them.
-inline bool ask_for_tiles() {
-    constexpr long REQUEST = 0x1023, TILES = 18;
-    return syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
-}
-inline const bool HAS_TILES = ask_for_tiles();
-
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
-
-// Each tile has 16 rows of 64 bytes; but tiles 0 to 5 have `height`, and for products of `pairs` pairs there are tiles 5 and
-// 7: rows by them, and them by columns.
-struct alignas(64) Shapes {
-    uint8_t palette = 1, start = 0, unused[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-
-    explicit Shapes(int pairs, int height = 16) {
-        std::fill_n(rows, 6, uint8_t(height));
-        bytes[5] = uint16_t(4 * pairs);
-        rows[7] = uint8_t(pairs);
-    }
-};
-
-// The intrinsic does not tell the compiler that all of it is read.
-inline void load_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-
-// A thread has tiles as long as this lives.
-struct Units {
-    Units() {
-        if (HAS_TILES) load_shapes(Shapes(16));
-    }
-    ~Units() {
-        if (HAS_TILES) _tile_release();
-    }
-    Units(const Units&) = delete;
-};
-
-// And are for `height` rows, two of them for products of 8 pairs, as long as this lives.
-struct HalfTiles {
-    explicit HalfTiles(int height) { load_shapes(Shapes(8, height)); }
-    ~HalfTiles() { load_shapes(Shapes(16)); }
-    HalfTiles(const HalfTiles&) = delete;
-};
-
-// What was written is in memory: the compiler does not know that tiles are loaded from there.
-inline void settle() { asm volatile("" ::: "memory"); }
 
 // sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() before each step.
 template <int TILES, class Fetch>
@@ -80,32 +33,21 @@ inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, flo
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
     settle();
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (TILES == 2) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    for_tiles<2 * TILES>([](auto T) { clear_tile<T>(); });
     for (int step = 0; step < steps; ++step, upper += DEPTHS, lower += DEPTHS, panel += DEPTHS * WIDTH) {
         fetch();
-        _tile_loadd(4, upper, row);
-        _tile_loadd(6, panel, line);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, panel + WIDTH, line);
-        _tile_dpbf16ps(1, 4, 7);
+        load_tile<4>(upper, row);
+        load_tile<6>(panel, line);
+        multiply_tiles<0, 4, 6>();
+        load_tile<7>(panel + WIDTH, line);
+        multiply_tiles<1, 4, 7>();
         if constexpr (TILES == 2) {
-            _tile_loadd(5, lower, row);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            load_tile<5>(lower, row);
+            multiply_tiles<2, 5, 6>();
+            multiply_tiles<3, 5, 7>();
         }
     }
-    constexpr int BYTES = WIDTH * sizeof(float);
-    _tile_stored(0, sums, BYTES);
-    _tile_stored(1, sums + LANES, BYTES);
-    if constexpr (TILES == 2) {
-        _tile_stored(2, sums + 16 * WIDTH, BYTES);
-        _tile_stored(3, sums + 16 * WIDTH + LANES, BYTES);
-    }
+    for_tiles<2 * TILES>([&](auto T) { store_tile<T>(sums + T / 2 * 16 * WIDTH + T % 2 * LANES, WIDTH * sizeof(float)); });
 }
 
 // Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.

@@ -5,40 +5,10 @@
 // depend on the request alone.
 #pragma once
 
-#include "attention.h"
 #include "inputs.h"
+#include "tile_cache.h"
 
 #if defined(__AMX_BF16__)
-
-constexpr int SIDE = 16;  // rows of a tile, and the keys of one product
-constexpr int LINE = 32;  // numbers of one of the cache
-constexpr int SOON = 64;  // keys by which keys and values are asked for before they are multiplied
-
-inline bool by_tiles(const Heads& heads, bool bfloat16_cache) {
-    return HAS_TILES && bfloat16_cache && heads.dim % DEPTHS == 0;
-}
-
-// Blocks that tiles can be read from. What is kept of one for a head: keys [block_size / SIDE][dim / 2][SIDE][2], values
-// [block_size / 2][dim][2].
-inline bool in_pairs(const Heads& heads) { return heads.block_size % SIDE == 0; }
-
-inline size_t key_place(const Heads& heads, int offset, int d) {
-    return size_t(offset / SIDE) * SIDE * heads.dim + (size_t(d / 2) * SIDE + offset % SIDE) * 2;
-}
-inline size_t value_place(const Heads& heads, int offset, int d) {
-    return (size_t(offset / 2) * heads.dim + d) * 2 + offset % 2;
-}
-
-inline void keep_in_pairs(const Kept<bfloat16>& kept, size_t at, int offset, const float* key, const float* value) {
-    bfloat16 *keys = kept.keys + at, *values = kept.values + at;
-    for (int d = 0; d < kept.heads.dim; d += LANES) {
-        bfloat16 short_key[LANES], short_value[LANES];
-        store_some(short_key, load(key + d), LANES);
-        store_some(short_value, load(value + d), LANES);
-        for (int i = 0; i < LANES; i += 2) std::memcpy(keys + key_place(kept.heads, offset, d + i), short_key + i, 4);
-        for (int i = 0; i < LANES; ++i) values[value_place(kept.heads, offset, d + i)] = short_value[i];
-    }
-}
 
 // 2^x for x <= 0 to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest. Of minus infinity the
 // rest is NaN, which scaled by so little is 0.
@@ -53,7 +23,7 @@ inline Vector short_power(Vector of) {
 
 class TileAttention {
 public:
-    explicit TileAttention(const Kept<bfloat16>& kept) : kept_(kept), heads_(kept.heads) {}
+    explicit TileAttention(const Kept<bfloat16>& kept) : kept_(kept), cache_(kept), heads_(kept.heads) {}
 
     // See Attention::run.
     template <class Input>
@@ -96,28 +66,6 @@ private:
         float* highest;     // [rows]
     };
 
-    // `keys` from `begin` on, in whole products, of the `length` that a request's head looks at.
-    struct Part {
-        int request, head, begin, keys, length;
-    };
-
-    // What is read soon. Its lines are asked for a few at a time, between products: the processor waits when there are many.
-    struct Soon {
-        const bfloat16* from = nullptr;
-        size_t step = 0;  // numbers from four lines to the next four
-
-        // From the at-th four lines on two times four.
-        void ask(int at) const {
-            if (!from) return;
-            const bfloat16 *first = from + at * step, *second = first + step;
-            for (int i = 0; i < 4; ++i) fetch(first + i * LINE);
-            for (int i = 0; i < 4; ++i) fetch(second + i * LINE);
-        }
-
-        // Here, and not where the compiler would like it.
-        static void fetch(const bfloat16* line) { asm volatile("prefetcht0 %0" ::"m"(*line)); }
-    };
-
     // Room for whole tiles of rows.
     static Scratch scratch(int rows, int dim) {
         thread_local Numbers memory;
@@ -138,39 +86,22 @@ private:
             const bfloat16* from[4];
             Soon soon[4];
             for (int i = 0; i < 4; ++i) {
-                from[i] = key_columns(part, std::min(j + i * SIDE, part.keys - SIDE), i);
-                if (!row) soon[i] = after_key(part, j + i * SIDE + SOON);
+                from[i] = cache_.key_columns(part, std::min(j + i * SIDE, part.keys - SIDE), i);
+                if (!row) soon[i] = cache_.after_key(part, j + i * SIDE + SOON);
             }
             settle();
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
+            for_tiles<4>([](auto T) { clear_tile<T>(); });
             for (int d = 0; d < dim; d += DEPTHS) {
-                const int at = d * SIDE, lines = d / 8;
-                _tile_loadd(4, s.queries + size_t(row) * dim + d, query);
-                _tile_loadd(6, from[0] + at, line);
-                _tile_dpbf16ps(0, 4, 6);
-                soon[0].ask(lines);
-                soon[0].ask(lines + 2);
-                _tile_loadd(6, from[1] + at, line);
-                _tile_dpbf16ps(1, 4, 6);
-                soon[1].ask(lines);
-                soon[1].ask(lines + 2);
-                _tile_loadd(6, from[2] + at, line);
-                _tile_dpbf16ps(2, 4, 6);
-                soon[2].ask(lines);
-                soon[2].ask(lines + 2);
-                _tile_loadd(6, from[3] + at, line);
-                _tile_dpbf16ps(3, 4, 6);
-                soon[3].ask(lines);
-                soon[3].ask(lines + 2);
+                load_tile<4>(s.queries + size_t(row) * dim + d, query);
+                for_tiles<4>([&](auto T) {
+                    load_tile<6>(from[T] + d * SIDE, line);
+                    multiply_tiles<T, 4, 6>();
+                    soon[T].ask(d / 8);
+                    soon[T].ask(d / 8 + 2);
+                });
             }
             float* to = s.scores + size_t(row) * KEYS + j;
-            _tile_stored(0, to, KEYS * sizeof(float));
-            _tile_stored(1, to + SIDE, KEYS * sizeof(float));
-            _tile_stored(2, to + 2 * SIDE, KEYS * sizeof(float));
-            _tile_stored(3, to + 3 * SIDE, KEYS * sizeof(float));
+            for_tiles<4>([&](auto T) { store_tile<T>(to + T * SIDE, KEYS * sizeof(float)); });
         }
     }
 
@@ -212,125 +143,26 @@ private:
         const size_t line = dim * 2 * sizeof(bfloat16), out = dim * sizeof(float);
         float* outputs = s.outputs + size_t(row) * dim + d;
         settle();
-        _tile_loadd(0, outputs, out);
-        _tile_loadd(1, outputs + SIDE, out);
-        if constexpr (TILES == 4) {
-            _tile_loadd(2, outputs + 2 * SIDE, out);
-            _tile_loadd(3, outputs + 3 * SIDE, out);
-        }
+        for_tiles<TILES>([&](auto T) { load_tile<T>(outputs + T * SIDE, out); });
         for (int j = 0; j < part.keys; j += SIDE) {
-            const bfloat16* from = value_columns(part, j) + d * 2;
-            const Soon soon = row ? Soon{} : after_value(part, j + SOON, d);
-            _tile_loadd(5, s.weights + size_t(row) * KEYS + j, KEYS * sizeof(bfloat16));
-            _tile_loadd(7, from, line);
-            _tile_dpbf16ps(0, 5, 7);
-            soon.ask(0);
-            _tile_loadd(7, from + 2 * SIDE, line);
-            _tile_dpbf16ps(1, 5, 7);
-            soon.ask(2);
-            if constexpr (TILES == 4) {
-                _tile_loadd(7, from + 4 * SIDE, line);
-                _tile_dpbf16ps(2, 5, 7);
-                soon.ask(4);
-                _tile_loadd(7, from + 6 * SIDE, line);
-                _tile_dpbf16ps(3, 5, 7);
-                soon.ask(6);
-            }
+            const bfloat16* from = cache_.value_columns(part, j) + d * 2;
+            const Soon soon = row ? Soon{} : cache_.after_value(part, j + SOON, d);
+            load_tile<5>(s.weights + size_t(row) * KEYS + j, KEYS * sizeof(bfloat16));
+            for_tiles<TILES>([&](auto T) {
+                load_tile<7>(from + T * 2 * SIDE, line);
+                multiply_tiles<T, 5, 7>();
+                soon.ask(2 * T);
+            });
         }
-        _tile_stored(0, outputs, out);
-        _tile_stored(1, outputs + SIDE, out);
-        if constexpr (TILES == 4) {
-            _tile_stored(2, outputs + 2 * SIDE, out);
-            _tile_stored(3, outputs + 3 * SIDE, out);
-        }
-    }
-
-    // What is read at key j of a part, or behind its keys.
-    Soon after_key(const Part& part, int j) const {
-        if (j >= part.keys) return after_value(part, j - part.keys, 0);
-        return soon_keys(part, part.begin + j, 0);
-    }
-    // As above, of the values of the dimensions from d on; behind them are the keys of the next part.
-    Soon after_value(const Part& part, int j, int d) const {
-        const int position = part.begin + j;
-        if (j >= part.keys) return position < part.length ? soon_keys(part, position, d) : Soon{};
-        if (!in_pairs(heads_)) return {};
-        return {value_block(part, position) + d * 2, size_t(heads_.dim) * 2};
-    }
-    Soon soon_keys(const Part& part, int position, int d) const {
-        if (!in_pairs(heads_)) return {};
-        return {key_block(part, position) + d * SIDE, 4 * LINE};
-    }
-
-    // Keys of SIDE positions from a part's j on, [dim / 2][SIDE][2]: where they are, or a copy. What is behind the request's
-    // end is its own or another's, and as finite as all that is kept.
-    const bfloat16* key_columns(const Part& part, int j, int copies) const {
-        const int size = heads_.block_size, dim = heads_.dim, position = part.begin + j;
-        if (in_pairs(heads_)) return key_block(part, position);
-        bfloat16* copy = empty(dim, copies);
-        for (int i = 0; i < SIDE && is_kept(part.request, position + i); ++i) {
-            const bfloat16* from = kept_.keys + kept_.at(part.request, part.head, position + i) + (position + i) % size;
-            for (int d = 0; d < dim; ++d) copy[size_t(d / 2) * 2 * SIDE + 2 * i + d % 2] = from[size_t(d) * size];
-        }
-        return copy;
-    }
-
-    // Values of SIDE positions, [SIDE / 2][dim][2].
-    const bfloat16* value_columns(const Part& part, int j) const {
-        const int size = heads_.block_size, dim = heads_.dim, position = part.begin + j;
-        if (in_pairs(heads_)) return value_block(part, position);
-        bfloat16* copy = empty(dim, 0);
-        for (int i = 0; i < SIDE && is_kept(part.request, position + i); ++i) {
-            const size_t block = kept_.at(part.request, part.head, position + i);
-            const bfloat16* from = kept_.values + block + size_t((position + i) % size) * dim;
-            for (int d = 0; d < dim; ++d) copy[value_place(heads_, i, d)] = from[d];
-        }
-        settle();
-        return copy;
-    }
-
-    const bfloat16* key_block(const Part& part, int position) const {
-        const size_t block = kept_.at(part.request, part.head, position);
-        return kept_.keys + block + key_place(heads_, position % heads_.block_size, 0);
-    }
-    const bfloat16* value_block(const Part& part, int position) const {
-        const size_t block = kept_.at(part.request, part.head, position);
-        return kept_.values + block + value_place(heads_, position % heads_.block_size, 0);
-    }
-
-    bool is_kept(int request, int position) const {
-        const int blocks = kept_.batch.table_starts[request + 1] - kept_.batch.table_starts[request];
-        return position < blocks * heads_.block_size;
-    }
-
-    // Room for one of four copies.
-    static bfloat16* empty(int dim, int which) {
-        thread_local std::vector<bfloat16> memory[4];
-        memory[which].assign(size_t(SIDE) * dim, bfloat16{0});
-        return memory[which].data();
+        for_tiles<TILES>([&](auto T) { store_tile<T>(outputs + T * SIDE, out); });
     }
 
     const Kept<bfloat16> kept_;
+    const TileCache cache_;
     const Heads& heads_;
 };
 
-#else
-
-inline bool by_tiles(const Heads&, bool) { return false; }
-
 #endif
-
-// A token's key and value of one head to where attention reads them.
-template <class Number>
-inline void keep(const Kept<Number>& kept, int request, int head, int position, const float* key, const float* value) {
-    const size_t at = kept.at(request, head, position);
-    const int offset = position % kept.heads.block_size;
-#if defined(__AMX_BF16__)
-    if constexpr (std::is_same_v<Number, bfloat16>)
-        if (by_tiles(kept.heads, true) && in_pairs(kept.heads)) return keep_in_pairs(kept, at, offset, key, value);
-#endif
-    keep_plain(kept, at, offset, key, value);
-}
 
 // Calls work(attention) with the one that reads it so.
 template <class Number, class Work>
