@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from load.engine_floor.follower import Follower, Ran
 from services.engine.engine import Engine
@@ -40,6 +41,10 @@ class Batches:
 
     def mixed(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> list[Ran]:
         """Both in each iteration: increments of the same requests, and prompts that are new each time."""
+        return list(self.one_by_one(batch, context, prompts, length, iterations))
+
+    def one_by_one(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> Iterator[Ran]:
+        """As above; each iteration is run when it is asked for."""
         assert context % self._figures.block_size == 0, f"{context = } {self._figures.block_size = }"
         blocks = self._blocks(context + iterations)
         self._fill(batch * blocks)
@@ -56,7 +61,7 @@ class Batches:
             scheduled = dict.fromkeys(going, 1) | dict.fromkeys(begun, length)
             follower.run(Iteration(EPOCH, step, scheduled, new, place, released))
             released = begun
-        return follower.ran
+            yield follower.ran[-1]
 
     def whole(self, batch: int, prompt: int, output: int) -> list[Ran]:
         """`batch` equal requests from their prompts to their ends, one iteration after the other."""

@@ -40,7 +40,7 @@ def load_rank(folder: Path, settings: EngineSettings, length: int, layout: Layou
     layout.part_of(spec)  # before anything is read
     weights = DecoderWeights(spec, folder, layout.shard)
     if placement.choose_device(settings).type == "cpu":
-        return RankDecoder(NativePart(_native_setup(spec, weights, settings, length), layout), spec, layout)
+        return RankDecoder(NativePart(native_setup(spec, weights, settings, length), layout), spec, layout)
     from services.engine.parallel.cuda_part import CudaPart  # there need be no Triton
 
     return RankDecoder(CudaPart(_cuda_setup(spec, weights, settings, length), layout), spec, layout)
@@ -121,13 +121,14 @@ def _lean(spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, l
     need_kernels(settings, device)
     weights = DecoderWeights(spec, source, Shard())
     if device.type == "cpu":
-        return NativeDecoder(_native_setup(spec, weights, settings, length))
+        return NativeDecoder(native_setup(spec, weights, settings, length))
     from services.engine.cuda.decoder import CudaDecoder  # there need be no Triton
 
     return CudaDecoder(_cuda_setup(spec, weights, settings, length))
 
 
-def _native_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> NativeSetup:
+def native_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> NativeSetup:
+    """For a CPU. Raises NoKernels."""
     dtype = placement.choose_dtype(settings, placement.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
     library = kernels(settings.cache_dir)

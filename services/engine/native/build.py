@@ -24,27 +24,27 @@ class NoKernels(Exception):
 
 
 @functools.cache
-def kernels(cache_dir: Path) -> ctypes.CDLL:
-    """The library of `cache_dir`, compiled first if it is not there. Raises NoKernels."""
+def kernels(cache_dir: Path, source: Path = SOURCE) -> ctypes.CDLL:
+    """The library of `source` in `cache_dir`, compiled first if it is not there. Raises NoKernels."""
     try:
-        return _typed(ctypes.CDLL(str(compiled(cache_dir))))
+        return _typed(ctypes.CDLL(str(compiled(cache_dir, source=source))))
     except OSError as error:
         raise NoKernels(f"the kernels cannot be kept or loaded: {error}") from error
 
 
-def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
+def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None, source: Path = SOURCE) -> Path:
     """The library's file; made, once for many processes, if it is not there, of which `progress` is told: it takes a
     third of a minute. Raises NoKernels, and OSError where nothing can be kept."""
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise NoKernels(f"there is no {COMPILER}")
-    library = cache_dir / "kernels" / f"{_identity(compiler)}.so"
+    library = cache_dir / "kernels" / f"{_identity(compiler, source)}.so"
     if not library.exists():
         progress("compiling the engine's kernels for this processor, once")
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock")):
             if not library.exists():
-                _compile(compiler, library)
+                _compile(compiler, source, library)
     return library
 
 
@@ -55,11 +55,11 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _identity(compiler: str) -> str:
+def _identity(compiler: str, source: Path) -> str:
     """A hash of all that the library is made of: source, flags, compiler and the processor's abilities."""
     version = _ran([compiler, "--version"])
     digest = hashlib.sha256(repr((FLAGS, version, platform.machine(), _abilities())).encode())
-    for file in sorted(SOURCE.iterdir()):
+    for file in sorted(source.iterdir()):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -72,10 +72,10 @@ def _abilities() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path) -> None:
     """What is half made is never seen."""
     made = library.with_suffix(".part")
-    _ran([compiler, *FLAGS, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(made)])
+    _ran([compiler, *FLAGS, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
     made.replace(library)
 
 

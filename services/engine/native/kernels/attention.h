@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "powers.h"
 #include "products.h"
 
 constexpr int KEYS = 256;   // of a tile

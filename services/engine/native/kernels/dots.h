@@ -28,6 +28,9 @@ constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
 // sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() before each step.
+//
+// Of eight tiles six are used, for which one is loaded twice: where a core is shared each that has been written to since the
+// last configuration leaves fewer to rename, and with all eight products take twice as long.
 template <int TILES, class Fetch>
 inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
@@ -39,30 +42,40 @@ inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, flo
         load_tile<4>(upper, row);
         load_tile<6>(panel, line);
         multiply_tiles<0, 4, 6>();
-        load_tile<7>(panel + WIDTH, line);
-        multiply_tiles<1, 4, 7>();
+        load_tile<6>(panel + WIDTH, line);
+        multiply_tiles<1, 4, 6>();
         if constexpr (TILES == 2) {
-            load_tile<5>(lower, row);
-            multiply_tiles<2, 5, 6>();
-            multiply_tiles<3, 5, 7>();
+            load_tile<4>(lower, row);
+            multiply_tiles<3, 4, 6>();
+            load_tile<6>(panel, line);
+            multiply_tiles<2, 4, 6>();
         }
     }
     for_tiles<2 * TILES>([&](auto T) { store_tile<T>(sums + T / 2 * 16 * WIDTH + T % 2 * LANES, WIDTH * sizeof(float)); });
+}
+
+template <int R, class Finish>
+inline void finish_rows(const float* sums, int row, const Finish& finish) {
+    Vector both[R][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) both[r][half] = load(sums + (row + r) * WIDTH + half * LANES);
+    finish(row, both);
 }
 
 // Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
 template <class Fetch, class Finish>
 inline void multiply_block(const ShortRows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
                            const Finish& finish) {
+    constexpr int AT_ONCE = 4;  // rows, so that what is done with one does not wait for another
     alignas(64) float sums[BLOCK * WIDTH];
     if (count > 16)
         sum_tiles<2>(rows, panel, depth / DEPTHS, sums, fetch);
     else
         sum_tiles<1>(rows, panel, depth / DEPTHS, sums, fetch);
-    for (int r = 0; r < count; ++r) {
-        Vector both[1][2] = {{load(sums + r * WIDTH), load(sums + r * WIDTH + LANES)}};
-        finish(r, both);
-    }
+    int row = 0;
+    for (; row + AT_ONCE <= count; row += AT_ONCE) finish_rows<AT_ONCE>(sums, row, finish);
+    for (; row < count; ++row) finish_rows<1>(sums, row, finish);
 }
 
 #elif defined(__AVX512BF16__)

@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "dots.h"
+#include "powers.h"
 
 // How many rows slices of a batch have: whole units, so many at least and at most.
 struct Heights {
@@ -23,6 +24,9 @@ public:
     void set(int row, int, int at, Vector (&rows)[LANES], int n) const { store_turned(place(row, at), rows, n); }
 
     void set(int row, int at, float x) const { *place(row, at) = x; }
+
+    // As exact as what is kept.
+    static Vector silu(Vector x) { return ::silu(x); }
 
     // So many rows from this one on are neighbours.
     int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
@@ -74,8 +78,11 @@ public:
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
 
     void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
+#pragma GCC unroll 4
         for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
     }
+
+    static Vector silu(Vector x) { return short_silu(x); }
 
     void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
 

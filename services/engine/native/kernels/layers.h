@@ -96,8 +96,8 @@ struct Middle {
         for (int half = 0; half < (gated ? 1 : 2); ++half) {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
-            int r = 0;
-            for (const auto& both : sums) square[r++] = gated ? silu(both[0]) * both[1] : gelu(both[half]);
+#pragma GCC unroll 16
+            for (size_t r = 0; r < R; ++r) square[r] = gated ? Input::silu(sums[r][0]) * sums[r][1] : gelu(sums[r][half]);
             if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
         }
     }

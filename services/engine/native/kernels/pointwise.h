@@ -54,10 +54,3 @@ inline void rotate(float* x, int dim, const float* cosines, const float* sines) 
         x[i + half] = b * cosines[i] + a * sines[i];
     }
 }
-
-inline Vector silu(Vector x) { return x / (1.0f + exponential(-x)); }
-
-inline Vector gelu(Vector x) {  // its tanh form, as GPT-2 has it
-    const Vector u = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
-}

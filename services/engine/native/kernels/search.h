@@ -11,7 +11,7 @@
 #include <iterator>
 #include <vector>
 
-#include "vectors.h"
+#include "powers.h"
 
 // A request's logits, none of them NaN, in blocks of equal size, the largest of each; what is kept of them: 0 of top_k and
 // minus infinity as the lowest score are all.

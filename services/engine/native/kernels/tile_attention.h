@@ -10,17 +10,6 @@
 
 #if defined(__AMX_BF16__)
 
-// 2^x for x <= 0 to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest. Of minus infinity the
-// rest is NaN, which scaled by so little is 0.
-inline Vector short_power(Vector of) {
-    const __m512 x = __m512(of), whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const Vector rest = Vector(_mm512_sub_ps(x, whole));
-    Vector p = rest * 0.05459282f + 0.24221784f;  // least squares at Chebyshev's points
-    p = p * rest + 0.6933686f;
-    p = p * rest + 1.0f;
-    return Vector(_mm512_scalef_ps(__m512(p), whole));
-}
-
 class TileAttention {
 public:
     explicit TileAttention(const Kept<bfloat16>& kept) : kept_(kept), cache_(kept), heads_(kept.heads) {}

@@ -180,27 +180,3 @@ inline float highest(Vector v) {
         v = larger(v, halves_swapped(v, half, std::make_integer_sequence<int, LANES>()));
     return v[0];
 }
-
-// e^x to 2 units in the last place; 0 below the smallest normal number, finite above the largest, NaN of NaN.
-inline Vector exponential(Vector x) {
-    const Vector low = broadcast(-87.33654f), magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds
-    Vector bounded = smaller(broadcast(88.37626f), larger(low, x));
-    Vector shifted = bounded * 1.44269504f + magic;
-    Vector whole = shifted - magic;
-    Vector rest = bounded - whole * 0.693359375f;
-    rest = rest + whole * 2.12194440e-4f;
-    Vector p = rest * 1.9875691500e-4f + 1.3981999507e-3f;  // Cephes' expf
-    p = p * rest + 8.3334519073e-3f;
-    p = p * rest + 4.1665795894e-2f;
-    p = p * rest + 1.6666665459e-1f;
-    p = p * rest + 5.0000001201e-1f;
-    p = p * (rest * rest) + rest + 1.0f;
-#if defined(__AVX512F__)
-    const __mmask16 normal = _mm512_cmp_ps_mask(__m512(x), __m512(low), _CMP_NLT_UQ);
-    return Vector(_mm512_maskz_scalef_ps(normal, __m512(p), __m512(whole)));
-#else
-    Ints power = same_bits<Ints>(shifted) << 23;
-    Vector result = same_bits<Vector>(same_bits<Ints>(p) + power);
-    return x < low ? Vector{} : x != x ? x : result;
-#endif
-}
