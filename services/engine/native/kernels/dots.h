@@ -9,6 +9,8 @@
 
 constexpr int DEPTHS = 32;  // a depth is filled up with zeros to a multiple of it
 
+constexpr int FETCHES = 4;  // times that what is read next is asked for in a step of DEPTHS
+
 constexpr int whole_steps(int depth) { return (depth + DEPTHS - 1) / DEPTHS * DEPTHS; }
 
 // In panels [depth / 2][WIDTH][2].
@@ -27,7 +29,7 @@ constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
-// sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() before each step.
+// sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() FETCHES times in each step.
 //
 // Of eight tiles six are used, for which one is loaded twice: where a core is shared each that has been written to since the
 // last configuration leaves fewer to rename, and with all eight products take twice as long.
@@ -42,14 +44,17 @@ inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, flo
         load_tile<4>(upper, row);
         load_tile<6>(panel, line);
         multiply_tiles<0, 4, 6>();
+        fetch();
         load_tile<6>(panel + WIDTH, line);
         multiply_tiles<1, 4, 6>();
+        fetch();
         if constexpr (TILES == 2) {
             load_tile<4>(lower, row);
             multiply_tiles<3, 4, 6>();
             load_tile<6>(panel, line);
             multiply_tiles<2, 4, 6>();
         }
+        fetch();
     }
     for_tiles<2 * TILES>([&](auto T) { store_tile<T>(sums + T / 2 * 16 * WIDTH + T % 2 * LANES, WIDTH * sizeof(float)); });
 }
@@ -104,7 +109,7 @@ __attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const ShortRows& 
                                          Fetch& fetch) {
     __m512 own[R][2] = {};
     for (int k = 0; k < depth; k += 2, panel += 2 * WIDTH) {
-        if (k % DEPTHS == 0) fetch();
+        if (k % (DEPTHS / FETCHES) == 0) fetch();
         __m512bh columns[2];
         std::memcpy(&columns, panel, sizeof columns);
 #pragma GCC unroll 16

@@ -99,31 +99,35 @@ public:
     void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
         const int blocks = (rows_ + BLOCK - 1) / BLOCK;
         const size_t size = size_t(stride_) * WIDTH;  // of a panel
-        share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 1, [&](int first, int last, int begin, int end) {
+        share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
                 const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
-                NextPanel next(panel + 1 < end ? weights + size : weights, last - first);
+                Ahead ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
-                                   stride_, next, [&](int r, auto& sums) { finish(panel, row + r, sums); });
+                                   stride_, ahead, [&](int r, auto& sums) { finish(panel, row + r, sums); });
                 }
             }
         });
     }
 
 private:
-    // Asks for a panel, a share at each step of each block that is multiplied by the one before.
-    class NextPanel {
+    // One block alone asks for what it reads so many steps later, over the end of its panel; of several each asks for its
+    // share of the next panel.
+    static constexpr int STEPS_AHEAD = 4;
+
+    // Asks for as much as `blocks` read together, a few lines at a time: the processor waits when there are many.
+    class Ahead {
     public:
-        NextPanel(const Dotted* panel, int blocks)
+        Ahead(const Dotted* panel, int blocks)
             : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
         void operator()() {
             for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
         }
 
     private:
-        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64;  // of a step
+        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // of each fetch in a step
 
         const char* at_;
         const int lines_;
