@@ -31,8 +31,7 @@ inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
 // sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() FETCHES times in each step.
 //
-// Of eight tiles six are used, for which one is loaded twice: where a core is shared each that has been written to since the
-// last configuration leaves fewer to rename, and with all eight products take twice as long.
+// One part of the panel is loaded twice, so that six tiles do; see Units.
 template <int TILES, class Fetch>
 inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);

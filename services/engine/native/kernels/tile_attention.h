@@ -33,8 +33,10 @@ public:
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin), keys = (count + SIDE - 1) / SIDE * SIDE;
             const Part part{span.request, head, begin, keys, length};
+            tiles.renew();
             for (int row = 0; row < rows; row += SIDE) score(s, row, part);
             for (int r = 0; r < rows; ++r) weigh(s, r, keys, first_position + r / group + 1 - begin);
+            tiles.renew();
             for (int row = 0; row < rows; row += SIDE) collect(s, row, part);
         }
         for (int r = 0; r < rows; ++r) {
