@@ -55,6 +55,18 @@ def test_a_compiler_that_does_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
         compiled(tmp_path / "cache")
 
 
+def test_each_source_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_by('for last; do :; done; [ "$1" = --version ] || touch "$last"', tmp_path, monkeypatch)
+    sources = [tmp_path / name for name in ("one", "same", "other")]
+    for source, text in zip(sources, ("a", "a", "b"), strict=True):
+        source.mkdir()
+        (source / "kernels.cpp").write_text(text)
+    one, same, other = (compiled(tmp_path / "cache", source=source) for source in sources)
+    assert one == same != other
+    assert one.exists()
+    assert other.exists()
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NoKernels, match="cannot be kept"):

@@ -48,7 +48,13 @@ inline void normalise_head(float* x, int dim, const float* weight, float epsilon
 
 inline void rotate(float* x, int dim, const float* cosines, const float* sines) {
     const int half = dim / 2;
-    for (int i = 0; i < half; ++i) {
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const Vector a = load(x + i), b = load(x + i + half), cosine = load(cosines + i), sine = load(sines + i);
+        store(x + i, a * cosine - b * sine);
+        store(x + i + half, b * cosine + a * sine);
+    }
+    for (; i < half; ++i) {
         const float a = x[i], b = x[i + half];
         x[i] = a * cosines[i] - b * sines[i];
         x[i + half] = b * cosines[i] + a * sines[i];

@@ -27,12 +27,15 @@ inline size_t value_place(const Heads& heads, int offset, int d) {
 
 inline void keep_in_pairs(const Kept<bfloat16>& kept, size_t at, int offset, const float* key, const float* value) {
     bfloat16 *keys = kept.keys + at, *values = kept.values + at;
+    // A thread may write the other of a pair meanwhile.
+    const __mmask32 own = offset % 2 ? 0xAAAAAAAA : 0x55555555;
     for (int d = 0; d < kept.heads.dim; d += LANES) {
-        bfloat16 short_key[LANES], short_value[LANES];
+        bfloat16 short_key[LANES];
         store_some(short_key, load(key + d), LANES);
-        store_some(short_value, load(value + d), LANES);
         for (int i = 0; i < LANES; i += 2) std::memcpy(keys + key_place(kept.heads, offset, d + i), short_key + i, 4);
-        for (int i = 0; i < LANES; ++i) values[value_place(kept.heads, offset, d + i)] = short_value[i];
+        const __m512i short_value = _mm512_cvtepu16_epi32(__m256i(_mm512_cvtneps_pbh(__m512(load(value + d)))));
+        const __m512i twice = _mm512_or_si512(short_value, _mm512_slli_epi32(short_value, 16));
+        _mm512_mask_storeu_epi16(values + value_place(kept.heads, offset - offset % 2, d), own, twice);
     }
 }
 
