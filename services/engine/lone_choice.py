@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from services.engine import adjustments
-from services.engine.blocks import Blocks, Floats, maxima, maxima_of
+from services.engine.blocks import Blocks, Floats, Ids, maxima, maxima_of
 from services.engine.choice import Choice, is_plain
 from services.engine.contenders import Contenders, Draws, Search
 from services.engine.noise import gumbel_of, keys
@@ -25,11 +25,14 @@ FIRST = np.zeros(1, np.int64)
 def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
     tops = maxima(logits).float().contiguous().numpy()
-    tokens = _likeliest(logits, tops)
     sound: list[bool] = np.isfinite(tops.max(axis=1)).tolist()
-    choice = Choice(tokens, sound, [True] * len(rows), {})
-    special = [i for i, row in enumerate(rows) if sound[i] and not is_plain(row)]
+    plain, special = ([i for i, row in enumerate(rows) if is_plain(row) == some] for some in (True, False))
+    special = [i for i in special if sound[i]]
     asking = [i for i, row in enumerate(rows) if sound[i] and row.sampling.logprobs is not None]
+    choice = Choice([0] * len(rows), sound, [True] * len(rows), {})
+    if plain:
+        for i, token in zip(plain, _likeliest(logits, tops, np.array(plain)), strict=True):
+            choice.tokens[i] = token
     if not special and not asking:
         return choice
     numbers = logits.float().contiguous().numpy()
@@ -39,7 +42,7 @@ def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
         wholes = search.log_sums(numbers, tops, np.array(asking, np.int64))
         for i, whole in zip(asking, wholes, strict=True):
             count = rows[i].sampling.logprobs or 0
-            choice.logprobs[i] = _logprobs(Blocks(numbers[i], tops[i]), whole, count, tokens[i])
+            choice.logprobs[i] = _logprobs(Blocks(numbers[i], tops[i]), whole, count, choice.tokens[i])
     return choice
 
 
@@ -61,11 +64,11 @@ def _choose_special(logits: torch.Tensor, draws: Draws, rows: Sequence[Row], sea
         choice.tokens[special[n]] = token
 
 
-def _likeliest(logits: torch.Tensor, tops: Floats) -> list[int]:
-    """The id with the largest logit of each row, the lowest if several are equal."""
-    best = tops.argmax(axis=1)
+def _likeliest(logits: torch.Tensor, tops: Floats, which: Ids) -> list[int]:
+    """The id with the largest logit of each of these rows, the lowest if several are equal."""
+    best = tops[which].argmax(axis=1)
     blocks = logits.unflatten(1, (tops.shape[1], -1))
-    inside = blocks[torch.arange(len(tops)), torch.from_numpy(best)].argmax(dim=-1)
+    inside = blocks[torch.from_numpy(which), torch.from_numpy(best)].argmax(dim=-1)
     likeliest: list[int] = (best * blocks.shape[2] + inside.numpy()).tolist()
     return likeliest
 
@@ -79,6 +82,8 @@ def _draws(numbers: Floats, tops: Floats, rows: Sequence[Row], which: list[int])
 
 def _changed(logits: torch.Tensor, numbers: Floats, rows: Sequence[Row], which: list[int]) -> Iterator[Floats]:
     """The logits [vocab] of these requests with their adjustments; each is good until the next."""
+    if not which:
+        return
     changes = adjustments.gather(rows, logits.shape[1])
     arrays = (changes.index, changes.columns, changes.settings)
     values = adjustments.adjusted(logits, *(torch.from_numpy(array) for array in arrays)).numpy()

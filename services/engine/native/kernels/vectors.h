@@ -167,6 +167,17 @@ inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 #endif
 
+// A bit for each number of v that is larger.
+inline uint32_t bits_of_larger(Vector v, float than) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(__m512(v), __m512(broadcast(than)), _CMP_GT_OQ);
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) bits |= uint32_t(v[i] > than) << i;
+    return bits;
+#endif
+}
+
 // Of all lanes, folded in halves.
 inline float total(Vector v) {
 #pragma GCC unroll 4
