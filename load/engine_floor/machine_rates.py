@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -43,6 +43,11 @@ class MachineRates:
     def best(self) -> float:
         """The matrix rate at the best row count."""
         return max(rate.operations for rate in self.matrix)
+
+    def usual(self) -> MachineRates:
+        """The matrix rates in median windows, which other work slows too. The bandwidth is the best."""
+        medians = (replace(rate, operations=rate.median) for rate in self.matrix)
+        return MachineRates(self.bandwidth, tuple(accumulate(medians, _at_least)))
 
     def at(self, rows: int) -> float:
         """The matrix rate at `rows`: linear between those measured, the nearest one's outside of them."""

@@ -12,6 +12,8 @@ from load.engine_floor.follower import Ran
 from load.engine_floor.machine_rates import MachineRates
 from load.engine_floor.model_shape import ModelShape
 
+USUAL = "over the floor of median rates"
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -34,7 +36,8 @@ class Measured:
 
 def alike(name: str, ran: Sequence[Ran], shape: ModelShape, rates: MachineRates) -> Measured:
     """Of iterations that are nearly the same."""
-    lowest = floor(shape, rates, (one.spans for one in ran))
+    spans = [one.spans for one in ran]
+    lowest = floor(shape, rates, spans)
     times = [one.seconds for one in ran]
     tokens = sum(span.tokens for one in ran for span in one.spans)
     seconds = statistics.median(times) * len(ran)
@@ -47,5 +50,6 @@ def alike(name: str, ran: Sequence[Ran], shape: ModelShape, rates: MachineRates)
             "tokens a second": tokens / seconds,
             "best over floor": min(times) * len(ran) / lowest.seconds,
             "share of bandwidth": lowest.moving / seconds,
+            USUAL: seconds / floor(shape, rates.usual(), spans).seconds,
         },
     )

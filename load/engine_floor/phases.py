@@ -10,7 +10,7 @@ from load.engine_floor.batches import Batches
 from load.engine_floor.floor import floor
 from load.engine_floor.follower import Follower
 from load.engine_floor.machine_rates import MachineRates
-from load.engine_floor.measured import Measured, alike
+from load.engine_floor.measured import USUAL, Measured, alike
 from load.engine_floor.model_shape import ModelShape
 from load.in_process import Setup, run_trace
 from load.workloads import Job, paper, single
@@ -43,14 +43,16 @@ def traced(subject: Subject, name: str, jobs: list[Job], max_batch_size: int) ->
     run_trace(follower, jobs, Setup(Knobs(max_batch_size)))
     seconds = time.perf_counter() - began
     inside = sum(one.seconds for one in follower.ran)
+    spans = [one.spans for one in follower.ran]
     yield Measured(
         name,
         len(follower.ran),
-        floor(subject.shape, subject.rates, (one.spans for one in follower.ran)),
+        floor(subject.shape, subject.rates, spans),
         seconds,
         {
             "output tokens a second": sum(job.max_new_tokens for job in jobs) / seconds,
             "share inside the engine": inside / seconds,
+            USUAL: seconds / floor(subject.shape, subject.rates.usual(), spans).seconds,
         },
     )
     increments = [one for one in follower.ran if one.is_increment and len(one.spans) == max_batch_size]

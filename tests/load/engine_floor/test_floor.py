@@ -94,6 +94,17 @@ def test_weights_that_not_every_token_reads_are_refused() -> None:
         ModelShape.of(config, torch.float32, torch.float32)
 
 
+def test_the_usual_rates_are_the_medians_of_as_many_rows_or_fewer() -> None:
+    rates = [
+        MatrixRate(1, 9.0, "mm", median=5.0),
+        MatrixRate(2, 9.0, "mm", median=3.0),
+        MatrixRate(4, 9.5, "mm", median=7.0),
+    ]
+    usual = MachineRates(100.0, tuple(rates)).usual()
+    assert usual.bandwidth == 100.0
+    assert [rate.operations for rate in usual.matrix] == [5.0, 5.0, 7.0]
+
+
 def test_more_rows_are_as_fast_as_fewer_at_least() -> None:
     fewer, more = MatrixRate(128, 150.0, "mm"), MatrixRate(256, 60.0, "linear")
     parts = MatrixRate(256, 150.0, "mm, in parts")
