@@ -227,8 +227,11 @@ private:
     void attend_to(const Layer& layer, const Input& outputs) {
         const int keys = model.heads.keys;
         with_attention(kept<Number>(layer), [&](const auto& attention) {
-            crew.each(int(slice.spans.size()) * keys, [&](int item) {
-                attention.run(slice.spans[item / keys], item % keys, qkv(), width(), outputs, slice.first);
+            const int spans = int(slice.spans.size());
+            // All heads of a span, which lie side by side in its blocks, by one thread, where there are spans enough.
+            each_range(crew, spans * keys, spans < 4 * crew.size() ? 1 : keys, [&](int begin, int end) {
+                for (int item = begin; item < end; ++item)
+                    attention.run(slice.spans[item / keys], item % keys, qkv(), width(), outputs, slice.first);
             });
         });
         done(ATTENTION);
