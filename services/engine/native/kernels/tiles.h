@@ -39,8 +39,8 @@ inline void load_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m
 
 // A thread has tiles as long as this lives.
 //
-// Where another shares its core, each tile that has been written to since its shapes were loaded leaves fewer to rename: with
-// all eight products take up to twice as long as with six.
+// On cores that others share, products take the longer the more tiles were written to since shapes were loaded, with all
+// eight up to twice as long as with six: it seems that fewer are left to rename them to.
 struct Units {
     Units() {
         if (HAS_TILES) load_shapes(Shapes(16));
