@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Field(description="auto: bfloat16 where the device computes it natively, else float32"),
+        Field(description="auto: bfloat16 where the device computes it faster, else float32"),
     ] = "auto"
     weights: Annotated[
         Literal["dtype", "int8"],

@@ -13,7 +13,7 @@ from services.user_folders import user_cache
 class EngineSettings:
     """Where and how the model runs; the defaults are those of `services.config.Settings`.
 
-    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it natively, else float32. `weights` int8: each output of a
+    `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it faster, else float32. `weights` int8: each output of a
     product has its own scale, the rest is computed as with `dtype`; on the lean path only.
     """
 
