@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
+from services.engine.cpuinfo import cpuinfo
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 
@@ -43,13 +43,6 @@ def cpu_multiplies_bfloat16() -> bool:
 
 def _cpu_prefers_bfloat16() -> bool:
     """With AMX, and with AVX512-BF16 on AMD's; on Intel's its products take more than twice as long as float32's."""
-    if torch.cpu._is_avx512_bf16_supported() and "AuthenticAMD" in _processors():
+    if torch.cpu._is_avx512_bf16_supported() and "AuthenticAMD" in cpuinfo():
         return True
     return bool(torch.cpu._is_amx_tile_supported())
-
-
-def _processors() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from services.engine.cpuinfo import cpuinfo
+
 SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
 # no -ffast-math: sums keep their order and NaN stays NaN
@@ -65,11 +67,8 @@ def _identity(compiler: str, source: Path) -> str:
 
 
 def _abilities() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    lines = cpuinfo().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:

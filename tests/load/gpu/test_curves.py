@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypat
     """The first point takes nearly all of it. Only the engine, whose times these are, is left out."""
     traces: list[list[Arrival]] = []
     now = [0.0]
-    bench = SimpleNamespace(engine=None, budget=Budget(3.0, lambda: now[0]))
+    bench: Any = SimpleNamespace(engine=None, budget=Budget(3.0, lambda: now[0]))
 
     def serve(engine: object, trace: list[Arrival], variant: Variant) -> list[Served]:
         traces.append(trace)
@@ -48,7 +49,7 @@ def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypat
 
     monkeypatch.setattr(end_to_end, "serve", serve)
     monkeypatch.setattr(end_to_end, "LOADS", (1.0, 1.1))
-    curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)  # type: ignore[arg-type]  # serve() is replaced: no engine runs
+    curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)
     assert curve.peak == end_to_end.LEAST / 2.0  # all there at once, ended after 2 s
     assert len(curve.points) == 1
     assert [len(trace) for trace in traces] == [end_to_end.LEAST, end_to_end.LEAST]
