@@ -51,10 +51,10 @@ struct Units {
     Units(const Units&) = delete;
 };
 
-// And are for `height` rows, two of them for products of 8 pairs, as long as this lives.
+// And are for `height` rows, two of them for products of 8 pairs, from the first renew() on as long as this lives.
 class HalfTiles {
 public:
-    explicit HalfTiles(int height) : shapes_(8, height) { renew(); }
+    explicit HalfTiles(int height) : shapes_(8, height) {}
     ~HalfTiles() { load_shapes(Shapes(16)); }
     HalfTiles(const HalfTiles&) = delete;
 
