@@ -81,13 +81,11 @@ class Changes:
     ]  # [changes], into the logits [requests, vocab] as one axis; in the order of the requests
     columns: npt.NDArray[np.float32]  # [4, changes]
     settings: npt.NDArray[np.float32]  # [4, requests]: whether ends are held back; repetition, presence, frequency
-    starts: npt.NDArray[np.int64]  # [requests + 1]: where each one's changes begin
 
 
 def gather(rows: Sequence[Row], vocab_size: int) -> Changes:
     """The changes of the logits of these requests. Each has its adjustments."""
     tables = [row.adjustments for row in rows]
-    starts = np.cumsum([0, *(len(table.ids) if table else 0 for table in tables)])
     ids = [table.ids + i * vocab_size for i, table in enumerate(tables) if table]
     columns = [table.columns for table in tables if table]
     settings = [
@@ -99,7 +97,6 @@ def gather(rows: Sequence[Row], vocab_size: int) -> Changes:
         np.concatenate([np.zeros(0, np.int64), *ids]),
         np.concatenate([np.zeros((4, 0), np.float32), *columns], axis=1),
         np.array(settings, np.float32).reshape(-1, 4).T.copy(),
-        starts,
     )
 
 

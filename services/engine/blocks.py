@@ -30,12 +30,6 @@ def maxima(logits: torch.Tensor) -> torch.Tensor:
     return logits.unflatten(-1, (-1, width(logits.shape[-1]))).amax(dim=-1)
 
 
-def maxima_of(logits: Floats) -> Floats:
-    """[blocks] of `logits` [vocab]."""
-    blocks = torch.from_numpy(logits).view(-1, width(len(logits)))
-    return np.concatenate([part.amax(dim=-1).numpy() for part in blocks.split(SERIAL // blocks.shape[1])])
-
-
 def kth(numbers: Floats, k: int) -> np.float32:
     """The k-th largest."""
     place, parted = len(numbers) - k, numbers.copy()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from services.engine.blocks import Blocks, Floats, Ids, kth
 from services.engine.noise import gumbel_of, lucky
@@ -29,10 +29,6 @@ class Draws:
     limits: Truncation
     keys: Ids  # [draws]
 
-    def some(self, which: Sequence[int] | Ids) -> Draws:
-        """These of the draws."""
-        return Draws(self.logits, self.maxima, self.requests[which], self.limits.some(which), self.keys[which])
-
 
 @dataclass(frozen=True, slots=True)
 class Contenders:
@@ -41,11 +37,6 @@ class Contenders:
     counts: Ids  # [draws], how many each has
     ids: Ids  # of all draws, one after the other
     scores: Floats
-    keys: Ids  # [draws]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Contenders]) -> Contenders:
-        return cls(*(np.concatenate([getattr(one, f.name) for one in parts]) for f in fields(cls)))
 
 
 class Search(Protocol):
@@ -55,8 +46,13 @@ class Search(Protocol):
         """Those of all draws."""
         ...
 
-    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> list[float]:
+    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> npt.NDArray[np.float64]:
         """Of these requests the logarithm of the sum of all exponentials."""
+        ...
+
+    def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
+        """Of these requests the ids [requests, count] of the largest logits, these falling; lower ids first among
+        equals."""
         ...
 
 
@@ -69,34 +65,22 @@ class PlainSearch:
             find(Blocks(draws.logits[i], draws.maxima[i]), draws.limits.one(n), draws.keys[n])
             for n, i in enumerate(draws.requests)
         ]
-        return together(found, draws.keys)
+        ids, scores = ([one[part] for one in found] for part in (0, 1))
+        counts = np.array([len(one) for one in ids], np.int64)
+        return Contenders(counts, np.concatenate(ids), np.concatenate(scores))
 
-    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> list[float]:
+    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> npt.NDArray[np.float64]:
         """See Search."""
-        return [Blocks(logits[i], maxima[i]).log_sum() for i in requests]
+        return np.array([Blocks(logits[i], maxima[i]).log_sum() for i in requests])
 
-
-def together(found: Sequence[tuple[Ids, Floats]], keys: Ids) -> Contenders:
-    """The ids and scores of each draw as one."""
-    counts = np.array([len(ids) for ids, _ in found], np.int64)
-    return Contenders(counts, np.concatenate([ids for ids, _ in found]), np.concatenate([s for _, s in found]), keys)
+    def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
+        """See Search."""
+        return np.stack([Blocks(logits[i], maxima[i]).largest(count) for i in requests])
 
 
 def find(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
     """The ids and scores of one draw."""
     return _lucky(row, limits, key) if limits.none else _kept(row, limits)
-
-
-def nucleus(ids: Ids, scores: Floats, top_p: float, whole: tuple[int, int] | None = None) -> tuple[Ids, Floats] | None:
-    """What top_p keeps of these, which are all that min_p and top_k leave; or the likeliest of some that have between
-    these weights, None if that does not tell."""
-    left = np.sort(scores)[::-1]
-    held = np.cumsum(weigh(left.copy()))
-    least, most = (_reached(held, top_p, weight) for weight in whole or (int(held[-1]),) * 2)
-    if least != most or least == len(left):
-        return None
-    stay = (scores >= left[least]).nonzero()[0]
-    return ids.take(stay), scores.take(stay)
 
 
 def _lucky(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
@@ -145,8 +129,8 @@ def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) ->
     every = outside == -math.inf
     known = every or lowest > outside  # all that min_p and top_k leave
     if limits.top_p < 1.0 and (known or not limits.narrow):
-        left = np.sort(scores[scores >= lowest])[::-1]
-        held = np.cumsum(weigh(left.copy()))
+        left = np.sort(scores[scores >= lowest])[::-1].copy()
+        held = np.cumsum(weigh(left))
         reached = _reached(held, limits.top_p, int(held[-1]) if known else row.weight(limits.temperature))
         if reached == len(left):
             return None

@@ -4,110 +4,118 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate, pairwise
+from contextlib import contextmanager
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import torch
 
 from services.engine import adjustments
-from services.engine.blocks import Blocks, Floats, Ids, maxima, maxima_of
+from services.engine.blocks import Floats, Ids, maxima
 from services.engine.choice import Choice, is_plain
-from services.engine.contenders import Contenders, Draws, Search
+from services.engine.contenders import Draws, Search
 from services.engine.noise import gumbel_of, keys
 from services.engine.rows import Row
 from services.engine.truncation import Truncation
 from services.messages import Logprobs
-
-FIRST = np.zeros(1, np.int64)
 
 
 def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
     tops = maxima(logits).float().contiguous().numpy()
     sound: list[bool] = np.isfinite(tops.max(axis=1)).tolist()
-    plain, special = ([i for i, row in enumerate(rows) if is_plain(row) == some] for some in (True, False))
-    special = [i for i in special if sound[i]]
-    asking = [i for i, row in enumerate(rows) if sound[i] and row.sampling.logprobs is not None]
     choice = Choice([0] * len(rows), sound, [True] * len(rows), {})
-    if plain:
-        for i, token in zip(plain, _likeliest(logits, tops, np.array(plain)), strict=True):
-            choice.tokens[i] = token
+    _choose_likeliest(choice, logits, tops, [i for i, row in enumerate(rows) if is_plain(row)])
+    special = [i for i, row in enumerate(rows) if sound[i] and not is_plain(row)]
+    asking = [i for i, row in enumerate(rows) if sound[i] and row.sampling.logprobs is not None]
     if not special and not asking:
         return choice
     numbers = logits.float().contiguous().numpy()
     if special:
-        _choose_special(logits, _draws(numbers, tops, rows, special), rows, search, choice)
+        with _adjusted(numbers, tops, rows, special) as changed:
+            _choose_special(choice, numbers, changed, rows, special, search)
     if asking:
-        wholes = search.log_sums(numbers, tops, np.array(asking, np.int64))
-        for i, whole in zip(asking, wholes, strict=True):
-            count = rows[i].sampling.logprobs or 0
-            choice.logprobs[i] = _logprobs(Blocks(numbers[i], tops[i]), whole, count, choice.tokens[i])
+        _add_logprobs(choice, numbers, tops, rows, np.array(asking), search)
     return choice
 
 
-def _choose_special(logits: torch.Tensor, draws: Draws, rows: Sequence[Row], search: Search, choice: Choice) -> None:
-    """The tokens of the requests of `draws`, those that are drawn or have adjustments, and whether there are any."""
-    special: list[int] = draws.requests.tolist()
-    drawn, changed = ([n for n, i in enumerate(special) if bool(rows[i].adjustments) == some] for some in (False, True))
-    found = [search.contenders(draws.some(drawn))] if drawn else []
-    for n, scores in zip(changed, _changed(logits, draws.logits, rows, [special[n] for n in changed]), strict=True):
-        i, row = special[n], Blocks(scores, maxima_of(scores))
-        choice.possible[i] = bool(row.best > -math.inf)
-        if rows[i].sampling.temperature <= 0.0:
-            choice.tokens[i] = row.likeliest()
-        elif choice.possible[i]:
-            drawn.append(n)
-            alone = replace(draws.some([n]), logits=scores[None], maxima=row.maxima[None], requests=FIRST)
-            found.append(search.contenders(alone))
-    for n, token in zip(drawn, _winners(found), strict=True):
-        choice.tokens[special[n]] = token
-
-
-def _likeliest(logits: torch.Tensor, tops: Floats, which: Ids) -> list[int]:
+def _choose_likeliest(choice: Choice, logits: torch.Tensor, tops: Floats, which: list[int]) -> None:
     """The id with the largest logit of each of these rows, the lowest if several are equal."""
-    best = tops[which].argmax(axis=1)
-    blocks = logits.unflatten(1, (tops.shape[1], -1))
-    inside = blocks[torch.from_numpy(which), torch.from_numpy(best)].argmax(dim=-1)
-    likeliest: list[int] = (best * blocks.shape[2] + inside.numpy()).tolist()
-    return likeliest
-
-
-def _draws(numbers: Floats, tops: Floats, rows: Sequence[Row], which: list[int]) -> Draws:
-    """Of these requests, whatever their temperature."""
-    settings = [rows[i].sampling for i in which]
-    secret = keys((s.seed for s in settings), (s.choice for s in settings), (len(rows[i].token_ids) for i in which))
-    return Draws(numbers, tops, np.array(which, np.int64), Truncation.of(settings, numbers.shape[1]), secret)
-
-
-def _changed(logits: torch.Tensor, numbers: Floats, rows: Sequence[Row], which: list[int]) -> Iterator[Floats]:
-    """The logits [vocab] of these requests with their adjustments; each is good until the next."""
     if not which:
         return
-    changes = adjustments.gather(rows, logits.shape[1])
-    arrays = (changes.index, changes.columns, changes.settings)
-    values = adjustments.adjusted(logits, *(torch.from_numpy(array) for array in arrays)).numpy()
-    scores = np.empty(logits.shape[1], np.float32)  # one for all stays in the caches
-    for i in which:
-        scores[:] = numbers[i]
-        mine = slice(changes.starts[i], changes.starts[i + 1])
-        scores[changes.index[mine] - i * logits.shape[1]] = values[mine]
-        yield scores
+    best = tops[which].argmax(axis=1)
+    blocks = logits.unflatten(1, (tops.shape[1], -1))
+    inside = blocks[torch.tensor(which), torch.from_numpy(best)].argmax(dim=-1)
+    for i, token in zip(which, (best * blocks.shape[2] + inside.numpy()).tolist(), strict=True):
+        choice.tokens[i] = token
 
 
-def _winners(parts: Sequence[Contenders]) -> list[int]:
+@contextmanager
+def _adjusted(numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[int]) -> Iterator[Floats]:
+    """While it lasts, `numbers` are the logits with the adjustments of these requests. Gives the blocks' maxima."""
+    changed = [i for i in special if rows[i].adjustments]
+    if not changed:
+        yield tops
+        return
+    changes = adjustments.gather(rows, numbers.shape[1])
+    logits = torch.from_numpy(numbers)
+    values = adjustments.adjusted(logits, *map(torch.from_numpy, (changes.index, changes.columns, changes.settings)))
+    flat = numbers.reshape(-1)
+    raw = flat[changes.index]
+    flat[changes.index] = values.numpy()
+    tops = tops.copy()
+    for begin, end in _neighbours(changed):
+        tops[begin:end] = maxima(logits[begin:end]).numpy()
+    try:
+        yield tops
+    finally:
+        flat[changes.index] = raw
+
+
+def _neighbours(which: list[int]) -> Iterator[tuple[int, int]]:
+    """Where each run of numbers that follow each other begins and ends."""
+    for _, run in groupby(enumerate(which), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        yield numbers[0], numbers[-1] + 1
+
+
+def _choose_special(
+    choice: Choice, numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[int], search: Search
+) -> None:
+    """The tokens of those that are drawn or have adjustments, and whether there are any."""
+    for i, best in zip(special, tops.max(axis=1)[special].tolist(), strict=True):
+        choice.possible[i] = best > -math.inf
+    _choose_likeliest(
+        choice, torch.from_numpy(numbers), tops, [i for i in special if rows[i].sampling.temperature <= 0.0]
+    )
+    drawn = [i for i in special if rows[i].sampling.temperature > 0.0 and choice.possible[i]]
+    if drawn:
+        for i, token in zip(
+            drawn, _drawn(numbers, tops, [rows[i] for i in drawn], np.array(drawn), search), strict=True
+        ):
+            choice.tokens[i] = token
+
+
+def _drawn(numbers: Floats, tops: Floats, rows: Sequence[Row], which: Ids, search: Search) -> list[int]:
     """Of each draw the token with the largest score + noise."""
-    if not parts:
-        return []
-    found = Contenders.joined(parts)
-    scores = found.scores + gumbel_of(np.repeat(found.keys, found.counts), found.ids)
+    settings = [row.sampling for row in rows]
+    secret = keys((s.seed for s in settings), (s.choice for s in settings), (len(row.token_ids) for row in rows))
+    found = search.contenders(Draws(numbers, tops, which, Truncation.of(settings, numbers.shape[1]), secret))
+    scores = found.scores + gumbel_of(np.repeat(secret, found.counts), found.ids)
     bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
     winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
     return winners
 
 
-def _logprobs(row: Blocks, whole: float, count: int, token: int) -> Logprobs:
+def _add_logprobs(
+    choice: Choice, numbers: Floats, tops: Floats, rows: Sequence[Row], asking: Ids, search: Search
+) -> None:
     """Log probabilities of the raw logits, before temperature, bias and penalties; lower ids first among equals."""
-    ids = row.largest(min(count, len(row.logits)))
-    values = row.logits[ids].astype(np.float64) - whole
-    return Logprobs(float(row.logits[token]) - whole, list(zip(ids.tolist(), values.tolist(), strict=True)))
+    wholes = search.log_sums(numbers, tops, asking)
+    counts = [min(rows[i].sampling.logprobs or 0, numbers.shape[1]) for i in asking]
+    ids = search.likeliest(numbers, tops, asking, max(counts))
+    values = numbers[asking[:, None], ids] - wholes[:, None]
+    own = numbers[asking, [choice.tokens[i] for i in asking]] - wholes
+    for n, (i, count) in enumerate(zip(asking.tolist(), counts, strict=True)):
+        top = list(zip(ids[n, :count].tolist(), values[n, :count].tolist(), strict=True))
+        choice.logprobs[i] = Logprobs(float(own[n]), top)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,38 @@ import torch
 from services.requests import SamplingParams
 
 # Weights are integers, so that their sums are the same in any order, in any batch. This is that of the likeliest token;
-# half a million of them fit into 63 bits.
-WHOLE = float(1 << 44)
+# half a million of them fit into 53 bits, which kernels/nucleus.h adds up as doubles.
+WHOLE = float(1 << 34)
 COLDEST = 2.0**-126  # the smallest temperature that float32 divides by without losing digits
+
+LOWEST = -32.0  # a token of a lower score weighs nothing either
+LOG2_E = 1.44269502  # as float32 has it, and so are the next
+POWERS = (0.00132647273, 0.00967151299, 0.0555073358, 0.240222424, 0.693147004, 1.0)  # 2^x within half of 0, to 2e-7
 
 
 def weights(scores: torch.Tensor) -> torch.Tensor:
-    """What tokens of these scores weigh, int64; the likeliest has 0."""
-    return (scores.exp() * WHOLE).long()
+    """What tokens of these scores, float32 and at most 0, weigh: e^score of `WHOLE`, int64.
+
+    Each operation is rounded by itself, so that every way to choose has the same, to the last bit.
+    """
+    x = scores.clamp(min=LOWEST).mul_(LOG2_E)
+    whole = x.round()
+    rest = x.sub_(whole)
+    power = rest * POWERS[0]
+    for factor in POWERS[1:-1]:
+        power.add_(factor).mul_(rest)
+    return power.add_(POWERS[-1]).mul_(_two_to(whole.add_(math.log2(WHOLE)))).long()
+
+
+def _two_to(whole: torch.Tensor) -> torch.Tensor:
+    """2^whole exactly, of numbers whose power is a normal one."""
+    return (whole.int() + 127 << 23).view(torch.float32)
 
 
 def weigh(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """`weights` on a CPU, where numpy converts twice as fast as torch. The scores are lost."""
-    heavy: npt.NDArray[np.float32] = torch.from_numpy(scores).exp_().mul_(WHOLE).numpy()
-    return heavy.astype(np.int64)
+    """`weights` of arrays."""
+    heavy: npt.NDArray[np.int64] = weights(torch.from_numpy(scores)).numpy()
+    return heavy
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +88,6 @@ class Truncation:
             np.array([s.top_k if s.top_k < vocab_size else 0 for s in settings], np.int64),
             np.array([s.top_p for s in settings], np.float64),
         )
-
-    @property
-    def alone(self) -> npt.NDArray[np.bool_]:
-        """Where top_p is the only one."""
-        alone: npt.NDArray[np.bool_] = (self.top_p < 1.0) & (self.top_k == 0) & (self.lowest == -math.inf)
-        return alone
-
-    def some(self, which: Sequence[int] | npt.NDArray[np.int64]) -> Truncation:
-        """Of these draws."""
-        return Truncation(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def one(self, i: int) -> Limits:
         return Limits(self.temperature[i], self.lowest[i], int(self.top_k[i]), float(self.top_p[i]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from compiled_search import compiled_search
+from compiled_search import check_weights, compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_choice import plain_token
@@ -149,6 +149,11 @@ def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
             told.max().item()
     asking, likeliest = len(batch.asking), batch.likeliest
     assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_both_searches_weigh_alike(vocab: int) -> None:
+    check_weights(compiled_search(), vocab)
 
 
 @pytest.mark.parametrize("on_cpu", WAYS[:2])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine import contenders
-from services.engine.blocks import Blocks, maxima_of
+from services.engine.blocks import Blocks, maxima
 from services.engine.truncation import Truncation, truncate
 from services.requests import SamplingParams
 
@@ -73,7 +73,7 @@ def test_contenders_are_those_of_the_formulas(deep: float, monkeypatch: pytest.M
     scores, expected = drawn_scores()
     for row, s, ids in zip(scores, CASES, expected, strict=True):
         limits = Truncation.of([s], len(row)).one(0)
-        blocks = Blocks(row.numpy(), maxima_of(row.numpy()))
+        blocks = Blocks(row.numpy(), maxima(row).numpy())
         found, with_scores = contenders.find(blocks, limits, np.int64(5))
         assert set(found.tolist()) == ids or limits.none
         assert with_scores.tolist() == row[torch.from_numpy(found)].tolist()
@@ -88,8 +88,8 @@ def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
 
 def test_equal_scores_stay_together() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -2.0]])
-    row = scores[0].numpy().copy()
-    blocks = Blocks(row, maxima_of(row))
+    row = scores[0].clone()
+    blocks = Blocks(row.numpy(), maxima(row).numpy())
     keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
     limits = Truncation.of([settings(top_k=2)], 4).one(0)

@@ -1,8 +1,8 @@
-// Contenders and weights of many draws: what Python calls.
+// Contenders, weights and likeliest tokens of many draws: what Python calls.
 
-#include "search.h"
+#include "contest.h"
 
-using Finds = std::vector<std::vector<Contender>>;
+using Finds = std::vector<Found>;
 
 extern "C" {
 
@@ -15,23 +15,28 @@ void orca_search(Finds* finds, const Draw* draws, int count, int vocab, int bloc
     finds->resize(count);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int i = 0; i < count; ++i) {
-        (*finds)[i] = Search(draws[i], vocab, blocks).contenders();
-        counts[i] = int64_t((*finds)[i].size());
+        (*finds)[i] = Contest(draws[i], vocab, blocks).contenders();
+        counts[i] = (*finds)[i].count();
     }
 }
 
-// The sum of e^score over the vocabulary, by the temperature of each draw.
+// Copies what was found last, one draw after the other.
+void orca_found(const Finds* finds, int64_t* ids, float* scores) {
+    for (const Found& found : *finds) {
+        ids = std::copy_n(found.ids(), found.count(), ids);
+        scores = std::copy_n(found.scores(), found.count(), scores);
+    }
+}
+
+// What each one's vocabulary weighs.
 void orca_weigh(const Draw* draws, int count, int vocab, int blocks, int threads, double* sums) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int i = 0; i < count; ++i) sums[i] = Search(draws[i], vocab, blocks).weight();
 }
 
-// Copies what was found last, one draw after the other.
-void orca_found(const Finds* finds, int64_t* ids, float* scores) {
-    for (const auto& found : *finds)
-        for (const Contender& one : found) {
-            *ids++ = one.id;
-            *scores++ = one.score;
-        }
+// The ids of the `most` largest logits of each.
+void orca_likeliest(const Draw* draws, int count, int vocab, int blocks, int threads, int most, int64_t* ids) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int i = 0; i < count; ++i) Search(draws[i], vocab, blocks).likeliest(most, ids + int64_t(i) * most);
 }
 }
