@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def _name(dtype: torch.dtype) -> str:
 def perplexity(engine: Engine, ids: list[int]) -> float | None:
     """Of `ids`, in the engine's first blocks; None on a rank that has no logits. All ranks must be told to."""
     size = engine.figures.block_size
-    row = Row("text", ids, len(ids), SamplingParams(1), blocks=list(range(-(-len(ids) // size))))
+    row = Row("text", ids, len(ids), SamplingParams(1), blocks=array("i", range(-(-len(ids) // size))))
     total = 0.0
     while row.num_computed_tokens < len(ids) - 1:
         begin = row.num_computed_tokens

@@ -25,7 +25,7 @@ CLASSES = {
 # the same of what has it anywhere in its name, as CUDA's kernels do
 WITHIN = {
     "attention": ("scaled_dot_product", "flash", "fmha", "_attend"),
-    "projections and output": ("gemm", "nvjet", "cutlass", "_multiply"),
+    "projections and output": ("gemm", "gemv", "splitK", "nvjet", "cutlass", "_multiply"),
     "KV written and gathered": ("_place", "index_put", "indexSelect"),
     "sampler": ("MaxOps", "MaxNan", "ArgMax", "topk", "Sort", "sort"),
 }

@@ -25,6 +25,7 @@ EQUAL = Size(128, 32)  # of section 6.1
 PAGE = 256  # tokens of a block of its cache
 CONTINUOUS_TOKENS = 4096  # of one of its iterations
 SHARE = 0.5  # of the time that is left, at most
+STOPPING = 5  # seconds that it has to end, if the time is spent before its requests are served
 WAIT = 1.0  # seconds between two looks at whether the other's thread still lives
 
 Outputs = list[list[int]]
@@ -134,7 +135,7 @@ def _continuous(model: Any, budget: Budget) -> System:
         blocks = sum(-(-(len(job.prompt) + job.max_new_tokens) // PAGE) for job in jobs)
         memory = ContinuousBatchingConfig(num_blocks=1 + blocks, max_batch_tokens=CONTINUOUS_TOKENS)
         with model.continuous_batching_context_manager(
-            generation_config=config, continuous_batching_config=memory, timeout=30
+            generation_config=config, continuous_batching_config=memory, timeout=STOPPING
         ) as manager:
             began = time.perf_counter()
             ids = [manager.add_request(job.prompt, max_new_tokens=job.max_new_tokens, eos_token_id=-1) for job in jobs]

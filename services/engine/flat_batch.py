@@ -7,7 +7,7 @@ the lengths and block tables here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,13 @@ class FlatBatch:
 def pack(scheduled: list[tuple[Row, int]], block_size: int) -> FlatBatch:
     """The flat batch of these rows, each with so many next tokens. Two counters tell all: there are no phases."""
     input_ids: list[int] = []
-    tables: list[list[int]] = []
+    tables: list[Numbers] = []
     for row, count in scheduled:
         begin, end = row.num_computed_tokens, row.num_computed_tokens + count
         assert begin < end <= len(row.token_ids), f"{row.id}: {count} tokens from {begin} of {len(row.token_ids)}"
         assert end <= len(row.blocks) * block_size, f"{row.id}: {end} tokens in {len(row.blocks)} blocks"
         input_ids += row.token_ids[begin:end]
-        tables.append(row.blocks[: -(-end // block_size)])
+        tables.append(np.frombuffer(row.blocks, np.int32, -(-end // block_size)))
     starts = [0, *accumulate(count for _, count in scheduled)]
     complete = [i for i, (row, count) in enumerate(scheduled) if row.num_computed_tokens + count == len(row.token_ids)]
     return FlatBatch(
@@ -76,7 +76,7 @@ def pack(scheduled: list[tuple[Row, int]], block_size: int) -> FlatBatch:
         starts=_numbers(starts),
         contexts=_numbers([row.num_computed_tokens for row, _ in scheduled]),
         table_starts=_numbers([0, *accumulate(map(len, tables))]),
-        tables=_numbers(list(chain.from_iterable(tables))),
+        tables=np.concatenate(tables),
         ends=_numbers([starts[i + 1] - 1 for i in complete]),
         sampling=[scheduled[i][0] for i in complete],
         block_size=block_size,

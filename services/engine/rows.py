@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ class Row:
     num_prompt_tokens: int
     sampling: SamplingParams
     num_computed_tokens: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
     adjustments: Adjustments | None = None  # of its logits; the sampler's
     dead: bool = False  # it failed; iterations that were sent before that was known may still name it
 

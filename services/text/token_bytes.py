@@ -8,13 +8,12 @@ continues a prompt.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from services.errors import ModelError
 
@@ -49,10 +48,10 @@ class TextTables:
 def read_tokenizer_json(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer.json"
     try:
-        raw = orjson.loads(path.read_bytes())
+        raw = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{folder} has no tokenizer.json") from None
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("model"), dict):
         raise ModelError(f"{path} describes no tokenizer")

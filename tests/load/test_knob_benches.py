@@ -97,15 +97,31 @@ def test_streams_that_end_before_the_prompt_comes_have_no_time_between_tokens() 
     assert chunking.cells([Run([stream, prompt], [], {})])[:4] == ["-", "-", "-", "0"]
 
 
-def test_the_benches_need_neither_ray_nor_redis_nor_pydantic(options: Options) -> None:
-    """A machine with a GPU may have none of them."""
-    code = f"""
+# what a machine with a GPU may not have
+BARE = """
 import importlib, sys
-sys.modules.update(dict.fromkeys(["ray", "redis", "pydantic", "aiohttp", "locust"]))
-from load import bench, engine_bench, gpu_bench
+missing = "ray redis pydantic pydantic_settings orjson fastapi aiohttp locust"
+sys.modules.update(dict.fromkeys(missing.split()))
+"""
+
+
+def run_bare(code: str) -> None:
+    subprocess.run([sys.executable, "-c", BARE + code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_the_benches_need_no_server_and_no_gateway(options: Options) -> None:
+    run_bare(f"""
+from load import bench, engine_bench, gpu_bench, kernels_in_turn
 from load.options import Options, load_exact_engine
 for name in {list(PARTS)}:
     importlib.import_module("load.benches." + name)
 load_exact_engine(Options({options.model!r}, "cpu"))
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+""")
+
+
+def test_nor_do_the_tests_of_a_gpu() -> None:
+    run_bare("""
+import os, pytest
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+sys.exit(pytest.main(["-p", "no:cacheprovider", "-q", "--collect-only", "-m", "gpu", "tests/services/engine"]))
+""")

@@ -24,7 +24,7 @@ def test_a_released_block_can_be_placed_again_in_the_same_iteration() -> None:
     rows.apply(start("a", [1, 2]))
     rows.apply(start("b", [2, 1], released=["a"]))
     rows.apply(start("b", [1, 2], released=["b"]))  # set back by the scheduler: known, released and new
-    assert (len(rows), rows["b"].blocks) == (1, [1, 2])
+    assert (len(rows), rows["b"].blocks.tolist()) == (1, [1, 2])
 
 
 def test_blocks_that_are_nobodys_are_noticed_when_nothing_is_left() -> None:

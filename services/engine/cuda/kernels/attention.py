@@ -19,6 +19,8 @@ from services.engine.cuda.plan import FIELDS
 from services.engine.cuda.tiles import Tiles
 
 LOG2_E = 1.4426950408889634
+# That keys are copied while others are multiplied takes five: blocks are looked up before what is in them is read.
+STAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def attend(
         SPLIT=tiles.split,
         FIELDS=FIELDS,
         num_warps=4,
-        num_stages=3,
+        num_stages=STAGES,
     )
     return out
 

@@ -18,7 +18,7 @@ def add_gumbel(scores: torch.Tensor, keys: torch.Tensor) -> None:
     _add_gumbel[grid](scores, keys, vocab, UNIT=1.0 / UNIFORMS, BLOCK=BLOCK, num_warps=4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["keys"])  # those of a part of the draws may begin anywhere
 def _add_gumbel(scores, keys, vocab, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     draw = tl.program_id(0).to(tl.int64)
     id = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

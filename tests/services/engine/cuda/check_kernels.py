@@ -144,7 +144,7 @@ class Scene:
         self.rows = []
         for context, count in lengths:
             row = Row("r", [1] * (context + count), 1, SamplingParams(1), context)
-            row.blocks = [blocks.pop() for _ in range(-(-(context + count) // block_size))]
+            row.blocks.extend(blocks.pop() for _ in range(-(-(context + count) // block_size)))
             self.rows.append((row, count))
         self.queries = [torch.randn(count, heads, dim) for _, count in lengths]
 
@@ -170,7 +170,7 @@ class Scene:
     def plain(self, i: int) -> torch.Tensor:
         """Request i by torch alone."""
         (row, count), group = self.rows[i], self.heads // self.kv_heads
-        keys, values = self.cache.read(0, torch.tensor([row.blocks]))
+        keys, values = self.cache.read(0, torch.tensor([row.blocks.tolist()]))
         keys, values = (t[0].repeat_interleave(group, 0) for t in (keys, values))
         scores = torch.einsum("thd,hsd->hts", self.queries[i], keys) * self.dim**-0.5
         position = torch.arange(row.num_computed_tokens, row.num_computed_tokens + count)

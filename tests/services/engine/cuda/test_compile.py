@@ -109,6 +109,7 @@ def test_attention_of_a_model(of: int, kv: int, dim: int, narrow: bool, made: li
     assert ("mma.sync" if narrow else "wgmma") in ptx
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
+    assert re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while something is multiplied"
 
 
 @pytest.mark.parametrize(

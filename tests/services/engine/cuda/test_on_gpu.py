@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[Ro
     for i in range(count):
         length = rng.randint(1, longest)
         row = Row(str(i), [rng.randrange(200) for _ in range(length)], length, SamplingParams(9), length - 1)
-        row.blocks = list(range(blocks, blocks := blocks + -(-length // block_size)))
+        row.blocks.extend(range(blocks, blocks := blocks + -(-length // block_size)))
         rows.append((row, 1))
     return rows
 
@@ -60,7 +61,7 @@ def test_graphs_are_bitwise_as_their_kernels(
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable[[str], Path]) -> None:
     engine = Engine.load(tiny_model(family), SETTINGS)
-    prompt = Row("p", list(range(1, 90)), 89, SamplingParams(9), blocks=list(range(1000, 1006)))
+    prompt = Row("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))
     batches = [
         pack(scheduled, 16)
         for scheduled in ([(prompt, 89)], increments(5, 16), [*increments(3, 16), (prompt, 30)])  # of each kind
