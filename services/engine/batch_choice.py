@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 
 from services.engine import adjustments
 from services.engine.choice import Choice, is_plain
-from services.engine.noise import add_gumbel, keys
+from services.engine.noise import gumbel, keys
 from services.engine.rows import Row
 from services.engine.transfer import send
 from services.engine.truncation import Truncation, truncate
@@ -117,8 +118,8 @@ def launch(logits: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
             scores.view(-1).index_copy_(0, sent.index, values)
         tops, chosen = scores.max(dim=-1)
         told.append(tops.double().view(torch.int64))
-        for part in batch.parts(logits.shape[1]):
-            chosen[part] = _draw(scores[part] - tops[part, None], batch.groups[part], sent, part)
+        if drawn := len(batch.groups):
+            chosen[:drawn] = _drawn(scores[:drawn], tops[:drawn], batch, sent)
         tokens.index_copy_(0, sent.special, chosen)
     if batch.asking:
         logs = raw.index_select(0, sent.asking).log_softmax(dim=-1)
@@ -128,12 +129,30 @@ def launch(logits: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
     return torch.cat(told) if len(told) > 1 else told[0]
 
 
-def _draw(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part: slice) -> torch.Tensor:
+def _drawn(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
+    """The tokens of those that are drawn."""
+    if scores.is_cuda and (kernel := _kernel()):
+        return kernel(scores, tops, sent.temperature, sent.lowest, sent.top_k, sent.top_p, sent.keys)
+    parts = batch.parts(scores.shape[1])
+    return torch.cat([_part(scores[part] - tops[part, None], batch.groups[part], sent, part) for part in parts])
+
+
+@cache
+def _kernel() -> Callable[..., torch.Tensor] | None:
+    """One launch for all of them, where there is Triton."""
+    try:
+        from services.engine.cuda.kernels import draw
+    except ImportError:
+        return None
+    return draw.draw
+
+
+def _part(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part: slice) -> torch.Tensor:
     """Draw from softmax(scores / temperature), truncated: the token with the largest score + Gumbel noise."""
     scores /= sent.temperature[part, None]
     deepest, nucleus = max(top_k for top_k, _ in groups), groups[0][1]
     truncate(scores, sent.lowest[part], sent.top_k[part], sent.top_p[part], deepest, nucleus)
-    add_gumbel(scores, sent.keys[part])
+    scores += gumbel(sent.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
     return scores.argmax(dim=-1)
 
 

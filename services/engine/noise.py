@@ -5,7 +5,7 @@ Integer arithmetic modulo 2**64 makes the bits: the same in any batch, in any pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -30,24 +30,6 @@ def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int])
 def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float32, of int64 keys and vocabulary ids; the two are broadcast."""
     return _noise(uniform(keys, ids).to(torch.float32))
-
-
-def add_gumbel(scores: torch.Tensor, keys: torch.Tensor) -> None:
-    """Add to scores [draws, vocab] the noise of keys [draws]: on CUDA in one pass, where there is Triton."""
-    kernel = _kernel() if scores.is_cuda else None
-    if kernel:
-        kernel(scores, keys)
-    else:
-        scores += gumbel(keys[:, None], torch.arange(scores.shape[1], device=scores.device))
-
-
-@cache
-def _kernel() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    try:
-        from services.engine.cuda.kernels import noise
-    except ImportError:
-        return None
-    return noise.add_gumbel
 
 
 def gumbel_of(keys: npt.NDArray[np.int64] | np.int64, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_ALIGNMENT = 8  # bytes
+_ALIGNMENT = 16  # bytes: kernels are compiled for arrays that begin at multiples of so many, and for others
 _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64, np.dtype(np.float32): torch.float32}
 
 

@@ -18,7 +18,8 @@ from services.requests import SamplingParams
 
 # Weights are integers, so that their sums are the same in any order, in any batch. This is that of the likeliest token;
 # half a million of them fit into 53 bits, which kernels/nucleus.h adds up as doubles.
-WHOLE = float(1 << 34)
+WHOLE_BITS = 34
+WHOLE = float(1 << WHOLE_BITS)
 COLDEST = 2.0**-126  # the smallest temperature that float32 divides by without losing digits
 
 LOWEST = -32.0  # a token of a lower score weighs nothing either
@@ -37,7 +38,7 @@ def weights(scores: torch.Tensor) -> torch.Tensor:
     power = rest * POWERS[0]
     for factor in POWERS[1:-1]:
         power.add_(factor).mul_(rest)
-    return power.add_(POWERS[-1]).mul_(_two_to(whole.add_(math.log2(WHOLE)))).long()
+    return power.add_(POWERS[-1]).mul_(_two_to(whole.add_(WHOLE_BITS))).long()
 
 
 def _two_to(whole: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,8 @@ class Engine(Protocol):
 def iteration(epoch: str, block_size: int, deadly_token: int = -1) -> Iteration:
     """A prompt of `TOKENS` different tokens, none of them `deadly_token`."""
     prompt = [token for token in range(TOKENS + 1) if token != deadly_token][:TOKENS]
-    new = NewRequest(ID, prompt, TOKENS, SamplingParams(1, temperature=0.0, logprobs=LOGPROBS))
+    sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that what draws is compiled, too
+    new = NewRequest(ID, prompt, TOKENS, sampling)
     return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: list(range(-(-TOKENS // block_size)))})
 
 

@@ -156,6 +156,15 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
     check_weights(compiled_search(), vocab)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_device_draws_the_same_tokens() -> None:
+    logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
+    expected = choose_plainly(logits, mixed(80))
+    choice = batch_choice.choose(logits.cuda(), mixed(80))
+    assert (choice.tokens, choice.possible, choice.sound) == (expected.tokens, expected.possible, expected.sound)
+
+
 @pytest.mark.parametrize("on_cpu", WAYS[:2])
 def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3

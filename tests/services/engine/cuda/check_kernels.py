@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from plain_choice import plain_token
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
 
 from services.engine.cuda.inputs import send
 from services.engine.cuda.kernels import attention
+from services.engine.cuda.kernels import draw as drawing
 from services.engine.cuda.kernels.activation import activate
 from services.engine.cuda.kernels.attention import Partials
+from services.engine.cuda.kernels.draw import draw
 from services.engine.cuda.kernels.embedding import embed
 from services.engine.cuda.kernels.heads import Rotary, place
-from services.engine.cuda.kernels.noise import add_gumbel
 from services.engine.cuda.kernels.norm import add_and_norm
 from services.engine.cuda.kernels.product import multiply
 from services.engine.cuda.plan import plan
@@ -24,8 +27,9 @@ from services.engine.cuda.tiles import Tiles
 from services.engine.flat_batch import FlatBatch, pack
 from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.weights import Linear, Table
-from services.engine.noise import gumbel, keys
+from services.engine.noise import keys
 from services.engine.rows import Row
+from services.engine.truncation import Truncation
 from services.requests import SamplingParams
 
 TILES = Tiles(rows=8, keys=8, split=16)
@@ -52,14 +56,30 @@ def test_embedding() -> None:
     assert torch.equal(shards[0][0], learned[0])  # the token is the other's, the position is its own
 
 
-def test_noise() -> None:
-    """Of the same bits as the sampler's own; the last block of ids is not whole."""
-    scores = torch.randn(3, 5000)
-    drawn = torch.from_numpy(keys([1, 2, 3**39], [0, 1, 2], [5, 6, 70]))
-    expected = scores + gumbel(drawn[:, None], torch.arange(5000))
-    add_gumbel(scores, drawn)
-    torch.testing.assert_close(scores, expected, **CLOSE)
-    assert torch.equal(scores.argmax(1), expected.argmax(1))
+def test_draws_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of flat and of sharp distributions, with equal scores, with impossible tokens; the last block is not whole."""
+    monkeypatch.setattr(drawing, "BLOCK", 128)
+    kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
+    rows, vocab = [], 200
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)):
+        sampling = SamplingParams(9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed * 2**50)
+        rows.append(Row(str(seed), [1] * (1 + seed), 1, sampling))
+    logits = torch.randn(len(rows), vocab) * torch.tensor([0.1, 3.0, 10.0]).repeat(len(rows) // 3)[:, None]
+    logits[::2] = logits[::2].round()
+    logits[::5, ::3] = -torch.inf
+    limits = Truncation.of([row.sampling for row in rows], vocab)
+    settings = (limits.temperature, limits.lowest, limits.top_k, limits.top_p)
+    secret = keys((row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows))
+    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
+    assert draw(logits, logits.amax(1), *map(torch.from_numpy, (*settings, secret))).tolist() == expected
+
+
+def test_what_cannot_be_drawn_from_gives_some_token() -> None:
+    """It is asked for its log probability before anyone sees that it is none."""
+    logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan)])
+    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    tokens = draw(logits, logits.amax(1), one, -one, zero + 3, one.double() / 2, zero)
+    assert all(0 <= token < 50 for token in tokens.tolist())
 
 
 @pytest.mark.parametrize("mean", [True, False])

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from services.engine.cuda.kernels import activation, attention, embedding, heads, noise, norm, product
+from services.engine.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
 from services.engine.cuda.plan import FIELDS
 from services.engine.cuda.planner import NARROW
 from services.engine.cuda.tiles import Tiles
@@ -60,7 +60,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (attention, "_attend"),
         (embedding, "_embed"),
         (heads, "_place"),
-        (noise, "_add_gumbel"),
+        (draw, "_draw"),
         (norm, "_add_and_norm"),
         (product, "_multiply"),
     ):
@@ -144,9 +144,17 @@ def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
     embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 500), Table(bf16(512, 5120), 0))
     activation.activate(bf16(9, 8 * 5120), True)
     activation.activate(bf16(9, 4 * 5120), False)
-    noise.add_gumbel(f32(9, 49_152), torch.empty(9, dtype=torch.int64, device="meta"))
-    assert len(made) == 9
+    assert len(made) == 8
     assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
+def test_draws(made: list[Any], tmp_path: Path) -> None:
+    """With registers for as many threads as a program has."""
+    i64, f64 = (torch.empty(9, dtype=dtype, device="meta") for dtype in (torch.int64, torch.float64))
+    draw.draw(f32(9, 49_152), f32(9), f32(9), f32(9), i64, f64, i64)
+    found = usage(made[0], tmp_path)
+    assert found["STACK"] == 0
+    assert found["REG"] <= 65_536 // (32 * made[0].metadata.num_warps)
 
 
 def test_products(made: list[Any], tmp_path: Path) -> None:
