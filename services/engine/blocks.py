@@ -47,12 +47,6 @@ class Blocks:
         self.logits, self.maxima = logits, maxima
         self.best: np.float32 = maxima[maxima.argmax()]
 
-    def likeliest(self) -> int:
-        """The first of the ids with the largest logit."""
-        size = len(self.logits) // len(self.maxima)
-        begin = int(self.maxima.argmax()) * size
-        return begin + int(self.logits[begin : begin + size].argmax())
-
     def above(self, floor: np.float32) -> Ids:
         """The ids with a logit above `floor`, in their order."""
         hit = (self.maxima > floor).nonzero()[0]
