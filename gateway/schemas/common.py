@@ -90,7 +90,7 @@ class GenerationFields(Strict, ABC):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = {}
     stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

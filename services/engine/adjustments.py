@@ -105,7 +105,7 @@ def adjusted(logits: torch.Tensor, index: torch.Tensor, columns: torch.Tensor, s
 
     Bias is added, ends are ruled out. Repetition (Keskar et al., 2019) looks at prompt and output: logits of ids in
     them are divided by it if positive, multiplied if negative. Presence and frequency (OpenAI) look at the output:
-    presence is taken off once for each id in it, frequency once for each occurrence.
+    presence is taken off once for each id in it, frequency once for each occurrence. None becomes infinitely likely.
     """
     held_back, repetition, presence, frequency = settings.index_select(1, index // logits.shape[1])
     bias, end, seen, count = columns
@@ -113,4 +113,5 @@ def adjusted(logits: torch.Tensor, index: torch.Tensor, columns: torch.Tensor, s
     scores.masked_fill_((end * held_back).bool(), -torch.inf)
     repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
     scores = torch.where(seen > 0, repeated, scores)
-    return scores - (presence * count.clamp(max=1.0) + frequency * count)
+    scores = scores - (presence * count.clamp(max=1.0) + frequency * count)
+    return scores.clamp_(max=torch.finfo(torch.float32).max)

@@ -62,11 +62,11 @@ def _adjusted(numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[
     values = adjustments.adjusted(logits, *map(torch.from_numpy, (changes.index, changes.columns, changes.settings)))
     flat = numbers.reshape(-1)
     raw = flat[changes.index]
-    flat[changes.index] = values.numpy()
-    tops = tops.copy()
-    for begin, end in _neighbours(changed):
-        tops[begin:end] = maxima(logits[begin:end]).numpy()
     try:
+        flat[changes.index] = values.numpy()
+        tops = tops.copy()
+        for begin, end in _neighbours(changed):
+            tops[begin:end] = maxima(logits[begin:end]).numpy()
         yield tops
     finally:
         flat[changes.index] = raw

@@ -10,6 +10,8 @@ from services.engine import batch_choice, lone_choice
 from services.engine.adjustments import Adjustments
 from services.engine.contenders import PlainSearch, Search
 from services.engine.rows import Row
+from services.engine.truncation import MOST_TOKENS
+from services.errors import ModelError
 from services.messages import Logprobs
 
 
@@ -30,7 +32,9 @@ class Sampler:
     """
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, search: Search | None = None) -> None:
-        """`search` is for logits on a CPU."""
+        """`search` is for logits on a CPU. Raises ModelError where there are too many tokens."""
+        if vocab_size > MOST_TOKENS:
+            raise ModelError(f"a vocabulary has at most {MOST_TOKENS:,} tokens, this one {vocab_size:,}")
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
         self._search = search or PlainSearch()

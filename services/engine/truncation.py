@@ -16,9 +16,10 @@ import torch
 
 from services.requests import SamplingParams
 
-# Weights are integers, so that their sums are the same in any order, in any batch. This is that of the likeliest token;
-# half a million of them fit into 53 bits, which kernels/nucleus.h adds up as doubles.
+# Weights are integers, so that their sums are the same in any order, in any batch: below 2^53, since kernels/nucleus.h
+# adds them up as doubles. WHOLE is that of the likeliest token.
 WHOLE_BITS = 34
+MOST_TOKENS = 1 << 53 - WHOLE_BITS  # of a vocabulary
 WHOLE = float(1 << WHOLE_BITS)
 COLDEST = 2.0**-126  # the smallest temperature that float32 divides by without losing digits
 

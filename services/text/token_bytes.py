@@ -33,7 +33,7 @@ class TextTables:
         raw = read_tokenizer_json(folder)
         try:
             return _build(raw)
-        except ModelError as error:
+        except (ModelError, UnicodeEncodeError) as error:  # a token may be spelled as half of a character
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
 
     def bytes_of(self, token: int) -> bytes:

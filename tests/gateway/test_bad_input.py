@@ -128,6 +128,7 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "presence_penalty 2.1": ({"presence_penalty": 2.1}, 400, "presence_penalty"),
     "frequency_penalty -2.1": ({"frequency_penalty": -2.1}, 400, "frequency_penalty"),
     "repetition_penalty 0": ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+    "repetition_penalty 1e-38": ({"repetition_penalty": 1e-38}, 400, "repetition_penalty"),
     "repetition_penalty 11": ({"repetition_penalty": 11}, 400, "repetition_penalty"),
     "seed beyond 64 bits": ({"seed": 2.0**64}, 400, "seed"),
     "min_tokens negative": ({"min_tokens": -1}, 400, "min_tokens"),

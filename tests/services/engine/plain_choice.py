@@ -41,6 +41,7 @@ def change(scores: torch.Tensor, row: Row, eos: frozenset[int]) -> None:
     for id, count in Counter(row.output_ids).items():
         presence, frequency = np.float32(s.presence_penalty), np.float32(s.frequency_penalty)
         scores[id] -= float(presence + frequency * np.float32(count))
+    scores.clamp_(max=torch.finfo(torch.float32).max)
 
 
 def drop(scores: torch.Tensor, min_p: float, top_k: int, top_p: float) -> None:

@@ -9,6 +9,7 @@ import torch
 from compiled_search import check_weights, compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixed_rows import MIX, mixed
 from plain_choice import plain_token
 from torch._subclasses import FakeTensorMode
 
@@ -52,7 +53,7 @@ def requests(draw: st.DrawFn, vocab: int) -> Row:
         choice=draw(st.integers(0, 3)),
         presence_penalty=draw(often([0.0, 0.0, 0.3, -2.0])),
         frequency_penalty=draw(often([0.0, 0.0, 0.1, 1.7])),
-        repetition_penalty=draw(often([1.0, 1.0, 1.3, 0.7])),
+        repetition_penalty=draw(often([1.0, 1.0, 1.3, 0.7, 1e-38])),
         logit_bias=draw(st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3))
         if draw(st.booleans())
         else {},
@@ -94,28 +95,6 @@ def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, lis
         assert choice.sound == [True] * len(rows)
         possible = zip(choice.tokens, choice.possible, strict=True)
         assert [token if ok else None for token, ok in possible] == expected
-
-
-MIX = [
-    {"temperature": 0.0},
-    {"temperature": 0.0, "logprobs": 3},
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_k": 50, "logprobs": 0},
-    {"temperature": 1.3, "top_k": 7, "top_p": 0.9},
-    {"temperature": 1.0, "top_p": 0.95},
-    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
-    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 9},
-]
-
-
-def mixed(count: int) -> list[Row]:
-    """Requests of all kinds, in turn, with their adjustments."""
-    rows = []
-    for i in range(count):
-        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})  # type: ignore[arg-type]
-        rows.append(Row(str(i), [*range(1, 9), i, i], 8, sampling))
-        Sampler(frozenset({5}), 50_000)._adjust(rows[-1])
-    return rows
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compiled_search import check_weights
+from compiled_search import check_draws
 from driver import Driver
 from test_families import LEAN, generate, make_jobs
 from test_invariance import MODELS, SETTINGS, VOCAB, check
@@ -24,7 +24,7 @@ from services.engine.settings import EngineSettings
 @pytest.mark.chaos
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86-64's")
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])  # vectors of 8 and of 4 numbers
-def test_tokens_and_weights_are_right_on(
+def test_tokens_are_right_on(
     processor: str, tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", compiled_for(processor))
@@ -33,7 +33,7 @@ def test_tokens_and_weights_are_right_on(
         engine = Engine.load(tiny_model(family), settings)
         jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
         assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
-    check_weights(NativeSearch(build.kernels(tmp_path), 2), 97)
+    check_draws(NativeSearch(build.kernels(tmp_path), 2))
     assert len(list(tmp_path.rglob("*.so"))) == 1
 
 

@@ -32,6 +32,14 @@ def test_an_engine_is_measured_and_knows_nobody_afterwards(llama: Engine) -> Non
     assert Driver(llama).run([job])[0].failed is None
 
 
+def test_it_draws_so_that_nobody_waits_until_that_is_compiled() -> None:
+    sampling = iteration("e", 16).new[0].sampling
+    assert sampling.temperature > 0
+    assert sampling.top_k
+    assert sampling.top_p < 1
+    assert sampling.logprobs
+
+
 def test_the_deadly_token_is_not_in_it() -> None:
     for deadly in (-1, 0, 1):
         assert deadly not in iteration("e", 16, deadly).new[0].token_ids

@@ -107,7 +107,12 @@ def test_refuses_what_has_no_exact_bytes(model: object, decoder: object, why: st
         TextTables.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"model": {"type": "BPE"}, "decoder": None})])
+HALF = {"model": {"type": "BPE", "vocab": {"\ud800": 0}}, "decoder": {"type": "ByteLevel"}}
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", json.dumps({"model": {"type": "BPE"}, "decoder": None}), json.dumps(HALF)]
+)
 def test_a_broken_file_is_a_model_error(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)

@@ -1,7 +1,7 @@
-// The tokens that can win a draw: contenders.py says the same in numpy.
+// The tokens that can win a draw: those whose score and noise come close to the best.
 //
-// Too many are no harm: who wins is seen later, in one way for all. Noise is computed in another way than there, so bounds
-// are wider by what it may differ.
+// Python tells which has won, in one way for all. Noise is computed in another way here, by which it differs by less than a
+// millionth; MARGIN is far more.
 #pragma once
 
 #include <vector>

@@ -58,11 +58,10 @@ public:
     // What all tokens weigh.
     double weight() const {
         constexpr float NOTHING = -25.0f;  // tokens of this score weigh nothing
-        const float floor = draw_.logit(NOTHING);
         const int size = vocab_ / blocks_;
         Sum sum;
         for (int block = 0; block < blocks_; ++block) {
-            if (!(draw_.maxima[block] > floor)) continue;
+            if (!(draw_.score(draw_.maxima[block]) > NOTHING)) continue;
             const float *logits = draw_.logits + block * size, *end = logits + size;
             for (; logits + LANES <= end; logits += LANES) sum.add(weights(scores(load(logits))));
             if (logits < end) sum.add(weights(scores(load_some(logits, int(end - logits)))));
@@ -101,7 +100,8 @@ private:
     float lowest(Found& found, float outside) const {
         const bool every = outside == -INFINITY;
         float limit = draw_.lowest;
-        if (draw_.top_k && draw_.top_k <= found.count()) limit = std::max(limit, kth({found.scores(), found.scores() + found.count()}, draw_.top_k));
+        if (draw_.top_k && draw_.top_k <= found.count())
+            limit = std::max(limit, kth({found.scores(), found.scores() + found.count()}, draw_.top_k));
         if (draw_.top_p >= 1.0) return limit;
         const bool alone = !draw_.top_k && draw_.lowest == -INFINITY;
         if (!alone && !every && !(limit > outside)) return -INFINITY;
@@ -110,8 +110,8 @@ private:
         return std::max(limit, weights.reached(std::trunc(draw_.top_p * (alone ? weight() : weights.sum()))));
     }
 
-    // A number that at least `count` logits are as large as, and of those that blocks alone tell one of the largest: halving
-    // where it is sought takes a tenth of sorting.
+    // A number that at least `count` logits are as large as, told by the blocks' largest alone, so lower than need be. It is
+    // sought by halving, which takes a tenth of what sorting does.
     float reached(int count) const {
         constexpr float SPAN = 64.0f;
         constexpr int HALVINGS = 12;

@@ -1,0 +1,29 @@
+"""Requests of all kinds of settings."""
+
+from __future__ import annotations
+
+from services.engine.rows import Row
+from services.engine.sampler import Sampler
+from services.requests import SamplingParams
+
+EOS = frozenset({5})
+MIX = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 50, "logprobs": 0},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 9},
+]
+
+
+def mixed(count: int) -> list[Row]:
+    """Requests of all kinds, in turn, with their adjustments."""
+    rows = []
+    for i in range(count):
+        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})  # type: ignore[arg-type]
+        rows.append(Row(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
+        Sampler(EOS, 50_000)._adjust(rows[-1])
+    return rows
