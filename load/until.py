@@ -9,5 +9,5 @@ from collections.abc import Callable
 async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:
     """Look `every` so many seconds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
-        while not happened():  # noqa: ASYNC110 - that is what this is for
+        while not happened():  # noqa: ASYNC110 - nobody sets an event
             await asyncio.sleep(every)

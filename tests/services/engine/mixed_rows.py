@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from services.engine.rows import Row
 from services.engine.sampler import Sampler
 from services.requests import SamplingParams
 
 EOS = frozenset({5})
-MIX = [
+MIX: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "logprobs": 3},
     {"temperature": 1.0},
@@ -23,7 +25,7 @@ def mixed(count: int) -> list[Row]:
     """Requests of all kinds, in turn, with their adjustments."""
     rows = []
     for i in range(count):
-        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})  # type: ignore[arg-type]
+        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})
         rows.append(Row(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
         Sampler(EOS, 50_000)._adjust(rows[-1])
     return rows

@@ -124,10 +124,11 @@ def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
 def _rank(pipe: Connection, folder: Path, settings: EngineSettings, layout: Layout, meeting: str, make: Make) -> None:
     from load.engine_floor.perplexity import perplexity
 
-    engine, links = None, None
+    engine: Any = None
+    links = None
     try:
         engine = make(folder, settings, layout)
-        pipe.send(engine.decoder.bytes_read)  # type: ignore[attr-defined]
+        pipe.send(engine.decoder.bytes_read)
         while True:
             what, arguments = pipe.recv()
             try:
