@@ -1,4 +1,4 @@
-"""OpenAI's routes for responses: create, retrieve, cancel, delete."""
+"""OpenAI's routes for responses: create, retrieve, cancel, delete, their input and its tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
 from gateway.position import Position
 from gateway.responses import objects
-from gateway.responses.creation import ticket_of
+from gateway.responses.creation import input_tokens, ticket_of
 from gateway.responses.events import EventWriter
 from gateway.responses.finding import find
+from gateway.responses.items import Page, input_items
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
-from gateway.schemas.responses import ResponseRequest
+from gateway.schemas.responses import InputTokensRequest, ResponseRequest
 from gateway.streams import EventStream
 from services.requests import FinishReason
 
@@ -51,6 +52,14 @@ async def create(request: Request) -> Response:
         return await _whole(stored)
 
 
+@router.post("/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """Exactly the prompt tokens that a response to the same body would have; nothing is generated."""
+    gateway = of(request)
+    fields = await parse(request, InputTokensRequest, gateway.settings.max_body_bytes)
+    return _json(objects.counted(await input_tokens(gateway, fields, request.state.tenant)))
+
+
 @router.get("/{id}")
 async def retrieve(request: Request, id: str) -> Response:
     after = after_of(request, id)
@@ -59,6 +68,14 @@ async def retrieve(request: Request, id: str) -> Response:
         return _streamed(stored, after)
     with stored:
         return await _as_it_stands(stored)
+
+
+@router.get("/{id}/input_items")
+async def list_input_items(request: Request, id: str) -> Response:
+    """What the response was made from, the newest item first unless `order=asc`; earlier turns are in it."""
+    page = Page.of(request)
+    with await find(of(request), id, request.state.tenant) as stored:
+        return _json(input_items(stored, page))
 
 
 @router.post("/{id}/cancel")

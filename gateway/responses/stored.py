@@ -18,20 +18,24 @@ from gateway.schemas.chat import Message
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """The part of the plan that is ours: what the object echoes, and the conversation without instructions."""
+    """The part of the plan that is ours: what the object echoes, and the conversation without instructions.
+
+    `ids`: parallel to the conversation, the ids that its items had before; None: the item is new and has none.
+    """
 
     echo: dict[str, Any]
     conversation: list[Message]
+    ids: list[str | None]
 
     def pack(self) -> bytes:
         said = [[message.role, message.content] for message in self.conversation]
-        return orjson.dumps({"echo": self.echo, "conversation": said})
+        return orjson.dumps({"echo": self.echo, "conversation": said, "ids": self.ids})
 
     @classmethod
     def unpack(cls, extra: bytes) -> Self:
         fields = orjson.loads(extra)
         said = [Message(role=role, content=content) for role, content in fields["conversation"]]
-        return cls(fields["echo"], said)
+        return cls(fields["echo"], said, fields.get("ids") or [None] * len(said))  # an older build kept no ids
 
 
 class StoredResponse:

@@ -9,9 +9,22 @@ from pydantic import BeforeValidator, Field, model_validator
 from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
 
-LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text
+    {
+        LOGPROBS,
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
 Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
 Word = Annotated[str, Field(max_length=512)]
+MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
 PART_FIELDS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
     "output_text": {"type", "text", "annotations", "logprobs"},
@@ -34,7 +47,8 @@ def _part(part: Any) -> str:
     if known is None:
         raise unsupported("has a part that is neither input_text nor output_text; this server takes text alone")
     text = part.get("text")
-    if set(part) - known or not isinstance(text, str):
+    unknown = {name for name, value in part.items() if name not in known and value is not None}
+    if unknown or not isinstance(text, str):
         raise ValueError(f"has a part that is not {{'type': '{part['type']}', 'text': string}}")
     return text
 
@@ -53,11 +67,12 @@ def _item(value: Any) -> Any:
 
 def _included(value: Any) -> bool:
     """Whether log probabilities are wanted."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
-    if any(name != LOGPROBS for name in value):
-        raise unsupported(f"has something other than '{LOGPROBS}'")
-    return bool(value)
+    unknown = sorted(set(value) - INCLUDABLE)
+    if unknown:
+        raise unsupported(f"has '{unknown[0][:64]}', which is not one of {', '.join(sorted(INCLUDABLE))}")
+    return LOGPROBS in value
 
 
 class InputMessage(Strict):
@@ -141,6 +156,11 @@ class ResponseRequest(GenerationFields):
         return [Message(role=item.role, content=item.content) for item in self.input]
 
     @property
+    def item_ids(self) -> list[str | None]:
+        """Parallel to `messages`: the ids that the client gave them, where the pool keeps ids of that length."""
+        return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
+
+    @property
     def echo(self) -> dict[str, Any]:
         """The fields of the response object that the request decides."""
         optional = {"user": self.user} if self.user is not None else {}
@@ -158,3 +178,9 @@ class ResponseRequest(GenerationFields):
             "safety_identifier": self.safety_identifier,
             "prompt_cache_key": self.prompt_cache_key,
         }
+
+
+class InputTokensRequest(ResponseRequest):
+    """`POST /v1/responses/input_tokens`: whatever a create takes, and OpenAI's one field that a create has not."""
+
+    personality: Annotated[None, only()] = None

@@ -29,6 +29,12 @@ def check(name: str, value: Any) -> None:
     jsonschema.Draft202012Validator(root).validate(value)
 
 
+def schema(name: str) -> dict[str, Any]:
+    """The schema `name`. Skips where there is no document."""
+    found: dict[str, Any] = _schemas()[name]
+    return found
+
+
 def fields(name: str) -> set[str]:
     """All fields of the object `name`."""
     schema = _schemas()[name]
