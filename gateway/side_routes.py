@@ -1,4 +1,4 @@
-"""Routes beside OpenAI's: health, metrics, version, tokenizing."""
+"""Routes beside OpenAI's: health, load, metrics, version, the tokenizer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.get("/v1/health")
+@router.get("/ping")
+@router.post("/ping")
 async def health() -> Response:
     """This process lives and answers."""
     return Response()
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, object]:
+    """The requests that this gateway answers now, queued ones included; vLLM's shape. `/metrics` has the whole pool."""
+    return {"server_load": of(request).reader.requests}
 
 
 @router.get("/ready")
@@ -85,3 +94,19 @@ async def detokenize(request: Request) -> dict[str, object]:
     gateway.door.check_model(fields.model)
     gateway.door.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, object]:
+    """What the model's tokenizer_config.json says, but for paths; vLLM's shape."""
+    model = of(request).model
+    tokenizer, config = model.tokenizer, model.tokenizer.config
+    special = [tokenizer.literal_bytes(token).decode(errors="replace") for token in sorted(tokenizer.special_ids)]
+    return {
+        "tokenizer_class": config.tokenizer_class,
+        **config.named_tokens,
+        "additional_special_tokens": [token for token in special if token not in config.named_tokens.values()],
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": model.info.max_model_len,
+        "chat_template": config.chat_template,
+    }

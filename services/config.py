@@ -118,6 +118,12 @@ class Settings(BaseSettings):
     api_keys: Annotated[
         dict[str, str], Field(description="tenant of each API key, as JSON; empty: no key is asked for")
     ] = {}
+    allowed_origins: Annotated[
+        list[str], Field(description="CORS: origins whose pages may call the API, as JSON; empty: none; '*': all")
+    ] = []
+    allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
+    allowed_methods: Annotated[list[str], Field(description="CORS: methods they may use, as JSON")] = ["*"]
+    allowed_headers: Annotated[list[str], Field(description="CORS: headers they may send, as JSON")] = ["*"]
     drain_timeout: Annotated[
         float, Field(ge=0, description="seconds a replica that is told to stop may take for the streams it has")
     ] = 10.0

@@ -41,6 +41,9 @@ def client(guarded: Stack) -> Iterator[httpx.Client]:
         ("GET", "/v1/streams/x"),
         ("GET", "/version"),
         ("POST", "/tokenize"),
+        ("GET", "/tokenizer_info"),
+        ("GET", "/load"),
+        ("GET", "/v1/health"),
         ("GET", "/nowhere"),
     ],
 )
@@ -55,6 +58,7 @@ def test_who_has_no_key_is_refused(client: httpx.Client, method: str, path: str,
 
 def test_probes_need_none(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
+    assert client.get("/ping").status_code == 200
     assert client.get("/ready").status_code in (200, 503)
     assert client.get("/metrics").status_code == 200
 

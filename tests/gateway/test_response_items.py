@@ -107,8 +107,15 @@ def test_a_response_of_an_older_build_has_ids_too() -> None:
 
 @pytest.mark.parametrize(
     ("query", "named"),
-    [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order")]
-    + [("after=msg_0", "after"), ("include=x", "include"), ("include[]=x", "include")],
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=x", "limit"),
+        ("order=up", "order"),
+        ("after=msg_0", "after"),
+        ("include=x", "include"),
+        ("include[]=x", "include"),
+    ],
 )
 def test_a_wrong_page_is_named(client: openai.OpenAI, http: httpx.Client, query: str, named: str) -> None:
     id = client.responses.create(model=NAME, input="hi").id
