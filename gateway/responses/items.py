@@ -79,7 +79,7 @@ def ids_of(asked: Asked, given: Sequence[str | None]) -> list[str]:
 
 def _item(id: str, message: Message) -> dict[str, Any]:
     if message.role == "assistant":
-        part: dict[str, Any] = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
     else:
-        part = {"type": "input_text", "text": message.content}
+        part = {"type": "input_text", "text": message.text}
     return {"id": id, "type": "message", "role": message.role, "status": "completed", "content": [part]}
