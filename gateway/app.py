@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import routes, side_routes, stream_routes
+from gateway import docs_routes, routes, side_routes, stream_routes
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.keys import Keys
@@ -42,6 +42,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(stream_routes.router)
     app.include_router(responses.router)
     app.include_router(side_routes.router)
+    app.include_router(docs_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)

@@ -6,7 +6,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
+DOCS = {
+    "/openapi.json",
+    "/docs",
+    "/docs/swagger-ui-bundle.js",
+    "/docs/swagger-ui.css",
+    "/docs/favicon-32x32.png",
+}
+# A browser that opens a page sends no key; the document says nothing that the source does not.
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 DEFAULT_TENANT = "default"
 
 

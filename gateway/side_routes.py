@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gateway.body import parse
+from gateway.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.door import chat_tokens, off_loop
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
+from gateway.release import release
+from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.telemetry import render
 
 router = APIRouter()
 
 
-@router.get("/health")
-@router.get("/v1/health")
-@router.get("/ping")
-@router.post("/ping")
+@router.get("/health", **documented())
+@router.get("/v1/health", **documented())
+@router.get("/ping", **documented())
+@router.post("/ping", **documented())
 async def health() -> Response:
     """This process lives and answers."""
     return Response()
 
 
-@router.get("/load")
+@router.get("/load", **documented(gives=Load))
 async def load(request: Request) -> dict[str, object]:
     """The requests that this gateway answers now, queued ones included; vLLM's shape. `/metrics` has the whole pool."""
     return {"server_load": of(request).reader.requests}
 
 
-@router.get("/ready")
+@router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
     """200 only while a scheduler holds a seat and says that its engine is attached and gets on; however busy."""
     overview = await of(request).pool.overview()
@@ -42,7 +43,7 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
-@router.get("/metrics")
+@router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
     """The pool's figures: every gateway gives the same."""
     gateway = of(request)
@@ -50,25 +51,22 @@ async def metrics(request: Request) -> Response:
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/version")
+@router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
 async def program_version(request: Request) -> dict[str, object]:
     """`numerics` names what the tokens depend on besides the request."""
     gateway = of(request)
     figures = (await gateway.pool.overview()).figures
-    try:
-        number = version("orca")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        number = "unknown"
     return {
-        "version": number,
+        "version": release(),
         "model": gateway.model.info.name,
         "revision": gateway.model.info.revision,
         "numerics": figures and figures.numerics,
     }
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=BODY_ERRORS))
 async def tokenize(request: Request) -> dict[str, object]:
+    """The tokens of a text, or of the prompt that messages make."""
     gateway = of(request)
     model = gateway.model
     fields = await parse(request, TokenizeRequest)
@@ -87,8 +85,9 @@ async def tokenize(request: Request) -> dict[str, object]:
     }
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
 async def detokenize(request: Request) -> dict[str, object]:
+    """The text of tokens, special ones spelled out."""
     gateway = of(request)
     fields = await parse(request, DetokenizeRequest)
     gateway.door.check_model(fields.model)
@@ -96,7 +95,7 @@ async def detokenize(request: Request) -> dict[str, object]:
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
 async def tokenizer_info(request: Request) -> dict[str, object]:
     """What the model's tokenizer_config.json says, but for paths; vLLM's shape."""
     model = of(request).model

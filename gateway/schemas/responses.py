@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from typing_extensions import TypedDict
 
 from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
@@ -24,6 +25,7 @@ INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of
 )
 Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
 Word = Annotated[str, Field(max_length=512)]
+Included = Annotated[list[str], WithJsonSchema({"type": "array", "items": {"enum": sorted(INCLUDABLE)}})]
 MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
 PART_FIELDS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
@@ -75,11 +77,20 @@ def _included(value: Any) -> bool:
     return LOGPROBS in value
 
 
+class ResponseTextPart(TypedDict):
+    """What the document says of a part; `_part` reads it."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[Any] | None]
+
+
 class InputMessage(Strict):
     """One message, its content as one text; what `output` of an earlier response says is taken as it is."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content, str | list[ResponseTextPart])]
     type: Literal["message"] | None = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -100,7 +111,7 @@ class ResponseRequest(GenerationFields):
 
     input: Annotated[
         list[Annotated[InputMessage, BeforeValidator(_item)]],
-        BeforeValidator(_items),
+        BeforeValidator(_items, str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]),
         Field(min_length=1, max_length=4096),
     ]
     instructions: str | None = None
@@ -108,7 +119,7 @@ class ResponseRequest(GenerationFields):
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     background: bool | None = None
     store: bool | None = None
-    include: Annotated[bool, BeforeValidator(_included)] | None = None
+    include: Annotated[bool, BeforeValidator(_included, Included)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: TextOptions | None = None
     truncation: Annotated[None, only("disabled")] = None
