@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from importlib import resources
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from gateway.document import document
 from gateway.errors import ApiError, Kind
@@ -27,7 +26,7 @@ router = APIRouter(include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """The document; the first call makes it, in a thread."""
     made = await asyncio.to_thread(document, request.app)
-    return Response(orjson.dumps(made), media_type="application/json")
+    return JSONResponse(made)  # not orjson: a seed has a bound of more than 64 bits
 
 
 @router.get("/docs")

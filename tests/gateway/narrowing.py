@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Components = dict[str, Any]
+BOUNDS = {"minimum": min, "minLength": min, "minItems": min, "maximum": max, "maxLength": max, "maxItems": max}
 
 
 def narrowed(theirs: Any, their_components: Components, ours: Any, our_components: Components) -> set[str]:
@@ -38,18 +39,15 @@ def _less_words(schema: Any, same: list[Any]) -> Iterator[str]:
     words = _words(schema)
     if all(_words(o) is not None for o in same):
         taken = [word for o in same for word in _words(o) or ()]
-        if words is None:
+        if words is None and _kinds(schema) != ["null"]:
             yield f"any {_kinds(schema)[0]} but {', '.join(map(str, taken))}"
-        else:
-            yield from (f"'{word}'" for word in words if word not in taken)
+        for word in words or ():
+            if word not in taken:
+                yield f"'{word}'"
 
 
 def _less_room(schema: Any, same: list[Any]) -> Iterator[str]:
-    for bound, wider in (("minimum", min), ("minLength", min), ("minItems", min)) + (
-        ("maximum", max),
-        ("maxLength", max),
-        ("maxItems", max),
-    ):
+    for bound, wider in BOUNDS.items():
         if all(bound in o for o in same):
             limit = wider(o[bound] for o in same)
             if bound not in schema or wider(limit, schema[bound]) != limit:
