@@ -11,11 +11,16 @@ import jsonschema
 import narrowing
 import openapi
 import pytest
+from fastapi import FastAPI
 from openapi_spec_validator import validate
 from sse_client import read
 from stack import NAME, Stack
+from typing_extensions import TypedDict
 
+from gateway.document import document as document_of
 from gateway.document import undocumented
+from gateway.documented import documented
+from gateway.schemas import answers
 from gateway.schemas.responses import LOGPROBS
 
 # What we do not take of the fields that we share with OpenAI: a kind of value, a word, or values beyond a bound.
@@ -104,6 +109,30 @@ def test_every_route_is_in_it(stack: Stack, document: dict[str, Any]) -> None:
     assert not missing, f"give these routes **documented(...) of gateway.documented: {', '.join(missing)}"
     silent = [f"{method} {path}" for method, path, operation in operations(document) if "description" not in operation]
     assert not silent, f"give the functions of these routes a docstring: {', '.join(silent)}"
+
+
+def test_a_route_that_says_nothing_of_itself_is_named() -> None:
+    app = FastAPI()
+
+    @app.get("/described", **documented(gives=answers.Load))
+    @app.post("/silent")
+    async def route() -> None: ...
+
+    assert undocumented(app) == ["POST /silent"]
+
+
+def test_two_types_of_one_name_are_a_mistake() -> None:
+    class Load(TypedDict):
+        other: str
+
+    app = FastAPI()
+
+    @app.get("/one", **documented(gives=answers.Load))
+    @app.get("/two", **documented(gives=Load))
+    async def route() -> None: ...
+
+    with pytest.raises(AssertionError, match="Load"):
+        document_of(app)
 
 
 def test_whatever_is_in_it_is_served(http: httpx.Client, document: dict[str, Any]) -> None:

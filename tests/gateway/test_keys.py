@@ -63,6 +63,11 @@ def test_probes_need_none(client: httpx.Client) -> None:
     assert client.get("/metrics").status_code == 200
 
 
+def test_a_browser_opens_the_documentation_without_one(client: httpx.Client) -> None:
+    paths = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/favicon-32x32.png", "/openapi.json")
+    assert {client.get(path).status_code for path in paths} == {200}
+
+
 def test_the_official_client_s_key(guarded: Stack) -> None:
     with openai.OpenAI(base_url=guarded.url + "/v1", api_key="key-of-alice", max_retries=0) as good:
         assert good.completions.create(model="tiny", **BODY).choices[0].text == "hellohellohello"
