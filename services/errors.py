@@ -23,6 +23,15 @@ class EngineStuck(EngineLost):
     """The engine lives but finishes no iteration: whoever holds its seat kills it and treats it as dead."""
 
 
+class SchedulerFault(OrcaError):
+    """The scheduler raised an exception that nobody expected. `requests` are those it may be about: the one it was
+    handling, else those of the iterations in flight."""
+
+    def __init__(self, requests: list[str]) -> None:
+        super().__init__(f"the scheduler failed on {', '.join(requests) or 'no request in particular'}")
+        self.requests = requests
+
+
 class StaleEpoch(OrcaError):
     """The caller's epoch is over: somebody else owns the seat now."""
 

@@ -29,8 +29,19 @@ BLOCK_SLACK = 5.0  # seconds after which an overdue blocking read means that the
 SCRIPT_CONNECTIONS = 16
 
 # Error codes of a state of the server that passes: full memory or disk, a failover, a script that runs too long.
-PASSING = ("OOM", "MISCONF", "BUSY", "READONLY", "NOREPLICAS", "MASTERDOWN", "LOADING", "MOVED", "ASK", "CLUSTERDOWN")
-PASSING += ("TRYAGAIN",)
+PASSING = (
+    "OOM",
+    "MISCONF",
+    "BUSY",
+    "READONLY",
+    "NOREPLICAS",
+    "MASTERDOWN",
+    "LOADING",
+    "MOVED",
+    "ASK",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+)
 # Redis 6.2 puts the code of a command that failed inside a script behind a minus sign in the middle of its message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(PASSING)})\b")
 _KILLED = "Script killed by user"  # by SCRIPT KILL, which works only before a script has written anything
@@ -111,7 +122,6 @@ class Connection:
         for client in (self._scripts, self._blocking):
             await client.aclose()
             await client.connection_pool.disconnect()
-
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
