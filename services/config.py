@@ -6,28 +6,19 @@ An unknown or contradictory setting is an error that names it.
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
-from pydantic_settings.exceptions import SettingsError as UnreadableVariable
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services import settings_file
+from services import settings_environment, settings_file
 from services.errors import UsageError
-from services.setting_names import VLLM_FLAGS, suggestion
+from services.setting_names import suggestion
 from services.user_folders import user_cache, user_data
 
 FILE = "orca.toml"
-PREFIX = "ORCA_"
 DEFAULT_TENANT = "default"
 SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
 # variables with our prefix that are no settings: where the tests find the schemas
@@ -49,9 +40,9 @@ class Section(StrEnum):
 
 
 class Settings(BaseSettings):
-    """What a server is told; every default is stated here."""
+    """What a server is told; every default is stated here. `load` reads files and variables, this class does not."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
 
     model: Annotated[
         str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
@@ -223,7 +214,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `load` puts the others below it
+        return (init_settings,)  # with others a dictionary would be the union of what each says
 
 
 def sections() -> dict[Section, list[str]]:
@@ -245,28 +236,11 @@ def load(config: Path | None = None, /, **flags: Any) -> Settings:
     values = settings_file.read(Path(FILE), names) if Path(FILE).exists() else {}
     if config is not None:
         values |= settings_file.read(config, names)
-    values |= _environment() | flags
+    values |= settings_environment.read(Settings, NOT_SETTINGS) | flags
     try:
         return Settings(**values)
     except ValidationError as error:
         raise UsageError("; ".join(_explain(e) for e in error.errors())) from None
-
-
-def _environment() -> dict[str, Any]:
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | NOT_SETTINGS
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
-    if unknown:
-        named = ", ".join(name + _suggested_variable(name, known) for name in unknown)
-        raise UsageError(f"unknown settings in the environment: {named}")
-    try:
-        return EnvSettingsSource(Settings)()
-    except UnreadableVariable as error:
-        raise UsageError(f"{error}: {error.__cause__}") from None
-
-
-def _suggested_variable(name: str, known: set[str]) -> str:
-    flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
-    return suggestion(PREFIX + VLLM_FLAGS[flag].upper() if flag in VLLM_FLAGS else name, known)
 
 
 def _explain(error: Any) -> str:

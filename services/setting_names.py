@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 
 from services.errors import UsageError
@@ -23,10 +23,8 @@ VLLM_FLAGS = {
 }
 # flags of `vllm serve` that are refused, and what to do instead
 VLLM_REFUSED = {
-    "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory, or "
-    "--kv-blocks",
-    "--device-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory, or "
-    "--kv-blocks",
+    "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
+    "--device-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
     "--kv-cache-memory-bytes": "use --kv-blocks, or --kv-memory-fraction, a share of the free memory",
     "--kv-cache-dtype": "KV blocks have the type of the activations; use --dtype",
     "--quantization": "use --weights int8 (CPU), or name a GGUF file as the model",
@@ -51,7 +49,7 @@ VLLM_REFUSED = {
 }
 
 
-def own_flag(argument: str, switches: Iterable[str]) -> str:
+def own_flag(argument: str, switches: Container[str]) -> str:
     """`argument` of a command line with a flag of vLLM replaced by ours; `switches` are settings that are on or off.
 
     Raises UsageError for a flag of vLLM that is refused.
@@ -60,11 +58,10 @@ def own_flag(argument: str, switches: Iterable[str]) -> str:
     positive = flag.replace("--no-", "--", 1)
     if positive in VLLM_REFUSED:
         raise UsageError(f"{flag} of vLLM is not taken: {VLLM_REFUSED[positive]}")
-    if flag in VLLM_FLAGS:
-        return f"--{_hyphens(VLLM_FLAGS[flag])}{equals}{value}"
-    if VLLM_FLAGS.get(positive) in switches:
-        return f"--no-{_hyphens(VLLM_FLAGS[positive])}{equals}{value}"
-    return argument
+    setting = VLLM_FLAGS.get(positive)
+    if setting is None or (flag != positive and setting not in switches):
+        return argument
+    return f"--{'no-' * (flag != positive)}{_hyphens(setting)}{equals}{value}"
 
 
 def own_name(key: str, known: Iterable[str]) -> str:
