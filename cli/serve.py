@@ -16,15 +16,16 @@ import time
 
 from actors.leftovers import end_processes_of
 from cli.port_claim import PortClaim
+from cli.serve_flags import parse
 from cli.supervisor import Supervisor
-from services.config import Settings, parse
+from services.config import Settings
 from services.errors import SettingsError
 from services.pool.binaries import choose_server
 from services.pool.server import PoolServer
 
 
 def run(arguments: list[str]) -> None:
-    settings = parse(arguments, "orca serve")
+    settings = parse(arguments)
     with PortClaim(settings.data_dir, settings.port) as claim:
         asyncio.run(_serve(settings, claim))
 
@@ -132,7 +133,8 @@ def _url(settings: Settings) -> str:
 
 def _ready_line(settings: Settings) -> str:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     return (
         f"ready at {_url(settings)}  try: curl {_url(settings)}/v1/chat/completions "
-        f"-H 'content-type: application/json' -d '{json.dumps(body)}'"
+        f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

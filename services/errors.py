@@ -11,6 +11,10 @@ class SettingsError(OrcaError):
     """A setting is unknown, out of range or contradicts another; the message names it."""
 
 
+class UsageError(SettingsError):
+    """A command line, a variable or a settings file is wrong; the `orca` command ends with status 2."""
+
+
 class ModelError(OrcaError):
     """The model cannot be found, converted or served; the message says which part of it and why."""
 
