@@ -19,8 +19,9 @@ from cli.port_claim import PortClaim
 from cli.serve_flags import parse
 from cli.supervisor import Supervisor
 from services.config import Settings
-from services.errors import SettingsError
+from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.binaries import choose_server
+from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 
 
@@ -83,8 +84,23 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
+    else:
+        await _check_pool(url, say)
     say("starting Ray")
     await supervisor.run(url, _ready_line(settings))
+
+
+async def _check_pool(url: str, say: Progress) -> None:
+    """A server that is away is waited for later; one that refuses our password will not change its mind."""
+    pool = RequestPool(url)
+    try:
+        await pool.connect()
+    except PoolDenied as error:
+        raise SettingsError(f"redis_url: {error}") from None
+    except PoolUnavailable as error:
+        say(f"waiting for the pool's server: {error}")
+    finally:
+        await pool.close()
 
 
 def _stop_signals() -> asyncio.Queue[int]:
