@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from gateway.documented import COMPONENTS, DOCUMENTED, JSON
 from gateway.errors import Kind
 from gateway.keys import OPEN_PATHS
-from gateway.release import release
+from services.version import program_version
 
 DESCRIPTION = """OpenAI's API for one model, some of vLLM's routes, and streams that can be resumed.
 
@@ -50,7 +50,7 @@ def undocumented(app: FastAPI) -> list[str]:
 
 
 def _raw(app: FastAPI) -> dict[str, Any]:
-    return get_openapi(title=app.title, version=release(), description=DESCRIPTION, routes=app.routes)
+    return get_openapi(title=app.title, version=program_version(), description=DESCRIPTION, routes=app.routes)
 
 
 def _lock(path: str, operation: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ docstring of its function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -74,12 +75,14 @@ def documented(
     text: bool = False,
     parameters: Sequence[dict[str, Any]] = (),
     errors: Sequence[Kind] = (),
+    empty: Mapping[int, str] = MappingProxyType({}),
     takes_type: str = JSON,
 ) -> dict[str, Any]:
     """The keyword arguments of a FastAPI route that describe it; they change nothing about what it does.
 
     `takes` is the type of the request's body, `gives` that of the answer's, `streams` that of each event's data where
     the answer may be a stream. `text`: the answer is plain text. Without any of these the answer's body is empty.
+    `errors` are answered with an error object, `empty` statuses without a body. `takes_type`: the body's content type.
     """
     content: dict[str, Any] = {}
     if gives is not None:
@@ -92,6 +95,7 @@ def documented(
     if streams is not None:
         name = {"description": "the name of the request, for `/v1/streams`", "schema": {"type": "string"}}
         extra["responses"]["200"]["headers"] = {"Orca-Request": name}
+    extra["responses"] |= {str(status): {"description": meaning} for status, meaning in empty.items()}
     extra["responses"] |= _errors(errors)
     if takes is not None:
         body = {"content": {takes_type: {"schema": _schema(takes, "validation")}}, "required": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
+from services.config import DEFAULT_TENANT
 
 DOCS = {
     "/openapi.json",
@@ -15,7 +16,6 @@ DOCS = {
 }
 # A browser that opens a page sends no key; the document says nothing that the source does not.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
-DEFAULT_TENANT = "default"
 
 
 class Keys:

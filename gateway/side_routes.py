@@ -11,21 +11,23 @@ from gateway.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.door import chat_tokens, off_loop
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
-from gateway.release import release
 from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.telemetry import render
+from services.version import program_version
+
+HEALTH = documented(empty={503: "a part of this gateway has ended"})
 
 router = APIRouter()
 
 
-@router.get("/health", **documented())
-@router.get("/v1/health", **documented())
-@router.get("/ping", **documented())
-@router.post("/ping", **documented())
-async def health() -> Response:
-    """This process lives and answers."""
-    return Response()
+@router.get("/health", **HEALTH)
+@router.get("/v1/health", **HEALTH)
+@router.get("/ping", **HEALTH)
+@router.post("/ping", **HEALTH)
+async def health(request: Request) -> Response:
+    """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
+    return Response(status_code=200 if of(request).alive else 503)
 
 
 @router.get("/load", **documented(gives=Load))
@@ -52,12 +54,12 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
-async def program_version(request: Request) -> dict[str, object]:
+async def version(request: Request) -> dict[str, object]:
     """`numerics` names what the tokens depend on besides the request."""
     gateway = of(request)
     figures = (await gateway.pool.overview()).figures
     return {
-        "version": release(),
+        "version": program_version(),
         "model": gateway.model.info.name,
         "revision": gateway.model.info.revision,
         "numerics": figures and figures.numerics,
