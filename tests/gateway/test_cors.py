@@ -9,7 +9,9 @@ import httpx
 import pytest
 from stack import Stack
 
+from cli.serve_flags import parse
 from services.config import Settings
+from services.errors import UsageError
 
 PAGE, OTHER = "http://localhost:3000", "http://elsewhere.example"
 PREFLIGHT = {
@@ -87,3 +89,18 @@ def test_without_the_setting_nothing_is_said(http: httpx.Client) -> None:
     plain = http.get("/health", headers={"Origin": PAGE})
     for response in (asked, plain):
         assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("words", [[PAGE, OTHER], [f'["{PAGE}", "{OTHER}"]']])
+def test_the_command_line_takes_words_or_json(words: list[str]) -> None:
+    assert parse(["--allowed-origins", *words]).allowed_origins == [PAGE, OTHER]
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(UsageError, match="allowed_origins"):
+        parse(["--allowed-origins", "[http"])
+
+
+def test_a_variable_takes_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_ALLOWED_ORIGINS", f'["{PAGE}"]')
+    assert parse([]).allowed_origins == [PAGE]
