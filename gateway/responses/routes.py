@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.caller import Caller
+from gateway.choice import failure
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
 from gateway.position import Position
@@ -23,7 +24,6 @@ from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
 from gateway.schemas.responses import ResponseRequest
 from gateway.streams import EventStream
-from services.requests import FinishReason
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
 
@@ -114,10 +114,9 @@ async def _whole(stored: StoredResponse) -> Response:
     await stored.read(None)
     end = stored.transcript.end
     assert end is not None
-    if end.reason is FinishReason.ERROR:
-        raise ApiError(Kind.FAILED, objects.failure(end))
-    if end.reason is FinishReason.CANCELLED:
-        raise ApiError(Kind.CANCELLED, "The request was cancelled.")
+    error = failure(end)
+    if error is not None:
+        raise error
     return _json(objects.response(stored.asked, stored.transcript))
 
 

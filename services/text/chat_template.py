@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 
+_MARK = "ContinueFinalMessageHere "  # behind a last message that is to be continued
+
 
 class ChatTemplate:
     """A compiled chat template and the special tokens it may name (`bos_token`, ...)."""
@@ -39,8 +41,16 @@ class ChatTemplate:
             return None
         return cls(source, _special_tokens(_read_json(folder / "special_tokens_map.json") | config))
 
-    def apply(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The prompt for `messages`; fields that are None count as absent.
+
+        `continue_final_message` ends the prompt with the last message's content, so that the model goes on with it;
+        `add_generation_prompt` must be false then.
 
         Raises ValueError with the template's own words where it refuses them (`raise_exception`), and saying what went
         wrong where it cannot render them.
@@ -48,6 +58,25 @@ class ChatTemplate:
         if not messages:
             raise ValueError("a chat needs at least one message")
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if not continue_final_message:
+            return self._render(given, add_generation_prompt)
+        if add_generation_prompt:
+            raise ValueError("'continue_final_message' and 'add_generation_prompt' exclude each other")
+        return self._continued(given)
+
+    def _continued(self, messages: list[dict[str, Any]]) -> str:
+        """As transformers does it: the place where the last message ends is found by a mark behind its content. A
+        template that strips contents takes the mark's space away, and whatever space the content ended with."""
+        content = messages[-1].get("content")
+        if not isinstance(content, str):
+            raise ValueError("the last message has no text to continue")
+        text = self._render([*messages[:-1], {**messages[-1], "content": content + _MARK}], add_generation_prompt=False)
+        before, mark, behind = text.rpartition(_MARK.strip())
+        if not mark or content.strip() not in before:
+            raise ValueError("the model's chat template does not show the last message, so it cannot be continued")
+        return before if behind.startswith(" ") else before.rstrip()
+
+    def _render(self, given: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
                 messages=given,

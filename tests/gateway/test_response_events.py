@@ -17,7 +17,7 @@ from gateway.choice import Choice
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import EventWriter
 from gateway.responses.objects import Asked
-from gateway.responses.transcript import Transcript
+from gateway.transcript import Transcript
 from services.messages import End, Logprobs, TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.scheduling.judge import Judge, Rules
