@@ -28,10 +28,10 @@ async def stream(request: Request, name: str) -> Response:
     generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
     if generation.plan.kind is AnswerKind.MESSAGE:
         return await streamed(generation, message_writer(generation, gateway.model, position, True, request))
-    return await streamed(generation, writer(generation, gateway.model, position))
+    return await streamed(generation, writer(generation, gateway.model, position, with_ids=True))
 
 
-def writer(generation: Generation, model: ServedModel, position: Position | None) -> SseWriter:
+def writer(generation: Generation, model: ServedModel, position: Position | None, with_ids: bool) -> SseWriter:
     """What writes the events behind `position`. Closes the generation and raises ApiError where there is no such
     position."""
     try:
@@ -44,4 +44,4 @@ def writer(generation: Generation, model: ServedModel, position: Position | None
         generation.close()
         raise
     said = position.said if position else ()
-    return SseWriter(Answer(generation.plan, model, generation.request, said), opened=len(said))
+    return SseWriter(Answer(generation.plan, model, generation.request, said), len(said), with_ids)

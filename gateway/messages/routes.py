@@ -30,7 +30,7 @@ router = APIRouter(prefix=PATH)
 async def create(request: Request) -> Response:
     gateway, received = of(request), asyncio.get_running_loop().time()
     try:
-        fields = await parse(request, MessageRequest, gateway.settings.max_body_bytes)
+        fields = await parse(request, MessageRequest)
         caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
         ticket = await ticket_of(gateway, fields, caller)
         if position is None:
@@ -50,7 +50,7 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, int]:
     """What `usage` of the same message would count as prompt."""
     gateway = of(request)
-    fields = await parse(request, CountTokensRequest, gateway.settings.max_body_bytes)
+    fields = await parse(request, CountTokensRequest)
     return {"input_tokens": len(await prompt_of(gateway, fields))}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, Strict, only, stop_strings, unsupported
+from gateway.schemas.common import Count, GenerationFields, Strict, nothing_asked, only, stop_strings, unsupported
 
 TURN = "\n\n"  # between messages of one role in a row, which are one turn
 TIERS = {"auto": "auto", "standard_only": "default"}
@@ -54,12 +54,6 @@ def _tier(value: Any) -> Any:
     return value and TIERS[value]
 
 
-def _no_values(value: Any) -> None:
-    """An object whose values are all null asks for nothing."""
-    if value is not None and not (isinstance(value, dict) and all(v is None for v in value.values())):
-        raise unsupported("is not supported by this server; leave it out")
-
-
 class InputMessage(Strict):
     """One message, its content as one text."""
 
@@ -80,8 +74,8 @@ class Conversation(Strict):
     tool_choice: Annotated[None, only({"type": "none"}, {"type": "auto"})] = None  # without tools they say the same
     mcp_servers: Annotated[None, only([])] = None
     thinking: Annotated[None, only({"type": "disabled"})] = None
-    output_config: Annotated[None, BeforeValidator(_no_values)] = None
-    context_management: Annotated[None, BeforeValidator(_no_values)] = None
+    output_config: Annotated[None, BeforeValidator(nothing_asked)] = None
+    context_management: Annotated[None, BeforeValidator(nothing_asked)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
 
