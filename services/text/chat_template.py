@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 
-_MARK = "ContinueFinalMessageHere "  # behind a last message that is to be continued
+_MARK = "<<THE LAST MESSAGE GOES ON HERE>> "  # ends with a space, which shows whether a template strips contents
 
 
 class ChatTemplate:
@@ -47,10 +47,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt for `messages`; fields that are None count as absent.
-
-        `continue_final_message` ends the prompt with the last message's content, so that the model goes on with it;
-        `add_generation_prompt` must be false then.
+        """The prompt for `messages`; fields that are None count as absent. With `continue_final_message` it ends with
+        the content of the last message, for the model to go on with.
 
         Raises ValueError with the template's own words where it refuses them (`raise_exception`), and saying what went
         wrong where it cannot render them.
@@ -60,26 +58,16 @@ class ChatTemplate:
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
         if not continue_final_message:
             return self._render(given, add_generation_prompt)
-        if add_generation_prompt:
-            raise ValueError("'continue_final_message' and 'add_generation_prompt' exclude each other")
-        return self._continued(given)
-
-    def _continued(self, messages: list[dict[str, Any]]) -> str:
-        """As transformers does it: the place where the last message ends is found by a mark behind its content. A
-        template that strips contents takes the mark's space away, and whatever space the content ended with."""
-        content = messages[-1].get("content")
+        content = given[-1].get("content")
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
-        text = self._render([*messages[:-1], {**messages[-1], "content": content + _MARK}], add_generation_prompt=False)
-        before, mark, behind = text.rpartition(_MARK.strip())
-        if not mark or content.strip() not in before:
-            raise ValueError("the model's chat template does not show the last message, so it cannot be continued")
-        return before if behind.startswith(" ") else before.rstrip()
+        given[-1]["content"] = content + _MARK
+        return _open(self._render(given, add_generation_prompt), content)
 
-    def _render(self, given: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=given,
+                messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -89,6 +77,16 @@ class ChatTemplate:
             raise ValueError(str(error)) from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _open(text: str, content: str) -> str:
+    """The rendered `text` up to the end of its last message, whose `content` was rendered with `_MARK` behind it."""
+    mark = _MARK.rstrip()
+    if content.strip() not in text or mark not in text:
+        raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
+    end = text.rindex(mark)
+    # where the template strips the content, it would have stripped what the mark kept at its end, too
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
 
 
 class _RefusedError(TemplateError):
