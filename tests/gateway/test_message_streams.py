@@ -43,9 +43,7 @@ def others(events: list[Event]) -> list[Any]:
 
 @pytest.mark.parametrize("post", [False, True], ids=["GET", "POST"])
 @pytest.mark.parametrize("name", STREAMS)
-def test_after_every_event_at_another_gateway(
-    http: httpx.Client, other: httpx.Client, name: str, post: bool
-) -> None:
+def test_after_every_event_at_another_gateway(http: httpx.Client, other: httpx.Client, name: str, post: bool) -> None:
     body = STREAMS[name]
     whole = read(http.post(PATH, json=body, headers=RESUMABLE))
     message = whole[0].json()["message"]["id"]
