@@ -86,7 +86,7 @@ class Conversation(Strict):
         told = [InputMessage(role="system", content=self.system)] if self.system else []
         groups = groupby([*told, *self.messages], key=lambda message: message.role)
         turns = [Message(role=role, content=TURN.join(m.content for m in group)) for role, group in groups]
-        empty = turns[-1].role == "assistant" and not turns[-1].content.strip() and len(turns) > 1
+        empty = turns[-1].role == "assistant" and not turns[-1].text.strip() and len(turns) > 1
         return turns[:-1] if empty else turns
 
     @property
