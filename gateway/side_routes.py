@@ -19,9 +19,9 @@ router = APIRouter()
 
 
 @router.get("/health")
-async def health() -> Response:
-    """This process lives and answers."""
-    return Response()
+async def health(request: Request) -> Response:
+    """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
+    return Response(status_code=200 if of(request).alive else 503)
 
 
 @router.get("/ready")
