@@ -27,7 +27,7 @@ async def stream(request: Request, name: str) -> Response:
         raise position.wrong(f"is not of request '{name[:100]}'")
     generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
     if generation.plan.kind is AnswerKind.MESSAGE:
-        return await streamed(generation, message_writer(generation, gateway.model, position, True, request))
+        return await streamed(generation, message_writer(generation, gateway.model, position, request, with_ids=True))
     return await streamed(generation, writer(generation, gateway.model, position, with_ids=True))
 
 

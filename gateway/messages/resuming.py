@@ -13,7 +13,7 @@ from gateway.position import Position
 
 
 def writer(
-    generation: Generation, model: ServedModel, position: Position | None, with_ids: bool, request: Request
+    generation: Generation, model: ServedModel, position: Position | None, request: Request, with_ids: bool
 ) -> EventWriter:
     """What writes the events of a message behind `position`. Closes the generation and raises ApiError where no event
     of this message can have that number."""

@@ -43,7 +43,7 @@ async def create(request: Request) -> Response:
     if not fields.stream:
         return await _whole(generation, gateway.model)
     with_ids = caller.resumable or position is not None
-    return await streamed(generation, writer(generation, gateway.model, position, with_ids, request))
+    return await streamed(generation, writer(generation, gateway.model, position, request, with_ids))
 
 
 @router.post("/count_tokens")

@@ -89,11 +89,6 @@ class Conversation(Strict):
         empty = turns[-1].role == "assistant" and not turns[-1].text.strip() and len(turns) > 1
         return turns[:-1] if empty else turns
 
-    @property
-    def continues(self) -> bool:
-        """The answer goes on with the last message, which is the assistant's."""
-        return self.turns[-1].role == "assistant"
-
 
 class CountTokensRequest(Conversation):
     """The fields of a message that count."""
