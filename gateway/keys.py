@@ -8,9 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
 from gateway.messages.errors import error_response
+from services.config import DEFAULT_TENANT
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-DEFAULT_TENANT = "default"
 
 
 class Keys:

@@ -17,7 +17,7 @@ _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
 
 # Ends that scripts give out themselves, packed here because only Python knows the format.
 CANCELLED = End(FinishReason.CANCELLED)
-POISON = End(FinishReason.ERROR, error="the engine died 3 times while it ran this request")
+POISON = End(FinishReason.ERROR, error="the engine died, or the scheduler failed, 3 times while it ran this request")
 _CONSTANTS = {"END_CANCELLED": CANCELLED, "END_POISON": POISON}
 
 
