@@ -11,6 +11,7 @@ from starlette.responses import Response
 from gateway.body import parse
 from gateway.caller import Caller
 from gateway.choice import failure
+from gateway.documented import COMING_BACK, documented
 from gateway.errors import ApiError
 from gateway.gateway import of
 from gateway.generation import Generation
@@ -20,14 +21,16 @@ from gateway.messages.objects import Asked, message, transcript_of
 from gateway.messages.resuming import writer
 from gateway.model import ServedModel
 from gateway.position import Position
+from gateway.schemas.message_answers import MessageEvent, MessageObject, TokenCount
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.streams import streamed
 
 router = APIRouter(prefix=PATH)
 
 
-@router.post("")
+@router.post("", **documented(takes=MessageRequest, gives=MessageObject, streams=MessageEvent, parameters=COMING_BACK))
 async def create(request: Request) -> Response:
+    """Answers a conversation; whole or as a stream."""
     gateway, received = of(request), asyncio.get_running_loop().time()
     try:
         fields = await parse(request, MessageRequest)
@@ -46,7 +49,7 @@ async def create(request: Request) -> Response:
     return await streamed(generation, writer(generation, gateway.model, position, request, with_ids))
 
 
-@router.post("/count_tokens")
+@router.post("/count_tokens", **documented(takes=CountTokensRequest, gives=TokenCount))
 async def count_tokens(request: Request) -> dict[str, int]:
     """What `usage` of the same message would count as prompt."""
     gateway = of(request)

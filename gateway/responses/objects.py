@@ -73,6 +73,10 @@ def text_part(transcript: Transcript | None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
+def counted(input_tokens: int) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": input_tokens}
+
+
 def deleted(id: str) -> dict[str, Any]:
     return {"id": id, "object": "response", "deleted": True}
 

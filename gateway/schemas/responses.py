@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
+from gateway.schemas.response_items import InputItem
 
-LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text
+    {
+        LOGPROBS,
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
 Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
 Word = Annotated[str, Field(max_length=512)]
-PART_FIELDS = {
-    "input_text": {"type", "text", "prompt_cache_breakpoint"},
-    "output_text": {"type", "text", "annotations", "logprobs"},
-}
-
-
-def _content(value: Any) -> str:
-    """The text of a message: a string, or its text parts joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of text parts")
-    return "".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise ValueError("has a part that is not an object with a type")
-    known = PART_FIELDS.get(part["type"])
-    if known is None:
-        raise unsupported("has a part that is neither input_text nor output_text; this server takes text alone")
-    text = part.get("text")
-    if set(part) - known or not isinstance(text, str):
-        raise ValueError(f"has a part that is not {{'type': '{part['type']}', 'text': string}}")
-    return text
+Included = Annotated[list[str], WithJsonSchema({"type": "array", "items": {"enum": sorted(INCLUDABLE)}})]
+MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
 
 
 def _items(value: Any) -> Any:
@@ -44,31 +34,14 @@ def _items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-def _item(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "message":
-        raise unsupported(f"is a '{kind[:64]}'; this server takes messages alone")
-    return value
-
-
 def _included(value: Any) -> bool:
     """Whether log probabilities are wanted."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
-    if any(name != LOGPROBS for name in value):
-        raise unsupported(f"has something other than '{LOGPROBS}'")
-    return bool(value)
-
-
-class InputMessage(Strict):
-    """One message, its content as one text; what `output` of an earlier response says is taken as it is."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
-    type: Literal["message"] | None = None
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    unknown = sorted(set(value) - INCLUDABLE)
+    if unknown:
+        raise unsupported(f"has '{unknown[0][:64]}', which is not one of {', '.join(sorted(INCLUDABLE))}")
+    return LOGPROBS in value
 
 
 class TextOptions(Strict):
@@ -84,8 +57,8 @@ class ResponseRequest(GenerationFields):
     """OpenAI's fields, and of ours those that chat has too, but for several choices and token ids."""
 
     input: Annotated[
-        list[Annotated[InputMessage, BeforeValidator(_item)]],
-        BeforeValidator(_items),
+        list[InputItem],
+        BeforeValidator(_items, str | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]),
         Field(min_length=1, max_length=4096),
     ]
     instructions: str | None = None
@@ -93,7 +66,7 @@ class ResponseRequest(GenerationFields):
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     background: bool | None = None
     store: bool | None = None
-    include: Annotated[bool, BeforeValidator(_included)] | None = None
+    include: Annotated[bool, BeforeValidator(_included, Included)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: TextOptions | None = None
     truncation: Annotated[None, only("disabled")] = None
@@ -136,8 +109,13 @@ class ResponseRequest(GenerationFields):
 
     @property
     def messages(self) -> list[Message]:
-        """The input as messages of a chat."""
-        return [Message(role=item.role, content=item.content) for item in self.input]
+        """The input as messages of a chat, one for each item."""
+        return [item.as_message() for item in self.input]
+
+    @property
+    def item_ids(self) -> list[str | None]:
+        """Parallel to `messages`: the ids that the client gave them, where the pool keeps ids of that length."""
+        return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
 
     @property
     def echo(self) -> dict[str, Any]:
@@ -157,3 +135,9 @@ class ResponseRequest(GenerationFields):
             "safety_identifier": self.safety_identifier,
             "prompt_cache_key": self.prompt_cache_key,
         }
+
+
+class InputTokensRequest(ResponseRequest):
+    """`POST /v1/responses/input_tokens`: whatever a create takes, and OpenAI's one field that a create has not."""
+
+    personality: Annotated[None, only()] = None
