@@ -53,10 +53,11 @@ def _choose_likeliest(choice: Choice, logits: torch.Tensor, tops: Floats, which:
 @contextmanager
 def _adjusted(numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[int]) -> Iterator[Floats]:
     """While it lasts, `numbers` are the logits with the adjustments of these requests. Gives the blocks' maxima."""
-    changed = [i for i in special if rows[i].adjustments]
+    changed = [i for i in special if rows[i].adjustments or rows[i].allowed]
     if not changed:
         yield tops
         return
+    limited: list[tuple[int, Floats]] = []
     changes = adjustments.gather(rows, numbers.shape[1])
     logits = torch.from_numpy(numbers)
     values = adjustments.adjusted(logits, *map(torch.from_numpy, (changes.index, changes.columns, changes.settings)))
@@ -64,11 +65,14 @@ def _adjusted(numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[
     raw = flat[changes.index]
     try:
         flat[changes.index] = values.numpy()
+        limited += [(i, allowed.limit(numbers[i])) for i in changed if (allowed := rows[i].allowed)]
         tops = tops.copy()
         for begin, end in _neighbours(changed):
             tops[begin:end] = maxima(logits[begin:end]).numpy()
         yield tops
     finally:
+        for i, before in limited:
+            numbers[i] = before
         flat[changes.index] = raw
 
 

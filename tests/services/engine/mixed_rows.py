@@ -18,6 +18,12 @@ MIX: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_p": 0.95},
     {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
     {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 9},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(2, 50, 3)), "logprobs": 2},
+    {
+        "temperature": 0.0,
+        "allowed_token_ids": (49, 3, 20),
+        "bad_words": ((20,), *((last, 3) for last in range(0, 40, 2))),
+    },
 ]
 
 

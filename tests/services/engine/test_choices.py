@@ -38,6 +38,12 @@ WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [
 ]
 
 
+def words(vocab: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """Bad words; of few tokens, so that outputs end with their beginnings."""
+    ids = st.integers(0, min(vocab, 3) - 1)
+    return st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+
+
 @st.composite
 def requests(draw: st.DrawFn, vocab: int) -> Row:
     """A request of any settings and history."""
@@ -60,9 +66,12 @@ def requests(draw: st.DrawFn, vocab: int) -> Row:
         min_tokens=draw(often([0, 0, 2])),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, vocab + 5), max_size=3))),
+        bad_words=draw(words(vocab)),
+        allowed_token_ids=tuple(draw(st.lists(ids, max_size=10))) if draw(st.booleans()) else (),
     )
     prompt = draw(st.lists(ids, min_size=1, max_size=20))
-    return Row(str(draw(st.uuids())), prompt + draw(st.lists(ids, max_size=6)), len(prompt), sampling)
+    output = draw(st.lists(ids, max_size=6)) + draw(st.lists(st.integers(0, min(vocab, 3) - 1), max_size=3))
+    return Row(str(draw(st.uuids())), prompt + output, len(prompt), sampling)
 
 
 @st.composite
