@@ -49,6 +49,8 @@ class Plan:
     service_tier: str | None = None
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
+    include_stop: bool = False
+    skip_special_tokens: bool = True
 
     @property
     def chat(self) -> bool:

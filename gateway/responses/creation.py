@@ -26,7 +26,7 @@ async def ticket_of(gateway: Gateway, fields: ResponseRequest, caller: Caller) -
     told = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
     prompt = await chat_tokens(gateway.model, [*told, *conversation], param="input")
     figures, extra = await gateway.figures(), Extra(fields.echo, conversation).pack()
-    return gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
+    return await gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
 
 
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> list[Message]:

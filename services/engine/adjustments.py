@@ -117,8 +117,9 @@ def adjusted(logits: torch.Tensor, index: torch.Tensor, columns: torch.Tensor, s
     """The changed logits [changes], float32, of `logits` [requests, vocab]; the others are as in `Changes`.
 
     Bias is added, ends and bad words are ruled out. Repetition (Keskar et al., 2019) looks at prompt and output: logits
-    of ids in them are divided by it if positive, multiplied if negative. Presence and frequency (OpenAI) look at the output:
-    presence is taken off once for each id in it, frequency once for each occurrence. None becomes infinitely likely.
+    of ids in them are divided by it if positive, multiplied if negative. Presence and frequency (OpenAI) look at the
+    output: presence is taken off once for each id in it, frequency once for each occurrence. None becomes infinitely
+    likely.
     """
     held_back, repetition, presence, frequency = settings.index_select(1, index // logits.shape[1])
     bias, end, seen, count, banned = columns

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 class BadWords:
-    """Words as token ids, each at least one. A word of one token is never sampled. The last token of a longer one is not
-    sampled where the output ends with the others (vLLM's `bad_words`); the prompt does not count.
+    """Words as token ids, each at least one. A word of one token is never sampled. The last token of a longer one is
+    not sampled where the output ends with the others (vLLM's `bad_words`); the prompt does not count.
     """
 
     __slots__ = ("_by_last", "single")

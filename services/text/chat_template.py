@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 
+_MARK = "<<THE LAST MESSAGE GOES ON HERE>> "  # ends with a space, which shows whether a template strips contents
+
 
 class ChatTemplate:
     """A compiled chat template and the special tokens it may name (`bos_token`, ...)."""
@@ -39,8 +41,14 @@ class ChatTemplate:
             return None
         return cls(source, _special_tokens(_read_json(folder / "special_tokens_map.json") | config))
 
-    def apply(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt for `messages`; fields that are None count as absent.
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for `messages`; fields that are None count as absent. With `continue_final_message` it ends with
+        the content of the last message, for the model to go on with.
 
         Raises ValueError with the template's own words where it refuses them (`raise_exception`), and saying what went
         wrong where it cannot render them.
@@ -48,9 +56,18 @@ class ChatTemplate:
         if not messages:
             raise ValueError("a chat needs at least one message")
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if not continue_final_message:
+            return self._render(given, add_generation_prompt)
+        content = given[-1].get("content")
+        if not isinstance(content, str):
+            raise ValueError("the last message has no text to continue")
+        given[-1]["content"] = content + _MARK
+        return _open(self._render(given, add_generation_prompt), content)
+
+    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=given,
+                messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -60,6 +77,16 @@ class ChatTemplate:
             raise ValueError(str(error)) from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _open(text: str, content: str) -> str:
+    """The rendered `text` up to the end of its last message, whose `content` was rendered with `_MARK` behind it."""
+    mark = _MARK.rstrip()
+    if content.strip() not in text or mark not in text:
+        raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
+    end = text.rindex(mark)
+    # where the template strips the content, it would have stripped what the mark kept at its end, too
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
 
 
 class _RefusedError(TemplateError):

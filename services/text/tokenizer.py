@@ -64,8 +64,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as output: what `Detokenizer` gives, or with the special tokens spelled out."""
-        piece = self.tables.bytes_of if skip_special_tokens else self.literal_bytes
-        return b"".join(map(piece, ids)).decode(errors="replace")
+        return self.tables.of(skip_special_tokens).join(ids).decode(errors="replace")
 
     def literal_bytes(self, token: int) -> bytes:
         """The token's bytes, those of a special token being its name: what logprobs show."""
@@ -77,8 +76,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt text for a chat; ValueError where the template refuses it or the model has none."""
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text for a chat, see `ChatTemplate.apply`; ValueError where the template refuses it or the model
+        has none."""
         if self._template is None:
             raise ValueError("this model has no chat template; use completions, which take plain text")
-        return self._template.apply(messages, add_generation_prompt)
+        return self._template.apply(messages, add_generation_prompt, continue_final_message)
