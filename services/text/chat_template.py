@@ -6,6 +6,7 @@ Templates come with models and are not trusted: they run in Jinja's immutable sa
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 
-_MARK = "<<THE LAST MESSAGE GOES ON HERE>> "  # ends with a space, which shows whether a template strips contents
+# Put behind the message to continue, to find its end; no message has it. Its space shows whether a template strips
+# contents.
+_MARK = f"<<{secrets.token_hex(16)}>> "
 
 
 class ChatTemplate:
@@ -85,8 +88,9 @@ def _open(text: str, content: str) -> str:
     if content.strip() not in text or mark not in text:
         raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
     end = text.rindex(mark)
-    # where the template strips the content, it would have stripped what the mark kept at its end, too
-    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
+    before = text[:end].replace(_MARK, "").replace(mark, "")  # a template may write the content twice
+    # one that strips the content would have stripped what the mark kept at its end, too
+    return before if text.startswith(_MARK, end) else before.rstrip()
 
 
 class _RefusedError(TemplateError):

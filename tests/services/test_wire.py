@@ -6,7 +6,9 @@ from services.messages import Commit, End, Exchange, Iteration, IterationResult,
 from services.requests import FinishReason, SamplingParams
 from services.wire import pack, unpack
 
-SAMPLING = SamplingParams(5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2)
+SAMPLING = SamplingParams(
+    5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2, bad_words=((1, 2), (3,))
+)
 
 
 @pytest.mark.parametrize(
