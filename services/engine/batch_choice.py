@@ -70,7 +70,7 @@ class Batch:
         changes = adjustments.gather(special, vocab_size)
         limits = Truncation.of(settings, vocab_size)
         limited = [(i, row.allowed) for i, row in enumerate(special) if row.allowed]
-        forbidden = [allowed.forbidden(vocab_size, device) for _, allowed in limited]
+        forbidden = [allowed.forbidden(device) for _, allowed in limited]
         return Sent(
             *send(
                 [
@@ -88,7 +88,7 @@ class Batch:
                 ],
                 device,
             ),
-            forbidden=torch.stack(forbidden) if forbidden else None,
+            torch.stack(forbidden) if forbidden else None,
         )
 
     def parts(self, vocab_size: int) -> Iterator[slice]:

@@ -65,7 +65,7 @@ class Sampler:
         s = row.sampling
         penalties = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
         if s.allowed_token_ids and row.allowed is None:
-            row.allowed = Allowed(s.allowed_token_ids)
+            row.allowed = Allowed(s.allowed_token_ids, self._vocab_size)
         if penalties or s.logit_bias or s.bad_words or row.num_output_tokens < s.min_tokens:
             if row.adjustments is None:
                 row.adjustments = Adjustments(s, self._eos, self._vocab_size)
