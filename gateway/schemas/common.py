@@ -175,7 +175,7 @@ class GenerationFields(Strict, ABC):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, max_new_tokens: int, seed: int, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
+    def sampling(self, max_new_tokens: int, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
         """As scheduler and engine know it; `seed` is used where the client gave none, `bad_words` are token ids."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
