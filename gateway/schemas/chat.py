@@ -55,6 +55,7 @@ class ChatRequest(GenerationFields):
     add_special_tokens: bool | None = None  # false unless said: templates write them
     add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
     continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[None, only({})] = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
     tool_choice: Annotated[None, only("none")] = None

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from gateway.schemas.chat import OPEN, Message
-from gateway.schemas.common import Id, Strict, contradiction
+from gateway.schemas.common import Id, Strict, contradiction, only
 
 
 class TokenizeRequest(Strict):
@@ -19,6 +19,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None  # true for a prompt, false for messages, unless said
     add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
     continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[None, only({})] = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

@@ -89,6 +89,7 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "continue_final_message",
     ),
+    "chat_template_kwargs": ({"chat_template_kwargs": {"a": 1}}, 400, "chat_template_kwargs"),
     "add_special_tokens 2": ({"add_special_tokens": 2}, 400, "add_special_tokens"),
     "top_logprobs alone": ({"top_logprobs": 2}, 400, "top_logprobs"),
     "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
