@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -67,12 +68,12 @@ def test_a_word_without_tokens_is_refused(tiny: Tokenizer) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 def test_what_is_asked_reaches_the_engine(stack: Stack, http: httpx.Client, path: str) -> None:
-    said = {
+    said: dict[str, Any] = {
         "/v1/completions": {"prompt": "hi"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "/v1/responses": {"input": "hi"},
     }[path]
-    fields = {"bad_words": ["the"], "allowed_token_ids": [5, 3, 5], "include_stop_str_in_output": True}
+    fields: dict[str, Any] = {"bad_words": ["the"], "allowed_token_ids": [5, 3, 5], "include_stop_str_in_output": True}
     answer = http.post(path, json=said | fields | {"skip_special_tokens": False, "temperature": 0.0})
     assert answer.status_code == 200, answer.text
     sampling = stack.engine.asked[-1].sampling
