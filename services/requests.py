@@ -43,3 +43,6 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    # Of each prompt token but the first its log probability, and those of the k likeliest; None: none. They come in the
+    # `Logprobs` of the first output token, so `logprobs` must not be None then.
+    prompt_logprobs: int | None = None

@@ -75,7 +75,8 @@ def _dataclass_converter(kind: Any) -> Convert:
 
     def convert(values: list[Any]) -> Any:
         for i, c in converters:
-            values[i] = c(values[i])
+            if i < len(values):  # an older build does not send the last fields
+                values[i] = c(values[i])
         return kind(*values)
 
     return convert

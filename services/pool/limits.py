@@ -13,6 +13,8 @@ TOKEN_BYTES = 4
 # One packed `Logprobs` with its list entry, and one (id, logprob) in it.
 LOGPROBS_BYTES = 16
 TOP_LOGPROB_BYTES = 15
+# One prompt token's log probability and rank.
+PROMPT_LOGPROB_BYTES = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ def sequence_bytes(sequence: NewSequence) -> int:
     """
     new_tokens = sequence.sampling.max_new_tokens
     total = OVERHEAD_BYTES + TOKEN_BYTES * (len(sequence.prompt) + new_tokens)
-    if sequence.sampling.logprobs is not None:
-        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sequence.sampling.logprobs)
+    sampling = sequence.sampling
+    if sampling.logprobs is not None:
+        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        total += len(sequence.prompt) * (PROMPT_LOGPROB_BYTES + TOP_LOGPROB_BYTES * sampling.prompt_logprobs)
     return total
