@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gateway.schemas.completions import CompletionRequest
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.pool.limits import sequence_bytes
+from services.requests import SamplingParams
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ class Door:
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
-        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller)
+        given = [p if isinstance(p, str) else "" for p in fields.prompt]
+        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
     async def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
@@ -70,9 +72,12 @@ class Door:
         figures: EngineFigures,
         caller: Caller,
         extra: bytes = b"",
+        texts: Sequence[str] = (),
     ) -> Ticket:
         """What `fields` ask of `prompts` (token ids, checked). `param` is the field that errors about them name;
-        `extra` goes into the plan. Raises ApiError naming the field, its value and the limit."""
+        `extra` goes into the plan, and `texts`, the prompts as they were written, where they are echoed.
+
+        Raises ApiError naming the field, its value and the limit."""
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         digest = _digest(fields)
@@ -80,7 +85,7 @@ class Door:
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed())
         tier = _service_tier(kind, fields, self._settings.order)
-        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra)
+        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
         submission = Submission(
             request=request,
             gateway=self._gateway,
@@ -128,6 +133,8 @@ class Door:
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
+            if fields.asked_max_tokens == 0:
+                sampling = _unseen(sampling)
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
@@ -208,7 +215,9 @@ def _plan(
     sequences: list[NewSequence],
     tier: str | None,
     extra: bytes,
+    texts: Sequence[str],
 ) -> Plan:
+    scored = fields.asked_prompt_logprobs
     return Plan(
         kind=kind,
         created=int(time.time()),
@@ -224,8 +233,22 @@ def _plan(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         service_tier=tier,
-        prompts=prompts if fields.return_token_ids else [],
+        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
         extra=extra,
+        echo=fields.echoes,
+        texts=list(texts) if fields.echoes else [],
+        logprobs=fields.asked_logprobs or 0,
+        prompt_logprobs=scored,
+        silent=fields.asked_max_tokens == 0,
+    )
+
+
+def _unseen(sampling: SamplingParams) -> SamplingParams:
+    """The one token of a request for none: it is no part of the answer, so it is the likeliest, and always ends by
+    length."""
+    asked = sampling.prompt_logprobs
+    return SamplingParams(
+        1, temperature=0.0, logprobs=None if asked is None else 0, ignore_eos=True, prompt_logprobs=asked
     )
 
 

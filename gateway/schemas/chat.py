@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.common import Count, GenerationFields, Strict, contradiction, only, unsupported
+from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields, Strict, contradiction, only, unsupported
 
 
 def _content(value: Any) -> str:
@@ -50,6 +50,7 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
     tool_choice: Annotated[None, only("none")] = None
@@ -72,6 +73,8 @@ class ChatRequest(GenerationFields):
             raise contradiction("max_completion_tokens", text)
         if self.top_logprobs is not None and not self.logprobs:
             raise contradiction("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
         return self
 
     @property
@@ -81,3 +84,7 @@ class ChatRequest(GenerationFields):
     @property
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs

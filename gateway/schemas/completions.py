@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.common import GenerationFields, contradiction, only
+from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id, contradiction, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -33,7 +33,9 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]  # of str | list[int]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
-    echo: Annotated[None, only(False)] = None
+    echo: bool | None = None
+    max_tokens: Id | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Annotated[None, only("")] = None
 
     @model_validator(mode="after")
@@ -43,6 +45,20 @@ class CompletionRequest(GenerationFields):
             raise contradiction("best_of", text)
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs(self) -> CompletionRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
+        return self
+
     @property
     def asked_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)

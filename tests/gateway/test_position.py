@@ -20,7 +20,14 @@ from services.messages import TokenEvent
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
     flags = {name: draw(st.booleans()) for name in ("include_usage", "return_token_ids", "with_logprobs")}
-    return flags | {"kind": draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))}
+    kind = draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))
+    if kind is AnswerKind.COMPLETION:
+        flags |= {
+            "echo": draw(st.booleans()),
+            "silent": draw(st.booleans()),
+            "texts": [draw(st.sampled_from(["", "é"]))],
+        }
+    return flags | {"kind": kind}
 
 
 TEXTS = st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join), min_size=1, max_size=3)
@@ -29,7 +36,7 @@ TEXTS = st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("
 def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: dict[str, Any]) -> list[TokenEvent]:
     """Those of all choices, each choice's in order."""
     queues = [
-        events_of(model, choice, model.tokenizer.encode(text), fields["with_logprobs"])
+        events_of(model, choice, model.tokenizer.encode("x" if fields.get("silent") else text), fields["with_logprobs"])
         for choice, text in enumerate(texts)
     ]
     order = data.draw(st.permutations([choice for choice, queue in enumerate(queues) for _ in queue]))

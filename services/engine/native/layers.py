@@ -82,8 +82,8 @@ class NativeLayers:
 
     def run(self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None) -> None:
         """The halves `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1 the MLP. They add
-        to x, after the last layer before the vocabulary to the rows whose logits are wanted at least; or one half writes
-        to `partial` [tokens, hidden] what is to be added."""
+        to x, after the last layer before the vocabulary at least to the rows whose logits are wanted; or one half
+        writes to `partial` [tokens, hidden] what is to be added."""
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 
