@@ -1,8 +1,19 @@
 """Every message survives the wire unchanged."""
 
+import msgpack
 import pytest
 
-from services.messages import Commit, End, Exchange, Iteration, IterationResult, Logprobs, NewRequest, Room
+from services.messages import (
+    Commit,
+    End,
+    Exchange,
+    Iteration,
+    IterationResult,
+    Logprobs,
+    NewRequest,
+    PromptLogprobs,
+    Room,
+)
 from services.requests import FinishReason, SamplingParams
 from services.wire import pack, unpack
 
@@ -14,6 +25,7 @@ SAMPLING = SamplingParams(5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(
     [
         Iteration("1:a", 3, {"r/0": 2, "r/1": 1}, [NewRequest("r/0", [1, 2], 2, SAMPLING)], {"r/0": [5]}, ["q/0"]),
         IterationResult("1:a", 3, {"r/0": 9}, {"r/0": Logprobs(-0.5, [(9, -0.5), (3, -2.0)])}, {"r/1": "no"}, 0.25),
+        IterationResult("e", 1, {"r/0": 9}, {"r/0": Logprobs(-0.5, [], PromptLogprobs([-1.5], [2], [4], [-0.25]))}),
         Exchange(
             "c/0",
             "1:a",
@@ -23,7 +35,6 @@ SAMPLING = SamplingParams(5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(
             counters={"orca:iterations": 1.0},
         ),
     ],
-    ids=lambda m: type(m).__name__,
 )
 def test_message_comes_back_equal(message: object) -> None:
     back = unpack(type(message), pack(message))
@@ -33,3 +44,8 @@ def test_message_comes_back_equal(message: object) -> None:
 def test_batch_order_survives() -> None:
     scheduled = {f"r/{i}": 1 for i in (3, 1, 2)}
     assert list(unpack(Iteration, pack(Iteration("e", 0, scheduled))).scheduled) == ["r/3", "r/1", "r/2"]
+
+
+def test_an_older_build_s_message_lacks_the_last_fields() -> None:
+    assert unpack(Logprobs, msgpack.packb([-0.5, [[9, -0.5]]])) == Logprobs(-0.5, [(9, -0.5)])
+    assert unpack(SamplingParams, msgpack.packb([5])) == SamplingParams(5)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
 
-from services.messages import Group, Room, SubmitReply
+from services import wire
+from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
 from services.pool.limits import sequence_bytes
 
 
@@ -85,6 +86,17 @@ async def test_bytes_count_the_output_before_it_is_there(pool):
 async def test_log_probabilities_count_where_asked():
     plain, asked = (sequence_bytes(group("a", new=100, logprobs=k).sequences[0]) for k in (None, 20))
     assert asked > plain + 100 * 20 * 8
+
+
+async def test_log_probabilities_of_a_prompt_count_where_asked():
+    """No less than what a pool is sent of them."""
+    prompt = range(500)
+    plain = sequence_bytes(group("a", prompt=prompt, logprobs=0).sequences[0])
+    for count in (0, 1, 20):
+        asked = sequence_bytes(group("a", prompt=prompt, logprobs=0, prompt_logprobs=count).sequences[0])
+        scores = PromptLogprobs([-1.5] * 499, [70_000] * 499, [200_000] * 499 * count, [-0.1] * 499 * count)
+        sent = len(wire.pack(Logprobs(-1.0, [], scores))) - len(wire.pack(Logprobs(-1.0, [])))
+        assert asked - plain >= sent
 
 
 async def test_a_group_is_found_by_anyone(pool):
