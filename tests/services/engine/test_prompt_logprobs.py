@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from services.engine import scoring
 from services.engine.contenders import PlainSearch
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
-from services.messages import Iteration, Logprobs, NewRequest, PromptLogprobs
+from services.messages import Claim, Iteration, Logprobs, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
+from services.scheduling import Knobs, Scheduler
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
 LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
@@ -210,3 +212,31 @@ def test_logprobs_of_a_first_token_are_otherwise_unchanged(llama: Engine) -> Non
     both = Driver(llama).run([Job("a/0", [5, 6, 7], replace(asked, prompt_logprobs=0))])[0]
     assert both.output == plain.output
     assert [Logprobs(one.token, one.top) for one in both.logprobs] == plain.logprobs
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_under_the_scheduler(lean: bool, tiny_model: Callable[[str], Path]) -> None:
+    """In chunks under a budget, beside neighbours that share prefixes, preempted when blocks run out."""
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean, kv_blocks=21))
+    engine.reset("e")
+    knobs = Knobs(4, token_budget=9, admission="on_demand", prefix_caching=True)
+    scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs)
+    jobs = make_jobs()
+    start, plain = jobs[2].prompt, SamplingParams(4, temperature=0.0)
+    jobs += [Job(f"n{i}/0", start[: 9 * i], plain) for i in range(1, 5)]
+    long = replace(plain, max_new_tokens=30)
+    jobs += [Job("again/0", start, jobs[2].sampling), Job("l0/0", [7] * 4, long), Job("l1/0", [8] * 4, long)]
+    scheduler.add([Claim(job.id, -i, job.prompt, [], job.sampling) for i, job in enumerate(jobs)])
+    by_id, counted = {job.id: job for job in jobs}, Counter[str]()
+    while iteration := scheduler.select():
+        counted.update(new.id for new in iteration.new)
+        scheduler.update(engine.run(iteration))
+        counted.update(scheduler.take_counters())
+        for commit in scheduler.take_commits():
+            assert commit.end is None or commit.end.error is None
+            by_id[commit.id].output += commit.tokens
+            by_id[commit.id].logprobs += commit.logprobs or []
+    assert all(job.done for job in jobs)
+    check(jobs, tiny_model("llama"))
+    assert (counted["again/0"], counted["vllm:num_preemptions"]) == (2, 1)  # in the middle of its prompt
+    assert counted["vllm:prefix_cache_hits"] > 0
