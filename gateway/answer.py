@@ -33,7 +33,7 @@ class Answer:
         self.choices = [Choice(i, tables, plan.stop, stop_ids, sent[i], plan.silent) for i in range(plan.choices)]
         self.error: ApiError | None = None
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
-        echoes = [Echo(model.tokenizer, *prompt) for prompt in zip(plan.prompts, plan.texts, strict=False)]
+        echoes = [Echo(model.tokenizer, plan.prompts[i], given) for i, given in enumerate(plan.texts)]
         self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
         offsets = [len(echo.text) for echo in self._echoes] or [0] * plan.choices
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer, offset) for offset in offsets]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from gateway.logprobs import LOWEST, characters, completion_entry, token_name
@@ -11,10 +12,8 @@ from services.text import Tokenizer
 
 
 class Echo:
-    """A prompt as the completions that echo it begin: `text`, which is as the client gave it, or as its token ids say.
-
-    Special tokens are spelled out, unless the tokenizer added them to the client's text.
-    """
+    """The beginning of completions that echo their prompt: `text` is as the client wrote it, or, of token ids, what
+    these say, with special tokens by their names."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], given: str = "") -> None:
         """`given` is empty where the client gave token ids."""
@@ -37,13 +36,12 @@ class Echo:
         }
 
     def _offsets(self) -> list[int]:
+        """Characters of the text before each token. What the tokenizer put before the client's text, a BOS or a space,
+        is not in it."""
         pieces = [self._tokenizer.literal_bytes(token) for token in self._prompt]
-        if b"".join(pieces) != self.text.encode():
-            pieces = [self._tokenizer.tables.bytes_of(token) for token in self._prompt]
-        offsets = [0]
-        for piece in pieces[:-1]:
-            offsets.append(offsets[-1] + characters(piece))
-        return offsets
+        added = max(0, b"".join(pieces).decode(errors="replace").find(self.text))
+        starts = accumulate(map(characters, pieces[:-1]), initial=0)
+        return [max(0, start - added) for start in starts]
 
 
 def entries(prompt: list[int], scores: PromptLogprobs) -> Iterator[tuple[int, float, int, list[tuple[int, float]]]]:

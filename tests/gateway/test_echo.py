@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +11,14 @@ import openapi
 import pytest
 from sse_client import DONE, read
 from stack import NAME, Stack
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors
 
+from gateway.echo import Echo
+from services.messages import PromptLogprobs
+from services.text import Tokenizer
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 IDS = [5, 9, 12, 40]  # "&", "*", "-", "I": tokens of the tiny model, each a character
 
@@ -109,6 +117,26 @@ def test_special_tokens_of_a_prompt_are_spelled_out(http: httpx.Client, stack: S
         choice = post(http, COMPLETIONS, prompt=prompt, max_tokens=0, echo=True, logprobs=0)["choices"][0]
         assert choice["text"] == "<user>hi"
         assert choice["logprobs"]["text_offset"] == [0, 6, 7]
+
+
+def test_what_the_tokenizer_adds_is_not_in_the_text(tmp_path: Path) -> None:
+    """A BOS and a space before the text, an EOS behind it; in a prompt of ids they are."""
+    pieces = ["<s>", "</s>", *BYTES, "▁", "▁the", "▁cat", "é"]
+    backend = Backend(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    prompt = tokenizer.encode("the cat é")
+    assert [tokenizer.literal_bytes(token).decode() for token in prompt] == ["<s>", " the", " cat", " ", "é", "</s>"]
+    scores = PromptLogprobs([-1.0] * 5, [1] * 5, [], [])
+    text, ids = Echo(tokenizer, prompt, "the cat é"), Echo(tokenizer, prompt)
+    assert (text.text, text.logprobs(scores, 0)["text_offset"]) == ("the cat é", [0, 0, 3, 7, 8, 9])
+    assert (ids.text, ids.logprobs(scores, 0)["text_offset"]) == ("<s> the cat é</s>", [0, 3, 7, 11, 12, 13])
 
 
 def test_what_the_lm_evaluation_harness_reads(http: httpx.Client, stack: Stack) -> None:
