@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.choice import Choice, Piece
+from gateway.echo import Echo, prompt_logprobs
 from gateway.errors import ApiError, Kind
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.model import ServedModel
@@ -29,10 +30,20 @@ class Answer:
         self.plan = plan
         self.request = request
         self.model = model
-        self.choices = [Choice(i, tables, plan.stop, stop_ids, sent[i], plan.include_stop) for i in range(plan.choices)]
+        self.choices = [
+            Choice(i, tables, plan.stop, stop_ids, sent[i], plan.include_stop, plan.silent) for i in range(plan.choices)
+        ]
         self.error: ApiError | None = None
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
-        self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables) for _ in self.choices]
+        echoes = [Echo(model.tokenizer, plan.prompts[i], given) for i, given in enumerate(plan.texts)]
+        self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
+        offsets = [len(echo.text) for echo in self._echoes] or [0] * plan.choices
+        self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
+
+    @property
+    def scored(self) -> bool:
+        """It shows the log probabilities of prompts."""
+        return self.plan.prompt_logprobs is not None or (self.plan.echo and self.plan.with_logprobs)
 
     @property
     def ended(self) -> bool:
@@ -83,7 +94,16 @@ class Answer:
             return None
         if self.plan.chat:
             return chat_logprobs(self.model.tokenizer, piece)
-        return self._completion_logprobs[choice.index].of(piece)
+        said = self._completion_logprobs[choice.index].of(piece)
+        if piece.first and self._echoes:
+            assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
+            before = self._echoes[choice.index].logprobs(choice.prompt_logprobs, self.plan.logprobs)
+            said = {name: before[name] + values for name, values in said.items()}
+        return said
+
+    def text(self, choice: Choice, piece: Piece) -> str:
+        """What the piece says, behind the prompt where that is wanted and the piece is the choice's first."""
+        return self._echoes[choice.index].text + piece.text if piece.first and self._echoes else piece.text
 
     def body(self) -> bytes:
         """The whole answer, once `ended`."""
@@ -100,6 +120,8 @@ class Answer:
             body["service_tier"] = self.plan.service_tier
         if chat and with_ids:
             body["prompt_token_ids"] = self.plan.prompt_of(0)
+        if chat and self.plan.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs(self.choices[0], self.plan.prompt_logprobs)
         return orjson.dumps(body)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
@@ -109,11 +131,18 @@ class Answer:
         if self.plan.chat:
             said["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
-            said["text"] = piece.text
+            said["text"] = self.text(choice, piece)
         said["logprobs"] = self.logprobs(choice, piece)
         said["finish_reason"] = piece.finish_reason
         if self.plan.return_token_ids:
             said["token_ids"] = piece.tokens
             if not self.plan.chat:
                 said["prompt_token_ids"] = self.plan.prompt_of(choice.index)
+        if self.plan.prompt_logprobs is not None and not self.plan.chat:
+            said["prompt_logprobs"] = self._prompt_logprobs(choice, self.plan.prompt_logprobs)
         return said
+
+    def _prompt_logprobs(self, choice: Choice, count: int) -> list[dict[str, Any] | None]:
+        assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
+        prompt = self.plan.prompt_of(choice.index)
+        return prompt_logprobs(self.model.tokenizer, prompt, choice.prompt_logprobs, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.errors import ApiError, Kind
-from services.messages import End, Logprobs, TokenEvent
+from services.messages import End, Logprobs, PromptLogprobs, TokenEvent
 from services.requests import FinishReason
 from services.text import Detokenizer, TextTables
 
@@ -18,6 +18,7 @@ class Piece:
     tokens: list[int]
     logprobs: list[Logprobs]  # parallel to tokens, empty where not asked for
     finish_reason: str | None = None  # "stop" or "length" with the last piece
+    first: bool = False  # nothing of the choice has been said before
 
 
 class Choice:
@@ -30,12 +31,14 @@ class Choice:
         "_detokenizer",
         "_end",
         "_logprobs",
+        "_silent",
         "_text",
         "_tokens",
         "added",
         "completion_tokens",
         "error",
         "index",
+        "prompt_logprobs",
         "sent",
     )
 
@@ -47,14 +50,18 @@ class Choice:
         stop_ids: frozenset[int],
         sent: int = 0,
         include_stop: bool = False,
+        silent: bool = False,
     ) -> None:
         """`stop_ids`: the tokens that end this choice, EOS among them; `End.cut` takes their text off the answer.
-        With `include_stop` it stays, and so does the text of a stop string."""
+        With `include_stop` it stays, and so does the text of a stop string. `silent`: its tokens are no part of the
+        answer."""
         self.index = index
         self.sent = sent
         self.added = 0  # events taken
         self.completion_tokens = 0
         self.error: ApiError | None = None  # it ended without an answer
+        self.prompt_logprobs: PromptLogprobs | None = None  # where they were asked for, with the first token
+        self._silent = silent
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._text = ""
         self._tokens: list[int] = []
@@ -76,7 +83,9 @@ class Choice:
         self.added += 1
         fresh = event.index >= self.sent
         text = ""
-        if event.token is not None:
+        if event.logprobs is not None and event.logprobs.prompt is not None:
+            self.prompt_logprobs = event.logprobs.prompt
+        if event.token is not None and not self._silent:
             self.completion_tokens += 1
             text = self._detokenizer.push((event.token,))
             if fresh:
@@ -93,7 +102,7 @@ class Choice:
         if self.added <= self.sent or not (self._text or self.ended or (silent and self._tokens)):
             return None
         reason = self._end.reason.value if self._end else None
-        piece = Piece(self._text, self._tokens, self._logprobs, reason)
+        piece = Piece(self._text, self._tokens, self._logprobs, reason, first=not self.sent)
         self._text, self._tokens, self._logprobs = "", [], []
         self.sent = self.added
         return piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from gateway.truncation import truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.pool.limits import sequence_bytes
+from services.requests import SamplingParams
 
 T = TypeVar("T")
 
@@ -56,7 +57,10 @@ class Door:
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
-        return await self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller)
+        # What is cut is not what the client wrote: it is echoed as its tokens say.
+        whole = fields.truncate_prompt_tokens is None
+        given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
+        return await self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
     async def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
@@ -79,9 +83,12 @@ class Door:
         figures: EngineFigures,
         caller: Caller,
         extra: bytes = b"",
+        texts: Sequence[str] = (),
     ) -> Ticket:
         """What `fields` ask of `prompts` (token ids, checked). `param` is the field that errors about them name;
-        `extra` goes into the plan. Raises ApiError naming the field, its value and the limit."""
+        `extra` goes into the plan, and `texts`, the prompts as they were written, where they are echoed.
+
+        Raises ApiError naming the field, its value and the limit."""
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")
@@ -96,7 +103,7 @@ class Door:
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
         tier = _service_tier(kind, fields, self._settings.order)
-        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra)
+        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
         submission = Submission(
             request=request,
             gateway=self._gateway,
@@ -146,6 +153,8 @@ class Door:
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
+            if fields.asked_max_tokens == 0:
+                sampling = _unseen(sampling)
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
@@ -157,8 +166,10 @@ class Door:
 
     def _longest(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
         """How many tokens of a prompt leave room for the output that is asked for."""
-        default = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
-        return max(1, min(figures.max_model_len, figures.num_slots) - (fields.asked_max_tokens or default))
+        asked = fields.asked_max_tokens
+        if asked is None:
+            asked = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+        return max(1, min(figures.max_model_len, figures.num_slots) - max(asked, 1))
 
     def _max_new_tokens(
         self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
@@ -238,7 +249,9 @@ def _plan(
     sequences: list[NewSequence],
     tier: str | None,
     extra: bytes,
+    texts: Sequence[str],
 ) -> Plan:
+    scored = fields.asked_prompt_logprobs
     return Plan(
         kind=kind,
         created=int(time.time()),
@@ -254,11 +267,25 @@ def _plan(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         service_tier=tier,
-        prompts=prompts if fields.return_token_ids else [],
+        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
         extra=extra,
         include_stop=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,
         continuous_usage=fields.continuous_usage,
+        echo=fields.echoes,
+        texts=list(texts) if fields.echoes else [],
+        logprobs=fields.asked_logprobs or 0,
+        prompt_logprobs=scored,
+        silent=fields.asked_max_tokens == 0,
+    )
+
+
+def _unseen(sampling: SamplingParams) -> SamplingParams:
+    """The one token of a request for none: it is no part of the answer, so it is the likeliest, and always ends by
+    length."""
+    asked = sampling.prompt_logprobs
+    return SamplingParams(
+        1, temperature=0.0, logprobs=None if asked is None else 0, ignore_eos=True, prompt_logprobs=asked
     )
 
 

@@ -31,11 +31,11 @@ class CompletionLogprobs:
     has the offset behind it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tables: TextTables) -> None:
-        """`tables` are those of the choice's text."""
+    def __init__(self, tokenizer: Tokenizer, tables: TextTables, offset: int = 0) -> None:
+        """`tables` are those of the choice's text, which begins with `offset` characters of the prompt."""
         self._tokenizer = tokenizer
         self._tables = tables
-        self._offset = 0
+        self._offset = offset
 
     def of(self, piece: Piece) -> dict[str, Any]:
         offsets = []
@@ -43,10 +43,10 @@ class CompletionLogprobs:
             offsets.append(self._offset)
             self.skip(token)
         return {
-            "tokens": [self._name(token) for token in piece.tokens],
+            "tokens": [token_name(self._tokenizer, token) for token in piece.tokens],
             "token_logprobs": [max(logprobs.token, LOWEST) for logprobs in piece.logprobs],
             "top_logprobs": [
-                {self._name(t): max(p, LOWEST) for t, p in [*logprobs.top, (token, logprobs.token)]}
+                completion_entry(self._tokenizer, token, logprobs.token, logprobs.top)
                 for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
             ],
             "text_offset": offsets,
@@ -54,17 +54,25 @@ class CompletionLogprobs:
 
     def skip(self, token: int) -> None:
         """Go on behind a token that was said before."""
-        self._offset += _characters(self._tables.bytes_of(token))
-
-    def _name(self, token: int) -> str:
-        """The token as text, or as OpenAI writes bytes that are none: two tokens must not share a key."""
-        data = self._tokenizer.literal_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        self._offset += characters(self._tables.bytes_of(token))
 
 
-def _characters(data: bytes) -> int:
+def completion_entry(
+    tokenizer: Tokenizer, token: int, logprob: float, top: list[tuple[int, float]]
+) -> dict[str, float]:
+    """What `top_logprobs` says of one token: the likeliest ones and itself."""
+    return {token_name(tokenizer, t): max(p, LOWEST) for t, p in [*top, (token, logprob)]}
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """The token as text, or as OpenAI writes bytes that are none: two tokens must not share a key."""
+    data = tokenizer.literal_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def characters(data: bytes) -> int:
     """Characters that begin in `data`, which may be any part of valid UTF-8."""
     return sum(byte & 0xC0 != 0x80 for byte in data)

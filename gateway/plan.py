@@ -36,7 +36,10 @@ class Plan:
 
     `digest` tells whether another HTTP request asks for the same. `max_new_tokens` is the most of any choice.
     `service_tier` is what the answer says of it, if anything.
-    `prompts` are there where the client asked for token ids, else empty. `extra` is the caller's own.
+    `prompts` are there where the answer has something of them, else empty. `extra` is the caller's own.
+    `echo`: each text begins with its prompt, of which `texts` are what the client wrote, or "" where it gave token ids.
+    `logprobs` and `prompt_logprobs` count the likeliest tokens that are shown of each token, of each prompt token.
+    `silent`: no token was asked for, and the one that each choice has is no part of the answer.
     """
 
     kind: AnswerKind
@@ -58,6 +61,11 @@ class Plan:
     continuous_usage: bool = False  # with `include_usage`: each chunk tells the usage so far
     include_stop: bool = False
     skip_special_tokens: bool = True
+    echo: bool = False
+    texts: list[str] = field(default_factory=list)
+    logprobs: int = 0
+    prompt_logprobs: int | None = None
+    silent: bool = False
 
     @property
     def chat(self) -> bool:

@@ -104,7 +104,7 @@ class SseWriter:
         return frames
 
     def _said(self, choice: Choice, piece: Piece) -> bytes:
-        text = orjson.dumps(piece.text)
+        text = orjson.dumps(self._answer.text(choice, piece))
         logprobs = self._answer.logprobs(choice, piece)
         return b'{"index":%d,%s,"logprobs":%s,"finish_reason":%s%s}' % (
             choice.index,

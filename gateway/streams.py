@@ -45,7 +45,9 @@ async def whole(generation: Generation, answer: Answer) -> Response:
             answer.add(await generation.take())
             if answer.error is not None:
                 raise answer.error
-        return Response(answer.body(), media_type="application/json")
+        # thousands of prompt tokens take tens of milliseconds to write: other streams go on meanwhile
+        body = await asyncio.to_thread(answer.body) if answer.scored else answer.body()
+        return Response(body, media_type="application/json")
 
 
 async def streamed(generation: Generation, writer: Writer) -> Response:

@@ -1,7 +1,7 @@
 """The engine against its machine, in this process, without Ray and Redis: `python -m load.engine_bench`.
 
-Prints floor, time and ratio of each phase, where the time of an increment iteration goes, and what sampling costs; see
-docs/performance.md.
+Prints floor, time and ratio of each phase, where the time of an increment iteration goes, and what sampling and the log
+probabilities of prompts cost; see docs/performance.md.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from load.engine_floor.perplexity import measure_perplexities, perplexities_tabl
 from load.engine_floor.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Subject
 from load.engine_floor.report import Report, phases_table, rates_table, shares_table
 from load.engine_floor.sampling import measure_sampling, sampling_table
+from load.engine_floor.scoring import measure_scoring, scoring_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
 from load.options import Options, engine_settings, model_folder
@@ -26,7 +27,7 @@ from services.engine.engine import Engine
 from services.engine.model_config import load_config
 from services.user_folders import user_cache
 
-PARTS = (*PHASES, "shares", "sampler", "perplexity")
+PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -67,6 +68,9 @@ def run(options: Options, parts: Sequence[str]) -> Report:
         elif part == "sampler":
             report.sampling = list(measure_sampling(engine, device))
             print(sampling_table(report.sampling), flush=True)
+        elif part == "scoring":
+            report.scoring = list(measure_scoring(engine))
+            print(scoring_table(report.scoring), flush=True)
         elif part == "perplexity":
             report.perplexities = list(measure_perplexities(folder, settings))
             print(perplexities_table(report.perplexities), flush=True)

@@ -43,11 +43,30 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a prompt's tokens but the first, which follows nothing.
+
+    These are flat lists of numbers because a prompt has thousands of tokens. `top_ids` and `top_logprobs` have as many
+    entries for each token as were asked for, the likeliest first.
+    """
+
+    tokens: list[float]  # [prompt tokens - 1]
+    ranks: list[int]  # [prompt tokens - 1], 1 + how many tokens are likelier
+    top_ids: list[int]  # [(prompt tokens - 1) * asked]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log probabilities at one position: the sampled token's, and the likeliest ones as (id, logprob)."""
+    """Log probabilities at one position: the sampled token's, and the likeliest ones as (id, logprob).
+
+    Those of the prompt, where they are asked for, come with the first output token: so they are committed, kept and
+    sent again as it is.
+    """
 
     token: float
     top: list[tuple[int, float]]
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

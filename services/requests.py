@@ -47,3 +47,6 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; none: all are
     include_stop: bool = False  # the text of the stop string or stop token that ends the request stays
     skip_special_tokens: bool = True  # false: special tokens are text
+    # Of each prompt token but the first its log probability, and those of the k likeliest; None: none. They come in the
+    # `Logprobs` of the first output token, so `logprobs` must not be None then.
+    prompt_logprobs: int | None = None

@@ -37,10 +37,21 @@ class ChatLogprobs(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
+    """Null for the first token of an echoed prompt, which follows nothing."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by token id
 
 
 class PromptTokensDetails(TypedDict):
@@ -79,6 +90,7 @@ class ChatCompletion(TypedDict):
     usage: Usage
     service_tier: NotRequired[ServiceTier]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class ChatDelta(TypedDict):
@@ -114,6 +126,7 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.common import Count, GenerationFields, Strict, contradiction, only, unsupported
+from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields, Strict, contradiction, only, unsupported
 
 # The kinds of content parts that are text, and the field that holds it.
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}
@@ -136,6 +136,7 @@ class ChatRequest(GenerationFields):
     add_special_tokens: bool | None = None  # false unless said: templates write them
     add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
     continue_final_message: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
     tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
@@ -160,6 +161,8 @@ class ChatRequest(GenerationFields):
             raise contradiction("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true")
         if self.continue_final_message and self.add_generation_prompt:
             raise contradiction("continue_final_message", OPEN)
+        if self.prompt_logprobs is not None and self.stream:
+            raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
         return self
 
     @property
@@ -169,3 +172,7 @@ class ChatRequest(GenerationFields):
     @property
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs

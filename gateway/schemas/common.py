@@ -26,6 +26,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES = 256
 MAX_ALLOWED_TOKEN_IDS = 16_384
+NOT_IN_STREAMS = "'prompt_logprobs' are not available when 'stream' is true"
 LAST_CLASS = 8  # and -8 is the first
 NO_EFFORT = ("effort", "none")
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
@@ -251,6 +252,23 @@ class GenerationFields(Strict, ABC):
         """How many likeliest tokens to report besides the sampled one; None: no log probabilities."""
 
     @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """How many likeliest tokens to report of each prompt token besides itself; None: no log probabilities."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer's text begins with the prompt."""
+        return False
+
+    @property
+    def scored(self) -> int | None:
+        """How many likeliest tokens the engine is to find of each prompt token, whatever shows them; None: none, and
+        the prompt is not scored."""
+        asked = [self.asked_prompt_logprobs, self.asked_logprobs if self.echoes else None]
+        return max((count for count in asked if count is not None), default=None)
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -271,7 +289,7 @@ class GenerationFields(Strict, ABC):
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=_default(self.repetition_penalty, 1.0),
             logit_bias=self.logit_bias,
-            logprobs=self.asked_logprobs,
+            logprobs=self.asked_logprobs if self.scored is None else self.asked_logprobs or 0,
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
             stop=self.stop,
@@ -280,6 +298,7 @@ class GenerationFields(Strict, ABC):
             allowed_token_ids=tuple(dict.fromkeys(self.allowed_token_ids or ())),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
+            prompt_logprobs=self.scored,
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.common import GenerationFields, only
+from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id, contradiction, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -36,9 +36,25 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Any], BeforeValidator(_prompts, Prompts)]  # of str | list[int]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # OpenAI has 5 at most, vLLM 20
     add_special_tokens: bool | None = None  # true unless said
-    echo: Annotated[None, only(False)] = None
+    echo: bool | None = None
+    max_tokens: Id | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Annotated[None, only("")] = None
+
+    @model_validator(mode="after")
+    def _prompt_logprobs(self) -> CompletionRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
+        return self
 
     @property
     def asked_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)

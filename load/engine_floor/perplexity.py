@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from load.markdown import table
 from services.engine.engine import Engine
-from services.engine.flat_batch import pack
-from services.engine.rows import Row
 from services.engine.settings import EngineSettings
+from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
 TEXT = Path(__file__).parent / "text.txt"
+EPOCH = "perplexity"
 CHUNK = 256  # tokens of an iteration
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"dtype": "float32"},
@@ -68,22 +66,21 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def perplexity(engine: Engine, ids: list[int]) -> float | None:
-    """Of `ids`, in the engine's first blocks; None on a rank that has no logits. All ranks must be told to."""
-    size = engine.figures.block_size
-    row = Row("text", ids, len(ids), SamplingParams(1), blocks=array("i", range(-(-len(ids) // size))))
-    total = 0.0
-    while row.num_computed_tokens < len(ids) - 1:
-        begin = row.num_computed_tokens
-        count = min(CHUNK, len(ids) - 1 - begin)
-        batch = replace(pack([(row, count)], size), ends=np.arange(count, dtype=np.int32))
-        with torch.inference_mode():
-            logits = engine.decoder.forward(batch)
-        row.num_computed_tokens += count
-        if logits is not None:
-            follow = torch.tensor(ids[begin + 1 : begin + 1 + count], device=logits.device)
-            logs = logits.float().log_softmax(dim=-1)
-            total -= float(logs.gather(1, follow[:, None]).sum(dtype=torch.float64))
-    return math.exp(total / (len(ids) - 1)) if total else None
+    """Of `ids`, in the engine's first blocks, as the log probabilities of a prompt; None on a rank that has no logits.
+    All ranks must be told to."""
+    engine.reset(EPOCH)
+    new = NewRequest("text", ids, len(ids), SamplingParams(1, logprobs=0, prompt_logprobs=0))
+    blocks = list(range(-(-len(ids) // engine.figures.block_size)))
+    told = None
+    for step, begin in enumerate(range(0, len(ids), CHUNK)):
+        first = step == 0
+        scheduled = {"text": min(CHUNK, len(ids) - begin)}
+        iteration = Iteration(EPOCH, step, scheduled, [new] if first else [], {"text": blocks} if first else {})
+        result = engine.run(iteration)
+        assert not result.failed, result.failed
+        if "text" in result.logprobs:
+            told = result.logprobs["text"].prompt
+    return None if told is None else math.exp(-math.fsum(told.tokens) / len(told.tokens))
 
 
 def perplexities_table(found: list[Perplexity]) -> str:

@@ -10,6 +10,7 @@ from load.engine_floor.measured import Measured
 from load.engine_floor.operations import KINDS
 from load.engine_floor.perplexity import Perplexity
 from load.engine_floor.sampling import Sampling
+from load.engine_floor.scoring import Scoring
 from load.engine_floor.shares import Shares
 from load.markdown import table
 
@@ -26,6 +27,7 @@ class Report:
     phases: list[Measured] = field(default_factory=list)
     shares: Shares | None = None
     sampling: list[Sampling] = field(default_factory=list)
+    scoring: list[Scoring] = field(default_factory=list)
     perplexities: list[Perplexity] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 
 
@@ -27,4 +27,9 @@ class Decoder(Protocol):
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """Logits [sampling, vocab] after the last token of each request that is complete, there until the next call;
         None where another rank has them."""
+        ...
+
+    def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
+        """Logits [tokens, vocab] after these tokens, flat indices of some `scored` of the last batch, which still is
+        there; where and for how long as above."""
         ...

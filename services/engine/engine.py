@@ -20,6 +20,7 @@ from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.rows import Row, Rows
 from services.engine.sampler import Sampled, Sampler
+from services.engine.scoring import Scorer
 from services.engine.settings import EngineSettings
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -43,6 +44,7 @@ class Engine:
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
+        self._scorer = Scorer(decoder, figures.vocab_size, sampler.search)
         self._cache = cache
         self._rows = Rows(figures.block_size)
         self._deadly = deadly
@@ -118,6 +120,9 @@ class Engine:
                 logits = self.decoder.forward(batch)
                 if logits is not None:
                     result = self.sampler.sample(logits, batch.sampling)
+                if batch.scoring:
+                    self._scorer.score(batch)
+                    self._scorer.hand_out(batch, result)
             if self._links:
                 self._links.check()
             for row, count in scheduled:

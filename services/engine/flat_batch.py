@@ -29,6 +29,10 @@ class FlatBatch:
     ends: Numbers  # [sampling], flat index of the last token of each request that is complete after this
     sampling: list[Row]  # [sampling], those requests
     block_size: int
+    scored: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
+    targets: Numbers  # [scored], these next tokens
+    scoring: list[tuple[Row, int]]  # requests whose prompts are scored, and how many of `scored` are theirs, in order
+    wanted: Numbers  # [sampling + scored], `ends` and then `scored`: the tokens after which there are logits
 
     @property
     def num_requests(self) -> int:
@@ -71,16 +75,38 @@ def pack(scheduled: list[tuple[Row, int]], block_size: int) -> FlatBatch:
         tables.append(np.frombuffer(row.blocks, np.int32, -(-end // block_size)))
     starts = [0, *accumulate(count for _, count in scheduled)]
     complete = [i for i, (row, count) in enumerate(scheduled) if row.num_computed_tokens + count == len(row.token_ids)]
+    ends = [starts[i + 1] - 1 for i in complete]
+    scoring, scored, targets = _scored(scheduled, starts)
+    wanted = _numbers(ends + scored)
     return FlatBatch(
         input_ids=_numbers(input_ids),
         starts=_numbers(starts),
         contexts=_numbers([row.num_computed_tokens for row, _ in scheduled]),
         table_starts=_numbers([0, *accumulate(map(len, tables))]),
         tables=np.concatenate(tables),
-        ends=_numbers([starts[i + 1] - 1 for i in complete]),
+        ends=wanted[: len(ends)],
         sampling=[scheduled[i][0] for i in complete],
         block_size=block_size,
+        scored=wanted[len(ends) :],
+        targets=_numbers(targets),
+        scoring=scoring,
+        wanted=wanted,
     )
+
+
+def _scored(scheduled: list[tuple[Row, int]], starts: list[int]) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
+    """`FlatBatch.scoring`, `.scored` and `.targets`. What follows a prompt's last token is sampled, not scored."""
+    scoring: list[tuple[Row, int]] = []
+    scored: list[int] = []
+    targets: list[int] = []
+    for (row, count), start in zip(scheduled, starts, strict=False):
+        if row.scores is not None:
+            begin = row.num_computed_tokens
+            follow = row.token_ids[begin + 1 : min(begin + count + 1, row.num_prompt_tokens)]
+            scoring.append((row, len(follow)))
+            scored += range(start, start + len(follow))
+            targets += follow
+    return scoring, scored, targets
 
 
 def _numbers(values: list[int]) -> Numbers:

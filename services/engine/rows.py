@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 
 from services.engine.adjustments import Adjustments
 from services.engine.allowed import Allowed
-from services.messages import Iteration
+from services.messages import Iteration, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
+
+
+@dataclass(slots=True)
+class Scores:
+    """The log probabilities of one prompt, as far as it is computed; `failed`: why there are none."""
+
+    told: PromptLogprobs = field(default_factory=lambda: PromptLogprobs([], [], [], []))
+    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -24,7 +32,18 @@ class Row:
     blocks: array[int] = field(default_factory=lambda: array("i"))
     adjustments: Adjustments | None = None  # of its logits; the sampler's
     allowed: Allowed | None = None  # the only tokens that may be sampled; None: all. The sampler's, too
+    scores: Scores | None = None  # until the first output token, where its prompt's log probabilities are wanted
     dead: bool = False  # it failed; iterations that were sent before that was known may still name it
+
+    @classmethod
+    def of(cls, new: NewRequest) -> Row:
+        """A request as the scheduler sends it. Scores that came with an output token are there already."""
+        asked = new.sampling.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens
+        assert not (asked and new.num_computed_tokens), f"{new.id}: logits of computed tokens are wanted"
+        scores = Scores() if asked else None
+        return cls(
+            new.id, list(new.token_ids), new.num_prompt_tokens, new.sampling, new.num_computed_tokens, scores=scores
+        )
 
     @property
     def output_ids(self) -> list[int]:
@@ -77,9 +96,7 @@ class Rows:
         for new in iteration.new:
             assert new.id not in self._rows, f"{new.id} is new but was not released"
             assert 0 < new.num_prompt_tokens <= len(new.token_ids), f"{new.id}: {new.num_prompt_tokens} prompt tokens"
-            self._rows[new.id] = Row(
-                new.id, list(new.token_ids), new.num_prompt_tokens, new.sampling, new.num_computed_tokens
-            )
+            self._rows[new.id] = Row.of(new)
         for id, blocks in iteration.new_blocks.items():
             row = self._rows[id]
             shared = 0 if row.blocks else row.num_computed_tokens // self._block_size

@@ -40,14 +40,14 @@ class Sampler:
             raise ModelError(f"a vocabulary has at most {MOST_TOKENS:,} tokens, this one {vocab_size:,}")
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
-        self._search = search or PlainSearch()
+        self.search = search or PlainSearch()
 
     def sample(self, logits: torch.Tensor, rows: list[Row]) -> Sampled:
         """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
         for row in rows:
             self._adjust(row)
         on_cpu = logits.device.type == "cpu"
-        choice = lone_choice.choose(logits, rows, self._search) if on_cpu else batch_choice.choose(logits, rows)
+        choice = lone_choice.choose(logits, rows, self.search) if on_cpu else batch_choice.choose(logits, rows)
         result = Sampled()
         for i, row in enumerate(rows):
             if not choice.sound[i]:

@@ -15,6 +15,8 @@ LOGPROBS_BYTES = 16
 TOP_LOGPROB_BYTES = 15
 # One packed id of `allowed_token_ids` or `bad_words`.
 ID_BYTES = 5
+# One prompt token's log probability and rank.
+PROMPT_LOGPROB_BYTES = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ def sequence_bytes(sequence: NewSequence) -> int:
     """
     new_tokens = sequence.sampling.max_new_tokens
     total = OVERHEAD_BYTES + TOKEN_BYTES * (len(sequence.prompt) + new_tokens)
-    total += ID_BYTES * (len(sequence.sampling.allowed_token_ids) + sum(map(len, sequence.sampling.bad_words)))
-    if sequence.sampling.logprobs is not None:
-        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sequence.sampling.logprobs)
+    sampling = sequence.sampling
+    total += ID_BYTES * (len(sampling.allowed_token_ids) + sum(map(len, sampling.bad_words)))
+    if sampling.logprobs is not None:
+        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        total += len(sequence.prompt) * (PROMPT_LOGPROB_BYTES + TOP_LOGPROB_BYTES * sampling.prompt_logprobs)
     return total

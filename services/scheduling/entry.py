@@ -80,6 +80,11 @@ class Entry:
         return chain(sampling.logit_bias, sampling.allowed_token_ids, *sampling.bad_words)
 
     @property
+    def scoring(self) -> bool:
+        """Whether its prompt's log probabilities are still to be computed: they come with the first output token."""
+        return self._claim.sampling.prompt_logprobs is not None and not self.output
+
+    @property
     def suspect(self) -> bool:
         """Whether it may be the one that killed engines: it was there each time, and brought no token in between."""
         return self._claim.strikes >= SUSPECT and len(self.output) == len(self._claim.output)

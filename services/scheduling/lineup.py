@@ -186,8 +186,9 @@ class Lineup:
     # --- blocks ----------------------------------------------------------------------------------------------
 
     def _shared(self, entry: Entry) -> list[int]:
-        """Blocks that hold its prefix. One token at least is left to compute: its logits are wanted."""
-        if not self._caching:
+        """Blocks that hold its prefix. One token at least is left to compute: its logits are wanted. Where the prompt's
+        log probabilities are wanted, so are the logits of all its tokens."""
+        if not self._caching or entry.scoring:
             return []
         full = (entry.num_tokens - 1) // self.blocks.block_size
         return self.blocks.find(entry.keys.first(full, entry.prompt, entry.output))

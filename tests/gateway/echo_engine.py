@@ -1,5 +1,7 @@
 """An engine for tests whose output is the prompt again, round and round: a test chooses what is said by asking.
 
+Each token's log probability is -0.5, and of a prompt's token with the id `t` -t / 8, its rank `t + 1`.
+
 Everything around it is the real thing. The request fails where the prompt says so, and is slow where it says so.
 """
 
@@ -9,7 +11,7 @@ import math
 import time
 
 from services.errors import StaleEpoch
-from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest
+from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.text import Tokenizer
 
 FAIL = "FAIL"  # what follows it in the prompt is said, then the request fails
@@ -56,5 +58,17 @@ class EchoEngine:
         result.tokens[id] = token
         if new.sampling.logprobs is not None:
             likeliest = [((token + i) % self.figures.vocab_size, -0.5 - i) for i in range(new.sampling.logprobs)]
-            result.logprobs[id] = Logprobs(-0.5, [(t, p if i < 4 else -math.inf) for i, (t, p) in enumerate(likeliest)])
+            top = [(t, p if i < 4 else -math.inf) for i, (t, p) in enumerate(likeliest)]
+            result.logprobs[id] = Logprobs(-0.5, top, None if position else _scores(new))
         self._rows[id] = (new, position + 1)
+
+
+def _scores(new: NewRequest) -> PromptLogprobs | None:
+    """The likeliest tokens are always 10, 11, ..., with -1 / 8, -2 / 8, ..."""
+    count = new.sampling.prompt_logprobs
+    if count is None:
+        return None
+    scored = new.token_ids[1 : new.num_prompt_tokens]
+    ids, logprobs = [10 + i for i in range(count)], [-(1 + i) / 8 for i in range(count)]
+    own = [-token / 8 for token in scored]
+    return PromptLogprobs(own, [token + 1 for token in scored], ids * len(scored), logprobs * len(scored))

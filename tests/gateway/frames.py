@@ -9,12 +9,13 @@ from typing import Any
 from gateway.answer import Answer
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
-from services.messages import Logprobs, TokenEvent
+from services.messages import Logprobs, PromptLogprobs, TokenEvent
 from services.requests import SamplingParams
 from services.scheduling.judge import Judge, Rules
 
 REQUEST = "cmpl-" + 32 * "0"
 STOPS = ("ab", "bcd", "🐳")
+PROMPT = PromptLogprobs([-2.0], [3], [5], [-1.5])  # of the prompt in LENGTHS, whose first token has none
 LENGTHS: dict[str, Any] = {"prompt_tokens": 2, "max_new_tokens": 99, "stop": STOPS, "prompts": [[1, 2]]}
 PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
 
@@ -32,7 +33,7 @@ def events_of(
     judge = Judge(rules, SamplingParams(len(tokens), stop=STOPS, **sampling), 2)
     events = []
     for index, token in enumerate(tokens):
-        found = Logprobs(-1.0, [(token, -1.0)]) if logprobs else None
+        found = Logprobs(-1.0, [(token, -1.0)], None if index else PROMPT) if logprobs else None
         events.append(TokenEvent(f"{REQUEST}/{choice}", index, token, found))
         if end := judge(token, index + 1):
             return [*events, TokenEvent(f"{REQUEST}/{choice}", index + 1, None, end=end)]

@@ -37,7 +37,7 @@ CONVERSATION = {
     "truncation: 'auto'",
 }
 NARROWED: dict[str, set[str]] = {
-    "post /v1/completions": {"echo: any boolean but False", "suffix: any string but ", "prompt: null", *LENGTHS},
+    "post /v1/completions": {"suffix: any string but ", "prompt: null", *(LENGTHS - {"max_tokens: minimum 1"})},
     "post /v1/chat/completions": {
         *TOOLS,
         *LENGTHS,
@@ -231,6 +231,8 @@ def test_the_other_answers_are_as_both_documents_say(http: httpx.Client, documen
     id = http.post("/v1/responses", json={"input": "a", "previous_response_id": first}).json()["id"]
     running = http.post("/v1/responses", json={"input": "SLOW", "background": True, "ignore_eos": True}).json()["id"]
     asked: list[tuple[str, str, str, Any]] = [
+        ("post", "/v1/completions", "/v1/completions", {"prompt": "hello", "echo": True, "prompt_logprobs": 2}),
+        ("post", "/v1/chat/completions", "/v1/chat/completions", CHAT | {"prompt_logprobs": 2}),
         ("get", "/v1/models", "/v1/models", None),
         ("get", "/v1/models/{name}", f"/v1/models/{NAME}", None),
         ("post", "/v1/responses/input_tokens", "/v1/responses/input_tokens", {"input": "hi"}),

@@ -22,8 +22,15 @@ TEXT_FIELDS = ("include_stop", "skip_special_tokens")
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
     names = ("include_usage", "continuous_usage", "return_token_ids", "with_logprobs", *TEXT_FIELDS)
-    flags = {name: draw(st.booleans()) for name in names}
-    return flags | {"kind": draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))}
+    flags: dict[str, Any] = {name: draw(st.booleans()) for name in names}
+    kind = draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))
+    if kind is AnswerKind.COMPLETION:
+        flags |= {
+            "echo": draw(st.booleans()),
+            "silent": draw(st.booleans()),
+            "texts": [draw(st.sampled_from(["", "é"]))],
+        }
+    return flags | {"kind": kind}
 
 
 TEXTS = st.lists(
@@ -37,7 +44,7 @@ def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: di
         events_of(
             model,
             choice,
-            model.tokenizer.encode(text),
+            model.tokenizer.encode("x" if fields.get("silent") else text),
             fields["with_logprobs"],
             **{name: fields[name] for name in TEXT_FIELDS},
         )

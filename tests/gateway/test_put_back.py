@@ -19,7 +19,7 @@ from gateway.leaving import Leaving
 from gateway.put_back import PutBack
 from gateway.reader import Reader
 from services.config import Settings
-from services.messages import Commit, Exchange, Logprobs, Room
+from services.messages import Commit, Exchange, Logprobs, PromptLogprobs, Room
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
 
@@ -61,7 +61,7 @@ async def held(pool: RequestPool, *ids: str) -> list[list[int]]:
 async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway) -> None:
     fields = {"tenant": "t", "idempotency_key": "k", "body": b"plan", "resumable": True}
     inbox, pump = await submit(pool, gateway.reader, "a", choices=2, logprobs=0, **fields), Pump(pool)
-    one, two = Logprobs(-1.0, []), Logprobs(-2.0, [])
+    one, two = Logprobs(-1.0, [], PromptLogprobs([-3.0], [4], [7], [-0.5])), Logprobs(-2.0, [])
     await pump.commit(Commit("a/0", 0, [5, 6], [one, two]), Commit("a/1", 0, [1], [one], end=END))
     assert len(await take(inbox, 4)) == 4
     group = await pool.group("a")

@@ -25,6 +25,8 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a stop string": (COMPLETIONS, {"prompt": "SLOW one two STOP three ", "max_tokens": 40, "stop": "o STOP thr"}),
     "completion logprobs": (COMPLETIONS, {"prompt": "SLOWé b", "max_tokens": 16, "logprobs": 2}),
+    "echo": (COMPLETIONS, {"prompt": ["SLOWé b", "né"], "n": 2, "max_tokens": 16, "logprobs": 2, "echo": True}),
+    "echo alone": (COMPLETIONS, {"prompt": "SLOWé b", "max_tokens": 0, "logprobs": 2, "echo": True} | USAGE),
     "chat": (CHAT, {"messages": SAY, "n": 2, "logprobs": True, "top_logprobs": 1} | USAGE),
     "chat with ids": (CHAT, {"messages": SAY, "return_token_ids": True}),
 }

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.engine.null import NullEngine
+from services.engine.null import LIKELY, NullEngine
 from services.errors import EngineLost, SchedulerFault, StaleEpoch
 from services.messages import (
     End,
@@ -17,6 +17,7 @@ from services.messages import (
     Logprobs,
     NewRequest,
     NewSequence,
+    PromptLogprobs,
     Submission,
 )
 from services.requests import FinishReason, SamplingParams
@@ -36,6 +37,7 @@ class Order:
     new: int
     cancel: float | None = None
     logprobs: bool = False
+    prompt_logprobs: int | None = None  # only with `logprobs`
     kills: int | None = None  # the engine dies when it is to compute what follows so many tokens of it
     poison: str = ""  # the function, a key of `poison.SITES`, that raises whenever it handles this request
 
@@ -104,12 +106,14 @@ class MortalEngine:
         result = self.null.run(iteration)
         for id in result.tokens:
             self._made[id] += 1
-        result.logprobs.update({id: surprise(token) for id, token in result.tokens.items()})
+        for id, token in result.tokens.items():
+            said = result.logprobs.get(id)
+            result.logprobs[id] = surprise(token, said.prompt if said else None)
         return result
 
 
-def surprise(token: int) -> Logprobs:
-    return Logprobs(-token / 7, [(token, -token / 7)])
+def surprise(token: int, prompt: PromptLogprobs | None = None) -> Logprobs:
+    return Logprobs(-token / 7, [(token, -token / 7)], prompt)
 
 
 def undisturbed(id: str, prompt: int, new: int) -> list[int]:
@@ -130,10 +134,20 @@ class Client:
         self.id, self.order, self.end = f"{request}/0", order, None
         self.tokens: list[int] = []
         self._world, self._request = world, request
-        self._sampling = SamplingParams(order.new, logprobs=0 if order.logprobs else None)
+        asked = order.prompt_logprobs if order.logprobs else None
+        self._sampling = SamplingParams(order.new, logprobs=0 if order.logprobs else None, prompt_logprobs=asked)
+
+    def surprises(self, tokens: list[int]) -> list[Logprobs]:
+        """The log probabilities of the output: with the first token come those of the prompt, with no other."""
+        asked, scored = self._sampling.prompt_logprobs, self.order.prompt - 1
+        prompt = None
+        if asked is not None:
+            most = scored * asked
+            prompt = PromptLogprobs([LIKELY] * scored, [1] * scored, [0] * most, [LIKELY] * most)
+        return [surprise(token, None if i else prompt) for i, token in enumerate(tokens)]
 
     async def submit(self) -> None:
-        logprobs = [surprise(token) for token in self.tokens] if self.order.logprobs else None
+        logprobs = self.surprises(self.tokens) if self.order.logprobs else None
         sequence = NewSequence(self.id, [WORD] * self.order.prompt, self._sampling, list(self.tokens), logprobs)
         await self._world.pool.submit(Submission(self._request, GATEWAY, [sequence], resumable=True))
 
@@ -160,7 +174,7 @@ class Client:
         assert snapshot.tokens[:both] == self.tokens[:both]
         self.tokens += snapshot.tokens[both:]
         if self.order.logprobs:
-            assert (snapshot.logprobs or []) == [surprise(token) for token in snapshot.tokens]
+            assert (snapshot.logprobs or []) == self.surprises(snapshot.tokens)
         return snapshot.end
 
     def check(self) -> None:

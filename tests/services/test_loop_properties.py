@@ -19,6 +19,7 @@ orders = st.builds(
     new=st.integers(1, 30),
     cancel=st.none() | moments,
     logprobs=st.booleans(),
+    prompt_logprobs=st.sampled_from([None, 0, 2]),
 )
 some_orders = st.lists(orders, min_size=1, max_size=8)
 outages = st.lists(st.tuples(moments, st.floats(0.01, 4), st.sampled_from(["request", "reply"])), max_size=3)

@@ -3,7 +3,17 @@
 import msgpack
 import pytest
 
-from services.messages import Commit, End, Exchange, Iteration, IterationResult, Logprobs, NewRequest, Room
+from services.messages import (
+    Commit,
+    End,
+    Exchange,
+    Iteration,
+    IterationResult,
+    Logprobs,
+    NewRequest,
+    PromptLogprobs,
+    Room,
+)
 from services.requests import FinishReason, SamplingParams
 from services.wire import pack, unpack
 
@@ -17,6 +27,7 @@ SAMPLING = SamplingParams(
     [
         Iteration("1:a", 3, {"r/0": 2, "r/1": 1}, [NewRequest("r/0", [1, 2], 2, SAMPLING)], {"r/0": [5]}, ["q/0"]),
         IterationResult("1:a", 3, {"r/0": 9}, {"r/0": Logprobs(-0.5, [(9, -0.5), (3, -2.0)])}, {"r/1": "no"}, 0.25),
+        IterationResult("e", 1, {"r/0": 9}, {"r/0": Logprobs(-0.5, [], PromptLogprobs([-1.5], [2], [4], [-0.25]))}),
         Exchange(
             "c/0",
             "1:a",
@@ -26,7 +37,6 @@ SAMPLING = SamplingParams(
             counters={"orca:iterations": 1.0},
         ),
     ],
-    ids=lambda m: type(m).__name__,
 )
 def test_message_comes_back_equal(message: object) -> None:
     back = unpack(type(message), pack(message))
@@ -42,3 +52,8 @@ def test_settings_of_an_older_build_lack_the_last_fields() -> None:
     """A request that waits in the pool while the programs around it are replaced."""
     older = msgpack.packb(msgpack.unpackb(pack(SamplingParams(5, stop_token_ids=(7,))), strict_map_key=False)[:16])
     assert unpack(SamplingParams, older) == SamplingParams(5, stop_token_ids=(7,))
+
+
+def test_an_older_build_s_message_lacks_the_last_fields() -> None:
+    assert unpack(Logprobs, msgpack.packb([-0.5, [[9, -0.5]]])) == Logprobs(-0.5, [(9, -0.5)])
+    assert unpack(SamplingParams, msgpack.packb([5])) == SamplingParams(5)

@@ -10,7 +10,7 @@ from services.engine.cuda.layers import PARTIAL_ROWS, CudaLayers
 from services.engine.cuda.planner import Planner
 from services.engine.cuda.setup import CudaSetup
 from services.engine.cuda.tiles import Tiles
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 
 
@@ -29,6 +29,7 @@ class CudaDecoder:
         self._setup = setup
         self._layers = CudaLayers(setup, spec, (0, spec.layers))
         self._plan = Planner(spec, setup.tiles, setup.batch_invariant, self._layers.programs, PARTIAL_ROWS)
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # x and what is to be added, if prompts are scored
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
 
     @property
@@ -46,13 +47,24 @@ class CudaDecoder:
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """See Decoder; float32."""
         items, tiles = self._plan(batch)
+        self._last = None
         if self.graphs and self.graphs.fit(batch):
             return self.graphs(batch, items)
-        return self._run(send(batch, items, self._setup.device), tiles)
+        return self._run(send(batch, items, self._setup.device), tiles, keep=bool(batch.scoring))
+
+    def logits_after(self, tokens: Numbers) -> torch.Tensor:
+        """See Decoder; float32."""
+        assert self._last is not None, "the last batch scored nothing"
+        return self._layers.logits(torch.from_numpy(tokens).to(self._setup.device), *self._last)
 
     def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
         self._run(inputs, self._plan.increments, logits)
 
-    def _run(self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None) -> torch.Tensor:
+    def _run(
+        self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None, keep: bool = False
+    ) -> torch.Tensor:
         x = self._layers.embed(inputs)
-        return self._layers.logits(inputs, x, self._layers.run(inputs, tiles, x, None), logits)
+        change = self._layers.run(inputs, tiles, x, None)
+        if keep:
+            self._last = x, change
+        return self._layers.logits(inputs.ends, x, change, logits)

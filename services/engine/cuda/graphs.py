@@ -33,8 +33,9 @@ class Graphs:
         self._graphs = graphs[::-1]
 
     def fit(self, batch: FlatBatch) -> bool:
-        """Whether all are increments of one token, and no more than the largest graph has."""
-        return bool(len(batch.input_ids) == batch.num_requests <= SIZES[-1])
+        """Whether all are increments of one token, and no more than the largest graph has. What is left of a graph are
+        the logits of `ends`: nothing to score prompts by."""
+        return bool(len(batch.input_ids) == batch.num_requests <= SIZES[-1]) and not batch.scoring
 
     def __call__(self, batch: FlatBatch, items: Numbers) -> torch.Tensor:
         """Logits [sampling, vocab]."""

@@ -96,13 +96,14 @@ class CudaLayers:
         return change
 
     def logits(
-        self, inputs: Inputs, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
+        self, tokens: torch.Tensor, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[sampling, vocabulary], float32, of x and what is still to be added to it; in `out` if it is given."""
+        """[tokens, vocabulary] after these tokens (int32, flat indices), float32, of x and what is still to be added to
+        it, which both stay as they are; in `out` if it is given."""
         part, norm, vocabulary = self._part, self._last_norm, self._vocabulary
         assert norm is not None, "the last layers have the vocabulary"
         assert vocabulary is not None, "the last layers have the vocabulary"
-        normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, inputs.ends)
+        normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, tokens)
         return self._product(normed, vocabulary, torch.float32, out)
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.native.layers import NativeLayers, as_struct
 from services.engine.native.setup import NativeSetup
+from services.engine.native.structs import Batch
 from services.engine.pages import Reused
 
 
@@ -18,6 +19,7 @@ class NativeDecoder(NativeLayers):
         spec, weights = setup.spec, setup.weights
         super().__init__(setup, spec, (0, spec.layers))
         self._hidden = Reused()
+        self._last: tuple[Batch, torch.Tensor] | None = None  # what the last batch was, and what came of it
         self._embedding = weights.embedding().rows
         self._positions = None if spec.rotary else weights.positions().rows
         self.bytes_read = weights.bytes_read  # of the checkpoint
@@ -30,4 +32,10 @@ class NativeDecoder(NativeLayers):
         if self._positions is not None:
             hidden += self._positions[torch.from_numpy(batch.positions())]
         self.run(flat, 0, 2 * self._part.layers, hidden)
-        return self.logits(flat, hidden)
+        self._last = flat, hidden
+        return self.logits(flat, hidden, batch.ends)
+
+    def logits_after(self, tokens: Numbers) -> torch.Tensor:
+        """See Decoder; float32."""
+        assert self._last is not None, "nothing has been computed"
+        return self.logits(*self._last, tokens)

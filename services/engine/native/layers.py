@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.rotary import rotary_table
 from services.engine.lean.shard import Rows
@@ -82,15 +82,17 @@ class NativeLayers:
 
     def run(self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None) -> None:
         """The halves `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1 the MLP. They add
-        to x, after the last layer before the vocabulary to the rows that are sampled at least; or one half writes to
-        `partial` [tokens, hidden] what is to be added."""
+        to x, after the last layer before the vocabulary at least to the rows whose logits are wanted; or one half
+        writes to `partial` [tokens, hidden] what is to be added."""
         to = None if partial is None else _pointer(partial)
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 
-    def logits(self, batch: Batch, x: torch.Tensor) -> torch.Tensor:
-        """[sampling, vocabulary], float32, as much of the vocabulary as there is here; there until the next call."""
-        logits = self._logits(batch.samples, self._model.vocabulary.outputs)
-        self._library.orca_logits(ctypes.byref(self._model), ctypes.byref(batch), _pointer(x), _pointer(logits))
+    def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
+        """[tokens, vocabulary] after these tokens, which are among the batch's wanted ones: float32, as much of the
+        vocabulary as there is here; there until the next call."""
+        logits = self._logits(len(tokens), self._model.vocabulary.outputs)
+        model, at = ctypes.byref(self._model), ctypes.c_void_p(_address(tokens))
+        self._library.orca_logits(model, ctypes.byref(batch), at, len(tokens), _pointer(x), _pointer(logits))
         return logits
 
 
@@ -99,8 +101,8 @@ def as_struct(batch: FlatBatch) -> Batch:
     return Batch(
         len(batch.input_ids),
         len(batch.contexts),
-        len(batch.ends),
-        *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.ends)),
+        len(batch.wanted),
+        *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.wanted)),
     )
 
 

@@ -69,10 +69,10 @@ class Batch(Structure):
     _fields_ = (
         ("tokens", c_int32),
         ("requests", c_int32),
-        ("samples", c_int32),
+        ("wanted", c_int32),
         ("starts", c_void_p),
         ("contexts", c_void_p),
         ("table_starts", c_void_p),
         ("tables", c_void_p),
-        ("ends", c_void_p),
+        ("logits_after", c_void_p),
     )

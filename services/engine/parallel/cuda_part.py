@@ -8,7 +8,7 @@ from services.engine.cuda.inputs import send
 from services.engine.cuda.layers import PARTIAL_ROWS, CudaLayers
 from services.engine.cuda.planner import Planner
 from services.engine.cuda.setup import CudaSetup
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.part import Sum
@@ -52,6 +52,6 @@ class CudaPass:
         """See Pass."""
         x += self._kernels.run(self._inputs, self._tiles, x, sum_up)
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
         """See Pass."""
-        return self._kernels.logits(self._inputs, x, None)
+        return self._kernels.logits(torch.from_numpy(tokens).to(x.device), x, None)

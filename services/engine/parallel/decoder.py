@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.parallel.part import Part
+from services.engine.parallel.part import Part, Pass
 
 
 class RankDecoder:
@@ -28,6 +28,7 @@ class RankDecoder:
         self.bytes_read = part.bytes_read  # of the checkpoint
         self.links: Links | None = None
         self._part, self._spec, self._layout = part, spec, layout
+        self._last: tuple[Pass, torch.Tensor] | None = None  # where there is the vocabulary, if prompts are scored
 
     @property
     def layers(self) -> list[LayerShape]:
@@ -59,11 +60,25 @@ class RankDecoder:
         if not layout.is_last:
             links.send(x)
             return None
-        logits = self._gather(passing.logits(x), links)
+        self._last = (passing, x) if batch.scoring else None
+        return self._logits(passing, x, batch.ends)
+
+    def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
+        """See Decoder. Each rank of the last stage has its part of them, so all ranks must be asked for the same."""
+        if not self._layout.is_last:
+            return None
+        assert self._last is not None, "the last batch scored nothing"
+        return self._logits(*self._last, tokens)
+
+    def _logits(self, passing: Pass, x: torch.Tensor, tokens: Numbers) -> torch.Tensor | None:
+        """On the rank that samples the shards [tokens, part of vocab] as one; all are sent with as many columns, some
+        have one fewer."""
+        links, layout = self.links, self._layout
+        assert links is not None, "not linked to the other ranks"
+        logits = self._gather(passing.logits(x, tokens), links)
         return logits if layout.rank == layout.sampler else None
 
     def _gather(self, logits: torch.Tensor, links: Links) -> torch.Tensor:
-        """The shards [sampling, part of vocab] as one; all are sent with as many columns, some have one fewer."""
         if not len(logits):
             return logits.new_empty(0, self._spec.vocab)
         shares = [Shard(rank, self._layout.tp).share(self._spec.vocab) for rank in range(self._layout.tp)]

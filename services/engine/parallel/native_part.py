@@ -54,9 +54,9 @@ class NativePass:
             x += sum_up(partial)
         return None
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
         """See Pass."""
-        return self._part.logits(self._struct, x)
+        return self._part.logits(self._struct, x, tokens)
 
 
 def _look_up(table: Table, ids: Numbers) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from services.engine.flat_batch import FlatBatch
+from services.engine.flat_batch import FlatBatch, Numbers
 from services.engine.kv_cache import KVCache, LayerShape
 
 Sum = Callable[[torch.Tensor], torch.Tensor]  # of what each rank of a stage has, which may be made in that
@@ -25,8 +25,9 @@ class Pass(Protocol):
         None where one rank has all of a layer."""
         ...
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[sampling, this rank's part of the vocabulary], float32, there until the next batch."""
+    def logits(self, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
+        """[tokens, this rank's part of the vocabulary] after these tokens, flat indices among the batch's `wanted`;
+        float32, there until the next call."""
         ...
 
 

@@ -26,18 +26,24 @@ FEATURES = {
 
 
 def check_attention(model: Any, num_layers: int) -> list[LayerShape]:
-    """Run three tokens through `model`: each layer must call our attention once, and ask for nothing else.
+    """Run three tokens through `model`: each layer must call our attention once, and ask for nothing else. Its head
+    must be a step of its own, because prompts are scored by running that alone.
 
     Returns what each layer keeps of a token. Raises ModelError naming the feature that is not served.
     """
     kind = model.config.model_type
-    recorder = _Recorder()
+    recorder, calls = _Recorder(), []
+    hook = model.get_decoder().register_forward_hook(lambda *called: calls.append(called))
     tokens = torch.arange(3, device=model.device)[None]
     try:
         with attending(recorder), torch.inference_mode():
             model(input_ids=tokens, position_ids=tokens, use_cache=False, logits_to_keep=tokens[0, -1:])
     except (TypeError, ValueError, KeyError) as error:
         raise ModelError(f"{kind}: cannot be run on a flat batch: {error}") from error
+    finally:
+        hook.remove()
+    if len(calls) != 1:
+        raise ModelError(f"{kind}: its logits cannot be made from its hidden states alone, so it is not served")
     if recorder.layers != list(range(num_layers)):
         raise ModelError(
             f"{kind}: its attention cannot be replaced, so it is not served "

@@ -11,7 +11,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from load import engine_bench
-from load.engine_floor import bandwidth, machine_rates, phases, sampling, timing
+from load.engine_floor import bandwidth, machine_rates, phases, sampling, scoring, timing
 from load.engine_floor.follower import Follower
 from load.engine_floor.multiplying import ways
 from load.engine_floor.operations import Span
@@ -32,6 +32,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "TIMES", 1)
     monkeypatch.setattr(phases, "STEPS", 4)
     monkeypatch.setattr(sampling, "BATCHES", (3, 8))
+    monkeypatch.setattr(scoring, "ROUNDS", 1)
 
 
 def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +68,8 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(one["seconds"] > 0.0 for one in found["sampling"])
     assert all(one["iteration"] > 0.0 for one in found["sampling"])
     assert "| a mix | 8 |" in printed
+    assert [(one["asked"], one["tokens"]) for one in found["scoring"]] == [(n, 512) for n in (None, 0, 1, 20)]
+    assert "| 20 | 512 |" in printed
 
 
 def test_the_measured_rates_are_plausible() -> None:

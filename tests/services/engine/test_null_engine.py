@@ -32,6 +32,20 @@ def test_tokens_depend_on_request_and_position_alone() -> None:
     assert len({tuple(output) for output in expected}) == len(expected)
 
 
+def test_who_asks_for_log_probabilities_gets_as_many() -> None:
+    """Of each token, and of the prompt with the first: once, however it is computed."""
+    asked = SamplingParams(3, logprobs=2, prompt_logprobs=1)
+    for rng in (None, random.Random(1), random.Random(2)):
+        plain, job = Job("a/0", [1] * 9, SamplingParams(3)), Job("b/0", [1] * 9, asked)
+        Driver(NullEngine(FIGURES), rng).run([plain, job])
+        assert plain.logprobs == []
+        assert [len(one.top) for one in job.logprobs] == [2, 2, 2]
+        first, *others = (one.prompt for one in job.logprobs)
+        assert first is not None
+        assert [len(part) for part in (first.tokens, first.ranks, first.top_ids, first.top_logprobs)] == [8] * 4
+        assert others == [None, None]
+
+
 def test_another_epoch_is_refused() -> None:
     engine = NullEngine(FIGURES)
     engine.reset("a")

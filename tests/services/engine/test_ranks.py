@@ -15,6 +15,8 @@ from rank_processes import RankProcesses
 from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
 from test_families import generate, make_jobs
+from test_prompt_logprobs import check as check_scores
+from test_prompt_logprobs import make_jobs as scored_jobs
 from tiny_models import make_tiny_model
 
 from load.engine_floor.perplexity import perplexity, text_ids
@@ -64,6 +66,13 @@ def test_tokens_are_those_of_one_process(ranks: RankProcesses, folder: Path, alo
         assert [job.output for job in Driver(ranks, rng).run(seeded_jobs())] == drawn
     tp, pp = ranks.layout.tp, ranks.layout.pp
     assert ranks.figures.numerics == f"{alone.figures.numerics} tp{tp} pp{pp}"
+
+
+def test_prompts_are_scored_as_by_transformers(ranks: RankProcesses, folder: Path) -> None:
+    """Together and in random chunks; each way the same bits."""
+    together, chunks = (Driver(ranks, rng, max_batch=9).run(scored_jobs()) for rng in (None, random.Random(3)))
+    check_scores(together, folder)
+    assert [job.logprobs for job in chunks] == [job.logprobs for job in together]
 
 
 def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -> None:
@@ -133,7 +142,8 @@ def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][40] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], sampling) for i in range(4)]
+    asking = replace(sampling, logprobs=0, prompt_logprobs=0)  # what is not finite is then seen before a token is drawn
+    bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], asking if i % 2 else sampling) for i in range(4)]
     with RankProcesses(folder, replace(settings(2, 2), kv_blocks=54)) as ranks:
         driver = Driver(ranks, random.Random(1), max_batch=3)
         driver.run([*jobs[:1], *bad])

@@ -1,5 +1,7 @@
 """Exchange: tokens by index, one end, claims in arrival order, repeat-safe and fenced."""
 
+import math
+
 import pytest
 from pool_helpers import (
     CANCELLED,
@@ -17,7 +19,7 @@ from pool_helpers import (
     timeless,
 )
 
-from services.messages import Commit, ExchangeReply, Logprobs, Room, TokenEvent
+from services.messages import Commit, ExchangeReply, Logprobs, PromptLogprobs, Room, TokenEvent
 
 
 @pytest.fixture
@@ -109,6 +111,19 @@ async def test_log_probabilities_travel_with_their_tokens(pool):
     assert (await stored(pool, "r/0")).logprobs == every
     [rest] = await pool.attach("reader", {"r/0": 2})
     assert (rest.tokens, rest.logprobs) == ([3], every[2:])
+
+
+async def test_log_probabilities_of_a_prompt_travel_with_the_first_token(pool):
+    """Also to a follower who comes later; what comes again of them is not taken."""
+    await pool.submit(group("r", logprobs=0, prompt_logprobs=1))
+    owner = await Owner.take(pool)
+    await owner.claim()
+    first = Logprobs(-0.5, [], PromptLogprobs([-1.0, -math.inf], [1, 70_000], [3, 200_000], [-1.0, -0.25]))
+    await owner.exchange(commit("r/0", 0, 1, logprobs=[first]))
+    other = Logprobs(-0.5, [], PromptLogprobs([-9.0, -9.0], [9, 9], [9, 9], [-9.0, -9.0]))
+    await owner.exchange(commit("r/0", 0, 1, 2, logprobs=[other, Logprobs(-2.0, [])], end=STOP))
+    assert [e.logprobs for e in await all_events(pool)] == [first, Logprobs(-2.0, []), None]
+    assert (await stored(pool, "r/0")).logprobs == [first, Logprobs(-2.0, [])]
 
 
 async def test_log_probabilities_without_their_tokens_are_refused(server_pools):

@@ -7,7 +7,7 @@ import pytest
 from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
 
 from services import wire
-from services.messages import Group, Room, SubmitReply
+from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
 from services.pool.limits import sequence_bytes
 
 
@@ -92,6 +92,17 @@ async def test_the_ids_that_settings_name_count():
     asked = group("a", new=100, allowed_token_ids=tuple(range(40_000, 50_000)), bad_words=((2**31, 2**31),) * 100)
     packed = len(wire.pack(asked.sequences[0].sampling))
     assert sequence_bytes(asked.sequences[0]) - sequence_bytes(group("a", new=100).sequences[0]) > packed - 1024
+
+
+async def test_log_probabilities_of_a_prompt_count_where_asked():
+    """No less than what a pool is sent of them."""
+    prompt = range(500)
+    plain = sequence_bytes(group("a", prompt=prompt, logprobs=0).sequences[0])
+    for count in (0, 1, 20):
+        asked = sequence_bytes(group("a", prompt=prompt, logprobs=0, prompt_logprobs=count).sequences[0])
+        scores = PromptLogprobs([-1.5] * 499, [70_000] * 499, [200_000] * 499 * count, [-0.1] * 499 * count)
+        sent = len(wire.pack(Logprobs(-1.0, [], scores))) - len(wire.pack(Logprobs(-1.0, [])))
+        assert asked - plain >= sent
 
 
 async def test_a_group_is_found_by_anyone(pool):

@@ -49,6 +49,8 @@ class EngineModel:
         for new in iteration.new:
             assert new.id not in self.rows
             assert new.num_computed_tokens % self.size == 0
+            if new.sampling.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens:
+                assert new.num_computed_tokens == 0, f"{new.id} lacks logits of its prompt"
             self.rows[new.id] = Row(list(new.token_ids), new.num_computed_tokens)
         for id, blocks in iteration.new_blocks.items():
             assert set(blocks) <= set(range(self.num_blocks))

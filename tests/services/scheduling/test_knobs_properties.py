@@ -46,6 +46,7 @@ class Arrival:
     ttft: float
     tenant: str
     strikes: int
+    scored: bool  # its prompt's log probabilities are wanted
 
 
 arrivals = st.builds(
@@ -58,6 +59,7 @@ arrivals = st.builds(
     ttft=st.sampled_from([0.0, 0.05, 1.0]),
     tenant=st.sampled_from("ab"),
     strikes=st.sampled_from([0] * 9 + [2]),
+    scored=st.booleans(),
 )
 
 
@@ -122,7 +124,8 @@ class World:
         text = [5 + a.prefix, *range(10, 30)]
         prompt = text[: a.length] + [40 + len(self.claims)] * a.own or [7]
         rank = self.now + (60 * a.priority + a.ttft if self.knobs.order == "priority" else 0) + 1e-6 * len(self.claims)
-        self.claims[id] = Claim(id, rank, prompt, [], SamplingParams(a.new), a.strikes, a.priority, a.ttft, 0, a.tenant)
+        sampling = SamplingParams(a.new, prompt_logprobs=0 if a.scored else None)
+        self.claims[id] = Claim(id, rank, prompt, [], sampling, a.strikes, a.priority, a.ttft, 0, a.tenant)
         self.outputs[id] = []
         self.scheduler.add([self.claims[id]])
 

@@ -137,3 +137,42 @@ def test_a_chunk_is_shared_as_far_as_it_is_computed() -> None:
         s.step()
         batches.append(dict(s.batch))
     assert batches == [{"a": 8}, {"a": 8}, {"a": 1, "b": 1}]
+
+
+def scored(id: str, rank: float, prompt: list[int], new: int = 4, output: tuple[int, ...] = ()) -> Claim:
+    """A request whose prompt's log probabilities are wanted."""
+    one = of(id, rank, prompt, new)
+    return replace(one, sampling=replace(one.sampling, logprobs=0, prompt_logprobs=0), output=list(output))
+
+
+def test_a_prompt_that_is_scored_is_computed_whole_and_shared() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [5] * 9)])
+    s.step()
+    s.scheduler.add([scored("b", 2, [5] * 9), scored("c", 3, [6] * 9)])
+    assert computed(s.select()) == {"b": 0, "c": 0}
+    (end,) = (c.end for c in s.finish({"b": EOS}) if c.id == "b")
+    assert end is not None
+    assert end.cached == 0
+    s.scheduler.add([of("d", 4, [6] * 9)])
+    assert computed(s.select()) == {"d": 8}
+
+
+def test_a_prompt_whose_scores_are_committed_is_found() -> None:
+    s = caching()
+    s.scheduler.add([of("a", 1, [5] * 8 + [9])])
+    s.step()
+    s.scheduler.add([scored("b", 2, [5] * 8 + [9], output=(11,))])
+    assert computed(s.select()) == {"b": 8}
+
+
+def test_a_scored_prompt_that_is_preempted_in_the_middle_is_computed_from_its_beginning() -> None:
+    """What it published itself is not taken."""
+    s = caching(blocks=21, admission="on_demand", token_budget=8)
+    s.scheduler.add([of("a", 1, [1] * 4, new=30), of("c", 2, [3] * 4, new=30), scored("b", 3, [2] * 60, new=16)])
+    begun: list[tuple[int, int]] = []  # of b: tokens it begins with, and of them computed
+    while iteration := s.select():
+        begun += [(len(new.token_ids), new.num_computed_tokens) for new in iteration.new if new.id == "b"]
+        s.finish()
+    assert begun[:2] == [(60, 0), (60, 0)]
+    assert sum(len(c.tokens) for c in s.commits if c.id == "b") == 16

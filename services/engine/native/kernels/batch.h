@@ -7,12 +7,12 @@
 #include "vectors.h"
 
 struct Batch {
-    int32_t tokens, requests, samples;
+    int32_t tokens, requests, wanted;
     const int32_t* starts;        // [requests + 1], flat index of each request's first token
     const int32_t* contexts;      // [requests], tokens computed before
     const int32_t* table_starts;  // [requests + 1], into `tables`
     const int32_t* tables;        // block ids
-    const int32_t* ends;          // [samples], flat indices
+    const int32_t* logits_after;  // [wanted], flat indices of tokens
 };
 
 struct Heads {

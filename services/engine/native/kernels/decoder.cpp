@@ -73,7 +73,7 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
     const std::vector<int> passes = passes_of(step_of(first), step_of(last));
     float* to = partial ? partial : x;
     // Of what the last layer would add to other rows nobody hears.
-    const bool only_sampled = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
+    const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
     Passes order(count);
     together(model.threads, [&](Team& team) {
         if (count == 1) {
@@ -84,7 +84,7 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
         Between& between = buffers.between[omp_get_thread_num()];
         const int last_pass = int(passes.size()) - 2;
         order.run(last_pass + 1, [&](int pass, int slice) {
-            if (only_sampled && pass && pass == last_pass && !slices[slice].sampled) return;
+            if (only_wanted && pass && pass == last_pass && !slices[slice].wanted) return;
             Call<Input, Alone> call{model, batch, owners.data(), slices[slice], between, alone, x, to};
             call.run(passes[pass], passes[pass + 1]);
         });
@@ -92,13 +92,13 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
 }
 
 template <class Input>
-void find_logits(const Model& model, const Batch& batch, float* x, float* logits) {
+void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, int count, float* x, float* logits) {
     Buffers& buffers = *model.buffers;
-    const Slice all{0, batch.samples, Tiles(batch.samples), {}, true};
+    const Slice all{0, count, Tiles(count), {}, true};
     prepare<Input>(buffers, model, 1, all.count);
     together(model.threads, [&](Team& team) {
         Call<Input, Team> call{model, batch, nullptr, all, buffers.between.front(), team, x, x};
-        call.norm(model.last_norm, [&](int row) { return batch.ends[row]; });
+        call.norm(model.last_norm, [&](int row) { return tokens[row]; });
         call.product(model.vocabulary, call.narrow(), logits, false, VOCABULARY);
     });
 }
@@ -168,9 +168,10 @@ void orca_run(const Model* model, const Batch* batch, int first, int last, float
     with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
 }
 
-// Logits [samples, vocabulary] after the tokens of batch.ends.
-void orca_logits(const Model* model, const Batch* batch, float* x, float* logits) {
-    if (!batch->samples) return;
-    with_input(model->vocabulary, [&]<class Input>() { find_logits<Input>(*model, *batch, x, logits); });
+// Logits [count, vocabulary] after `count` tokens of batch.logits_after, flat indices.
+void orca_logits(const Model* model, const Batch* batch, const int32_t* tokens, int count, float* x, float* logits) {
+    if (!count) return;
+    with_input(model->vocabulary,
+               [&]<class Input>() { find_logits<Input>(*model, *batch, tokens, count, x, logits); });
 }
 }

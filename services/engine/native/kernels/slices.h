@@ -8,7 +8,7 @@ struct Slice {
     int first, count;  // rows
     Tiles tiles;
     std::vector<Span> spans;
-    bool sampled;  // whether logits are asked for after any of its tokens
+    bool wanted;  // whether logits are asked for after any of its tokens
 };
 
 inline std::vector<int> owners_of(const Batch& batch) {
@@ -29,8 +29,9 @@ inline std::vector<Span> spans_of(const Batch& batch, const int* owners, int fir
     return spans;
 }
 
-inline bool any_sampled(const Batch& batch, int first, int end) {
-    return std::any_of(batch.ends, batch.ends + batch.samples, [&](int32_t at) { return first <= at && at < end; });
+inline bool any_wanted(const Batch& batch, int first, int end) {
+    const auto inside = [&](int32_t at) { return first <= at && at < end; };
+    return std::any_of(batch.logits_after, batch.logits_after + batch.wanted, inside);
 }
 
 // One, of so few rows that the threads had better share the weights of each product. Else no higher than what stays in a
@@ -45,7 +46,7 @@ inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int t
     for (int first = 0; first < batch.tokens; first += rows) {
         const int end = std::min(batch.tokens, first + rows);
         slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span),
-                          any_sampled(batch, first, end)});
+                          any_wanted(batch, first, end)});
     }
     return slices;
 }

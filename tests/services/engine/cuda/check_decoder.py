@@ -10,6 +10,8 @@ import pytest
 from driver import Driver, Job
 from interpreted import make_engine
 from test_families import generate
+from test_prompt_logprobs import check as check_scores
+from test_prompt_logprobs import make_jobs as scored_jobs
 
 from services.requests import SamplingParams
 
@@ -36,3 +38,18 @@ def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> 
     other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
     again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_prompts_are_scored_as_by_transformers(family: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    for rng in (None, random.Random(1)):
+        check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)), folder)
+
+
+def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+    engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
+    alone = [Driver(engine).run([job])[0] for job in scored_jobs(longest=20)]
+    other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
+    again = Driver(other, random.Random(2)).run(scored_jobs(longest=20))
+    assert [job.logprobs for job in again] == [job.logprobs for job in alone]

@@ -25,7 +25,7 @@ MODELS = {
 
 def make_jobs() -> list[Job]:
     rng = random.Random(3)
-    sampling = [SamplingParams(3, temperature=0.0), SamplingParams(2, seed=1, logprobs=2)]
+    sampling = [SamplingParams(3, temperature=0.0), SamplingParams(2, seed=1, logprobs=2, prompt_logprobs=1)]
     return [Job(f"r{i}/0", [rng.randrange(2, 66) for _ in range(i * 17 + 1)], s) for i, s in enumerate(sampling)]
 
 
@@ -45,3 +45,7 @@ def test_tokens_are_those_of_one_process(family: str, tp: int, pp: int, tmp_path
         assert ranks.figures.numerics == f"triton invariant tp{tp} pp{pp}"
         found = Driver(ranks, random.Random(1)).run(make_jobs())
     assert [job.output for job in found] == [job.output for job in expected]
+    (scores,), (other,) = ([job.logprobs[0].prompt for job in jobs if job.logprobs] for jobs in (found, expected))
+    assert scores is not None
+    assert other is not None
+    assert scores.tokens == pytest.approx(other.tokens, abs=1e-4)

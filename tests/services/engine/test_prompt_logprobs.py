@@ -1,0 +1,242 @@
+"""Log probabilities of prompts are those of a plain forward of transformers, however the prompt is computed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from driver import Driver, Job
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from services.engine import scoring
+from services.engine.contenders import PlainSearch
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.messages import Claim, Iteration, Logprobs, NewRequest, PromptLogprobs
+from services.requests import SamplingParams
+from services.scheduling import Knobs, Scheduler
+
+SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
+LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+STOCK = ["llama", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
+TOLERANCE = 2e-5
+MOST = 5
+
+
+def make_jobs(vocab: int = 200, longest: int = 60) -> list[Job]:
+    """Some that ask for different numbers of likeliest tokens, and some that do not ask."""
+    rng = random.Random(5)
+    asked = [0, MOST, 2, None, 1, None, MOST]
+    lengths = [1, 2, longest, 30, longest - 7, 9, 40]
+    return [
+        Job(
+            f"r{i}/0",
+            [rng.randrange(2, vocab - 1) for _ in range(length)],
+            SamplingParams(4, temperature=0.0, logprobs=None if count is None else 1, prompt_logprobs=count),
+        )
+        for i, (count, length) in enumerate(zip(asked, lengths, strict=True))
+    ]
+
+
+def told(job: Job) -> PromptLogprobs | None:
+    """What came of the prompt, with the first output token and no other."""
+    if job.sampling.logprobs is None:
+        assert job.logprobs == []
+        return None
+    first, *others = job.logprobs
+    assert all(one.prompt is None for one in others)
+    return first.prompt
+
+
+def check(jobs: list[Job], folder: Path) -> None:
+    """Against log_softmax of a plain forward of each prompt alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for job in jobs:
+        found, asked = told(job), job.sampling.prompt_logprobs
+        if asked is None:
+            assert found is None
+            continue
+        assert found is not None
+        with torch.inference_mode():
+            logs = model(torch.tensor([job.prompt])).logits[0, :-1].double().log_softmax(-1)
+        follow = torch.tensor(job.prompt[1:], dtype=torch.long)
+        own = logs.gather(1, follow[:, None])[:, 0]
+        assert found.tokens == pytest.approx(own.tolist(), abs=TOLERANCE)
+        nearly = (logs > own[:, None] + TOLERANCE).sum(-1), (logs > own[:, None] - TOLERANCE).sum(-1)
+        assert all(low < rank <= high for low, rank, high in zip(nearly[0], found.ranks, nearly[1], strict=True))
+        values, _ = logs.topk(asked)
+        assert found.top_logprobs == pytest.approx(values.flatten().tolist(), abs=TOLERANCE)
+        ids = torch.tensor(found.top_ids, dtype=torch.long).view(len(follow), asked)
+        assert logs.gather(1, ids).flatten().tolist() == pytest.approx(found.top_logprobs, abs=TOLERANCE)
+        assert all(len(set(row)) == asked for row in ids.tolist())
+
+
+@pytest.mark.parametrize(("family", "lean"), [(f, True) for f in LEAN] + [(f, False) for f in STOCK])
+def test_they_are_those_of_a_plain_forward(family: str, lean: bool, tiny_model: Callable[[str], Path]) -> None:
+    """Each alone, all together, and in random company and chunks."""
+    folder = tiny_model(family)
+    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
+    assert engine.figures.numerics.endswith("native") == lean
+    check([Driver(engine).run([job])[0] for job in make_jobs()], folder)
+    check(Driver(engine, max_batch=9).run(make_jobs()), folder)
+    check(Driver(engine, random.Random(1)).run(make_jobs()), folder)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_the_size_of_a_piece_changes_nothing(
+    lean: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more logits are made at once than it says, whatever is asked for."""
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean))
+    expected = Driver(engine, max_batch=9).run(make_jobs())
+    most = 7 * engine.figures.vocab_size
+    monkeypatch.setattr(scoring, "AT_ONCE", most)
+    sizes: list[int] = []
+    logits_after = engine.decoder.logits_after
+
+    def recording(tokens: scoring.Numbers) -> torch.Tensor | None:
+        logits = logits_after(tokens)
+        assert logits is not None
+        sizes.append(logits.numel())
+        return logits
+
+    monkeypatch.setattr(engine.decoder, "logits_after", recording)
+    again = Driver(engine, max_batch=9).run(make_jobs())
+    assert max(sizes) == most
+    assert [job.output for job in again] == [job.output for job in expected]
+    if lean:
+        assert [told(job) for job in again] == [told(job) for job in expected]
+    else:
+        check(again, tiny_model("llama"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("float32", "dtype"), ("bfloat16", "dtype"), ("float32", "int8"), ("bfloat16", "int8")]
+)
+def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Path) -> None:
+    """In any company, chunks, blocks and threads; preempted; and those of the same tokens when they were generated."""
+    folder = make_tiny_model(tmp_path, "llama", 201, with_tokenizer=False, max_position_embeddings=280)
+    settings = replace(SETTINGS, dtype=dtype, weights=weights)
+    engine = Engine.load(folder, settings)
+    other = Engine.load(folder, replace(settings, block_size=5, threads=3))
+    alone = [Driver(engine).run([job])[0] for job in make_jobs(201, 250)]
+    for seed in (1, 2):
+        for again in (
+            Driver(other, max_batch=9).run(make_jobs(201, 250)),
+            Driver(engine, random.Random(seed)).run(make_jobs(201, 250)),
+            _preempted(engine, random.Random(seed)),
+        ):
+            assert [job.logprobs for job in again] == [job.logprobs for job in alone]
+    written = Driver(engine).run([Job("w/0", [5, 6, 7], SamplingParams(60, seed=3, logprobs=3))])[0]
+    scored = Job("s/0", written.tokens, SamplingParams(1, logprobs=0, prompt_logprobs=3))
+    found = told(Driver(other, random.Random(0)).run([scored])[0])
+    assert found is not None
+    assert found.tokens[2:] == [one.token for one in written.logprobs]
+    top = list(zip(found.top_ids, found.top_logprobs, strict=True))
+    assert [top[i : i + 3] for i in range(6, len(top), 3)] == [one.top for one in written.logprobs]
+
+
+def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
+    """Released at any moment, in the middle of a prompt too, and sent again with what was drawn."""
+    jobs, driver = make_jobs(201, 250), Driver(engine, rng)
+    while any(not job.done for job in jobs):
+        driver.iterate([job for job in jobs if not job.done])
+        for job in jobs:
+            if job.sent and rng.random() < 0.2:
+                driver.release(job)
+    return jobs
+
+
+def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
+    """Its neighbour begins with its blocks; that changes nothing for the one that is scored."""
+    prompt = list(range(5, 17))
+    asking = SamplingParams(1, temperature=0.0, logprobs=0, prompt_logprobs=0)
+    alone = Driver(llama).run([Job("a/0", prompt, asking)])[0].logprobs[0]
+    llama.reset("e")
+    new = [NewRequest("a/0", prompt, 12, asking), NewRequest("b/0", prompt, 12, SamplingParams(1), 8)]
+    blocks = {"a/0": [0, 1, 2], "b/0": [0, 1, 3]}
+    result = llama.run(Iteration("e", 1, {"a/0": 12, "b/0": 4}, new, blocks))
+    assert result.logprobs == {"a/0": alone}
+    assert set(result.tokens) == {"a/0", "b/0"}
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("rng", [None, random.Random(2)])
+def test_a_prompt_whose_logits_are_not_finite_fails_alone(
+    tmp_path: Path, lean: bool, rng: random.Random | None
+) -> None:
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][40] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    asking = SamplingParams(2, temperature=0.0, logprobs=0, prompt_logprobs=1)
+    jobs = [Job("bad/0", [3, 4, 40, *range(5, 30)], asking), Job("good/0", list(range(5, 35)), asking)]
+    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
+    Driver(engine, rng).run(jobs)
+    assert "not finite" in (jobs[0].failed or "")
+    found = told(jobs[1])
+    assert found is not None
+    assert len(found.tokens) == 29
+
+
+def test_one_way_of_scoring_is_the_other() -> None:
+    """A device's whole-batch operations against a CPU's search, with logits that are not finite."""
+    torch.manual_seed(0)
+    logits = torch.randn(40, 300) * 3
+    logits[3, 7] = -torch.inf
+    logits[5] = torch.nan
+    logits[6, 2] = torch.inf
+    targets = torch.randint(0, 300, (40,)).int()
+    targets[3] = 7
+    one = scoring.on_a_cpu(logits, targets.numpy(), 4, PlainSearch())
+    other = scoring.on_a_device(logits, targets.numpy(), 4)
+    assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
+    sound = one.sound
+    assert one.own[3] == other.own[3] == -torch.inf
+    assert one.own[sound] == pytest.approx(other.own[sound], abs=1e-5)
+    assert one.values[sound] == pytest.approx(other.values[sound], abs=1e-5)
+    assert one.ranks[sound].tolist() == other.ranks[sound].tolist()
+    assert one.ids[sound].tolist() == other.ids[sound].tolist()
+
+
+def test_logprobs_of_a_first_token_are_otherwise_unchanged(llama: Engine) -> None:
+    asked = SamplingParams(3, temperature=0.0, logprobs=2)
+    plain = Driver(llama).run([Job("a/0", [5, 6, 7], asked)])[0]
+    both = Driver(llama).run([Job("a/0", [5, 6, 7], replace(asked, prompt_logprobs=0))])[0]
+    assert both.output == plain.output
+    assert [Logprobs(one.token, one.top) for one in both.logprobs] == plain.logprobs
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_under_the_scheduler(lean: bool, tiny_model: Callable[[str], Path]) -> None:
+    """In chunks under a budget, beside neighbours that share prefixes, preempted when blocks run out."""
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean, kv_blocks=21))
+    engine.reset("e")
+    knobs = Knobs(4, token_budget=9, admission="on_demand", prefix_caching=True)
+    scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs)
+    jobs = make_jobs()
+    start, plain = jobs[2].prompt, SamplingParams(4, temperature=0.0)
+    jobs += [Job(f"n{i}/0", start[: 9 * i], plain) for i in range(1, 5)]
+    long = replace(plain, max_new_tokens=30)
+    jobs += [Job("again/0", start, jobs[2].sampling), Job("l0/0", [7] * 4, long), Job("l1/0", [8] * 4, long)]
+    scheduler.add([Claim(job.id, -i, job.prompt, [], job.sampling) for i, job in enumerate(jobs)])
+    by_id, counted = {job.id: job for job in jobs}, Counter[str]()
+    while iteration := scheduler.select():
+        counted.update(new.id for new in iteration.new)
+        scheduler.update(engine.run(iteration))
+        counted.update(scheduler.take_counters())
+        for commit in scheduler.take_commits():
+            assert commit.end is None or commit.end.error is None
+            by_id[commit.id].output += commit.tokens
+            by_id[commit.id].logprobs += commit.logprobs or []
+    assert all(job.done for job in jobs)
+    check(jobs, tiny_model("llama"))
+    assert (counted["again/0"], counted["vllm:num_preemptions"]) == (2, 1)  # in the middle of its prompt
+    assert counted["vllm:prefix_cache_hits"] > 0
