@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields, Strict, contradiction, only, unsupported
+from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields
+from gateway.schemas.strict import Strict, contradiction, only, unsupported
 
 # The kinds of content parts that are text, and the field that holds it.
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}

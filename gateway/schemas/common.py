@@ -1,22 +1,13 @@
-"""The fields that completions and chat share, and how a field is refused."""
+"""The fields that all kinds of generation share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from gateway.schemas.strict import Strict, contradiction, nothing_asked, only
 from services.requests import SamplingParams
 
 MAX_STOPS = 16
@@ -28,41 +19,12 @@ MAX_BAD_WORD_BYTES = 256
 MAX_ALLOWED_TOKEN_IDS = 16_384
 NOT_IN_STREAMS = "'prompt_logprobs' are not available when 'stream' is true"
 LAST_CLASS = 8  # and -8 is the first
-NO_EFFORT = ("effort", "none")
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
 
 Count = Annotated[int, Field(ge=1)]
 Id = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
-
-
-def only(*neutral: Any) -> BeforeValidator:
-    """A field that could change tokens in a way not served here: null and its `neutral` values are taken, as null."""
-
-    def check(value: Any) -> None:
-        if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
-            raise unsupported("is not supported by this server; leave it out")
-
-    return BeforeValidator(check, Annotated[Any, WithJsonSchema({"enum": [None, *neutral]})])
-
-
-def nothing_asked(value: Any) -> None:
-    """Validates an object of options none of which is served here: null ones and an effort of "none" are taken."""
-    if isinstance(value, dict):
-        value = {name: option for name, option in value.items() if option is not None and (name, option) != NO_EFFORT}
-    if value:
-        raise unsupported("is not supported by this server; leave it out")
-
-
-def unsupported(text: str) -> PydanticCustomError:
-    """What a validator raises for a value that is right in OpenAI's API and not served here."""
-    return PydanticCustomError("unsupported", "{text}", {"text": text})
-
-
-def contradiction(param: str, text: str) -> PydanticCustomError:
-    """What a validator of the whole object raises: `param` is the field to name."""
-    return PydanticCustomError("contradiction", "{text}", {"text": text, "param": param})
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
@@ -110,44 +72,6 @@ def _kept(value: int) -> int:
     return value
 
 
-class Strict(BaseModel):
-    """An object of a request body.
-
-    Types are strict and unknown fields are errors, with two exceptions: an unknown field that is null is dropped, and
-    where an integer is meant a float without a fraction is one, because clients of other languages write `2.0`.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tolerate(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        integers = _integer_fields(cls)
-        return {
-            name: _integral(field) if name in integers else field
-            for name, field in value.items()
-            if field is not None or name in cls.model_fields
-        }
-
-
-@cache
-def _integer_fields(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(name for name, field in model.model_fields.items() if _names_int(field.annotation))
-
-
-def _names_int(annotation: Any) -> bool:
-    return annotation is int or any(map(_names_int, get_args(annotation)))
-
-
-def _integral(value: Any) -> Any:
-    """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
-    if isinstance(value, list):
-        return [_integral(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
-
-
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's; with `include_usage`
@@ -172,7 +96,9 @@ class GenerationFields(Strict, ABC):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias, dict[str, Bias] | None)] = {}
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias, dict[str, Bias] | None)] = Field(
+        default_factory=dict
+    )
     stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings, str | Stops | None)] = ()
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Id | None = None

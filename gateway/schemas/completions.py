@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id, contradiction, only
+from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id
+from gateway.schemas.strict import contradiction, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, Strict, nothing_asked, only, stop_strings, unsupported
+from gateway.schemas.common import Count, GenerationFields, stop_strings
+from gateway.schemas.strict import Strict, nothing_asked, only, unsupported
 
 TURN = "\n\n"  # between messages of one role in a row, which are one turn
 TIERS = {"auto": "auto", "standard_only": "default"}

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
-from gateway.schemas.common import Strict, contradiction, unsupported
+from gateway.schemas.strict import Strict, contradiction, unsupported
 
 # The field that holds the text of a part, by the part's type, and the fields that say nothing to a model.
 PART_TEXT = {

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
+from gateway.schemas.common import Count, GenerationFields, StreamOptions
 from gateway.schemas.response_items import InputItem
+from gateway.schemas.strict import Strict, contradiction, only, unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from gateway.schemas.chat import OPEN, Message
-from gateway.schemas.common import Id, Strict, contradiction, only
+from gateway.schemas.common import Id
+from gateway.schemas.strict import Strict, contradiction, only
 
 
 class TokenizeRequest(Strict):

@@ -1,0 +1,77 @@
+"""Objects of request bodies: strict types, what is tolerated all the same, and how a field is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+NO_EFFORT = ("effort", "none")
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """A field that could change tokens in a way not served here: null and its `neutral` values are taken, as null."""
+
+    def check(value: Any) -> None:
+        if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
+            raise unsupported("is not supported by this server; leave it out")
+
+    return BeforeValidator(check, Annotated[Any, WithJsonSchema({"enum": [None, *neutral]})])
+
+
+def nothing_asked(value: Any) -> None:
+    """Validates an object of options none of which is served here: null ones and an effort of "none" are taken."""
+    if isinstance(value, dict):
+        value = {name: option for name, option in value.items() if option is not None and (name, option) != NO_EFFORT}
+    if value:
+        raise unsupported("is not supported by this server; leave it out")
+
+
+def unsupported(text: str) -> PydanticCustomError:
+    """What a validator raises for a value that is right in OpenAI's API and not served here."""
+    return PydanticCustomError("unsupported", "{text}", {"text": text})
+
+
+def contradiction(param: str, text: str) -> PydanticCustomError:
+    """What a validator of the whole object raises: `param` is the field to name."""
+    return PydanticCustomError("contradiction", "{text}", {"text": text, "param": param})
+
+
+class Strict(BaseModel):
+    """An object of a request body.
+
+    Types are strict and unknown fields are errors, with two exceptions: an unknown field that is null is dropped, and
+    where an integer is meant a float without a fraction is one, because clients of other languages write `2.0`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tolerate(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        integers = _integer_fields(cls)
+        return {
+            name: _integral(field) if name in integers else field
+            for name, field in value.items()
+            if field is not None or name in cls.model_fields
+        }
+
+
+@cache
+def _integer_fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in model.model_fields.items() if _names_int(field.annotation))
+
+
+def _names_int(annotation: Any) -> bool:
+    return annotation is int or any(map(_names_int, get_args(annotation)))
+
+
+def _integral(value: Any) -> Any:
+    """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
