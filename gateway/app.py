@@ -10,7 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway import routes, side_routes, stream_routes
+from gateway.batches import routes as batches
+from gateway.batches.runner import BatchRunner
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
+from gateway.files import routes as files
 from gateway.gateway import Gateway
 from gateway.keys import Keys
 from gateway.middleware import Envelope
@@ -32,14 +35,19 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pool, model, settings)
+        runner = BatchRunner(gateway)
         await gateway.start()
+        runner.start()
         yield
+        await runner.stop()
         await gateway.stop()
 
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
     app.include_router(routes.router)
     app.include_router(stream_routes.router)
     app.include_router(responses.router)
+    app.include_router(files.router)
+    app.include_router(batches.router)
     app.include_router(side_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

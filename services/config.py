@@ -40,6 +40,9 @@ class Settings(BaseSettings):
         Field(description="the started server syncs its file each second, or always"),
     ] = "everysec"
     data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = user_data()
+    files_dir: Annotated[
+        str, Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir")
+    ] = ""
     cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = user_cache()
 
     engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
@@ -125,6 +128,12 @@ class Settings(BaseSettings):
         int,
         Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
     ] = -1
+    max_file_bytes: Annotated[int, Field(ge=1024, description="longest file")] = 200 << 20
+    max_tenant_bytes: Annotated[int, Field(ge=1024, description="bytes of all files of a tenant")] = 10 << 30
+    max_batch_lines: Annotated[int, Field(ge=1, description="lines of a batch")] = 50_000
+    lines_in_flight: Annotated[
+        int, Field(ge=1, description="lines of batches that a gateway has in the pool at once")
+    ] = 64
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest HTTP body")] = 8 << 20
     completion_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of completions")] = 16
     chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
@@ -145,6 +154,11 @@ class Settings(BaseSettings):
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
+
+    @property
+    def files_folder(self) -> Path:
+        """Where files and batches are."""
+        return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
 
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"

@@ -21,9 +21,9 @@ from gateway.responses.finding import find
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
+from gateway.responses.whole import whole
 from gateway.schemas.responses import ResponseRequest
 from gateway.streams import EventStream
-from services.requests import FinishReason
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
 
@@ -111,14 +111,7 @@ async def _as_it_stands(stored: StoredResponse) -> Response:
 
 async def _whole(stored: StoredResponse) -> Response:
     """Raises ApiError where there is no answer."""
-    await stored.read(None)
-    end = stored.transcript.end
-    assert end is not None
-    if end.reason is FinishReason.ERROR:
-        raise ApiError(Kind.FAILED, objects.failure(end))
-    if end.reason is FinishReason.CANCELLED:
-        raise ApiError(Kind.CANCELLED, "The request was cancelled.")
-    return _json(objects.response(stored.asked, stored.transcript))
+    return _json(await whole(stored))
 
 
 def _json(body: dict[str, object]) -> Response:
