@@ -28,6 +28,7 @@ from services.scheduling.entry import Entry
 from services.scheduling.flight import Flight
 from services.scheduling.judge import Rules
 from services.scheduling.knobs import Knobs
+from services.scheduling.line_budget import LineBudget
 from services.scheduling.lineup import Lineup
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
@@ -60,8 +61,9 @@ class Scheduler:
         self._rules = Rules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
         self._cost = CostModel()
-        self._budget = Budget(knobs, self._cost)
-        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
+        self._usual, self._for_lines = Budget(knobs, self._cost), LineBudget(knobs, self._cost)
+        self._budget = self._usual
+        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._usual, now)
         self._lineup = Lineup(self.blocks, knobs, order)
         self._entries: dict[str, Entry] = {}  # those in the lineup
         self._flights: deque[Flight] = deque()
@@ -168,9 +170,12 @@ class Scheduler:
         """The next iteration; None when nothing can run, or as many as may be are in flight (lines 4 to 9)."""
         if len(self._flights) >= self.knobs.depth:
             return None
-        flight = Flight(self._step + 1)
+        flight, closed = Flight(self._step + 1), self._closed()
+        if not closed:
+            self._lineup.hold_lines()
+        self._budget = self._for_lines if self._lineup.lines_alone else self._usual
         self._budget.begin()
-        suspect, closed = self._lineup.suspect(), self._closed()
+        suspect = self._lineup.suspect()
         if suspect and not closed and self._lineup.fits(suspect):
             self._alone(suspect, flight)
         else:
@@ -230,11 +235,13 @@ class Scheduler:
         for entry in self._lineup.waiting.copy():
             if self._lineup.full or len(flight.entries) >= self.knobs.max_batch_size or not self._budget.left():
                 return
+            if entry.line and self._lineup.lines_wait:
+                return  # so do all behind it
             if only_paused and not entry.capacity:
                 continue
             if entry.flights and not (self.knobs.lookahead and entry.capacity and entry.num_tokens < entry.last):
                 only_paused = True  # it is on its way back
-            elif self._lineup.fits(entry):
+            elif self._lineup.fits(entry) or self._lineup.take_from_lines(entry):
                 if self._lineup.enter(entry):
                     self._chunk(flight, entry)
             else:
@@ -281,7 +288,7 @@ class Scheduler:
     def gauges(self) -> dict[str, float]:
         """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
         and do not run; `token_budget`, the most an iteration can take, where it is limited."""
-        most = self._budget.most
+        most = self._usual.most
         paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
         limited = {"token_budget": float(most)} if most < inf else {}
         return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited

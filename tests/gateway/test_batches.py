@@ -281,5 +281,5 @@ def test_bounds_of_files(alice: openai.OpenAI, served: Stack) -> None:
     headers = {"Authorization": "Bearer key-of-alice"}
     for sent in ({"content": b"x"}, {"data": {"purpose": "batch"}}, {"files": {"file": b"x"}}):
         assert httpx.post(served.url + "/v1/files", headers=headers, **sent).status_code == 400  # type: ignore[arg-type]
-    left = [name for name in (Path(served.settings.files_dir)).rglob("*.tmp")]
+    left = list(Path(served.settings.files_dir).rglob("*.tmp"))
     assert left == []
