@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
 BATCH_CLASS = 9  # the class of a batch's lines: behind all that a request can ask for, whatever the order
 
 

@@ -14,8 +14,8 @@ TOKEN_BYTES = 4
 # One packed `Logprobs` with its list entry, and one (id, logprob) in it.
 LOGPROBS_BYTES = 16
 TOP_LOGPROB_BYTES = 15
-# Seconds (about 95 years) that lines of batches are ranked behind all others. A rank in microseconds stays below 2**53, up
-# to which the server's numbers are exact.
+# Seconds (about 95 years) that lines of batches are ranked behind all others. A rank in microseconds stays below 2**53,
+# up to which the server's numbers are exact.
 BEHIND = 3e9
 
 

@@ -275,6 +275,10 @@ class Scheduler:
     def has_commits(self) -> bool:
         return bool(self._outbox)
 
+    def gives_way(self) -> bool:
+        """Whether only lines of batches are here."""
+        return self._lineup.lines_alone
+
     def held(self) -> list[str]:
         """All it is in charge of, also what has ended but may have to be committed again."""
         return list(dict.fromkeys([*self._entries, *self._outbox.ids()]))
