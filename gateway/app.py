@@ -35,7 +35,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pool, model, settings)
-        runner = BatchRunner(gateway)
+        runner = app.state.batch_runner = BatchRunner(gateway)
         await gateway.start()
         runner.start()
         yield
