@@ -105,7 +105,7 @@ class EngineLoop:
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
-                    await self._line.wait_bell(self._death)
+                    await self._line.wait_bell(self._death, self._scheduler.rest())
                     continue
                 self._begin_exchange()
                 await self._wait()

@@ -77,6 +77,10 @@ class Scheduler(Protocol):
         """Whether all that runs gives way to whatever the next claim brings: lines of batches."""
         ...
 
+    def rest(self) -> float:
+        """Seconds after which `select` may give something though nothing has come in; infinite where it may not."""
+        ...
+
     def held(self) -> list[str]:
         """All it is in charge of, the requests of the last commits included."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from math import inf
 from operator import attrgetter
 
 from services.messages import Room
@@ -12,6 +13,8 @@ from services.scheduling.block_pool import BlockPool
 from services.scheduling.entry import Entry
 from services.scheduling.knobs import Knobs
 from services.scheduling.order import Order
+
+LULL = 0.5  # seconds without others, after which lines of batches run
 
 _rank = attrgetter("rank")
 
@@ -27,7 +30,8 @@ class Lineup:
         self.running: list[Entry] = []
         self.released: list[str] = []  # the engine is still to be told to forget these
         self.grown: list[Entry] = []  # and these have blocks it has not been told of
-        self.lines_wait = False  # lines of batches do not run: others are here
+        self.lines_wait = False  # lines of batches do not run: others are here, or have just been
+        self._others_at = -inf  # when others were here, at last
         self.pressed = False  # blocks ran out, and nobody has given any back by ending since
         self._preemptions = self._queries = self._hits = 0  # since they were last taken; the last two in tokens
         self._suspects: list[Entry] = []
@@ -80,16 +84,26 @@ class Lineup:
         first = [line[0] for line in (self.running, self.waiting) if line]
         return bool(first) and all(entry.line for entry in first)
 
-    def hold_lines(self) -> None:
-        """Let lines of batches wait while others are here: those that run pause, and keep their blocks."""
-        self.lines_wait = not self.lines_alone
+    def rest(self, now: float) -> float:
+        """Seconds until lines of batches, which are alone here, may run; infinite where none are."""
+        return max(0.0, self._others_at + LULL - now) if self.lines_alone else inf
+
+    def hold_lines(self, now: float) -> None:
+        """Let lines of batches wait while others are here, and a while longer, since others may follow and would wait
+        for what lines have begun: those that run pause, and keep their blocks."""
+        if len(self) and not self.lines_alone:
+            self._others_at = now
+        self.lines_wait = self.rest(now) > 0.0
         while self.lines_wait and self.running and self.running[-1].line:
             self._pause(self.running[-1])
             self.pressed = False
 
-    def take_from_lines(self, entry: Entry) -> bool:
-        """Let lines of batches, the latest first, give up the blocks that `entry` lacks. False, and nothing is done,
+    def fits_now(self, entry: Entry) -> bool:
+        """Whether it fits, once lines of batches have given up the blocks that it lacks, the latest first; they do not
         where it would not fit then either."""
+        return self.fits(entry) or self._take_from_lines(entry)
+
+    def _take_from_lines(self, entry: Entry) -> bool:
         lines = [other for other in self.waiting if other.line and other.capacity]
         if entry.line or not lines or not self._found(entry, self.blocks.held_by(other.id for other in lines)):
             return False

@@ -172,11 +172,11 @@ class Scheduler:
             return None
         flight, closed = Flight(self._step + 1), self._closed()
         if not closed:
-            self._lineup.hold_lines()
+            self._lineup.hold_lines(self._now())
         self._budget = self._for_lines if self._lineup.lines_alone else self._usual
         self._budget.begin()
         suspect = self._lineup.suspect()
-        if suspect and not closed and self._lineup.fits(suspect):
+        if suspect and not closed and self._lineup.fits_now(suspect):
             self._alone(suspect, flight)
         else:
             if not suspect and not closed:
@@ -185,12 +185,14 @@ class Scheduler:
             if not closed:
                 self._newcomers(flight, only_paused=suspect is not None)
         if not flight.entries:
-            assert self._flights or not self._entries, f"none of {list(self._entries)} can run"
+            assert self._flights or not self._entries or self._lineup.lines_alone, (
+                f"none of {list(self._entries)} can run"
+            )
             return None
         self._step = flight.step
         flight.tokens, flight.pairs = self._budget.tokens, self._budget.pairs
         self._flights.append(flight)
-        return self._message(flight)
+        return flight.message(self.epoch, self._lineup)
 
     def _closed(self) -> bool:
         """Whether nobody may join or pass those that run."""
@@ -241,7 +243,7 @@ class Scheduler:
                 continue
             if entry.flights and not (self.knobs.lookahead and entry.capacity and entry.num_tokens < entry.last):
                 only_paused = True  # it is on its way back
-            elif self._lineup.fits(entry) or self._lineup.take_from_lines(entry):
+            elif self._lineup.fits_now(entry):
                 if self._lineup.enter(entry):
                     self._chunk(flight, entry)
             else:
@@ -255,19 +257,6 @@ class Scheduler:
             if computed + count >= entry.next_full:
                 self._lineup.publish(entry)
 
-    def _message(self, flight: Flight) -> Iteration:
-        lineup = self._lineup
-        new, new_blocks = [], {}
-        for entry in flight.fresh:
-            new.append(entry.as_new(entry.num_computed_tokens - flight.scheduled[entry.id]))
-            new_blocks[entry.id] = lineup.tell(entry)
-        for entry in lineup.grown:
-            if entry.told >= 0:
-                new_blocks[entry.id] = lineup.tell(entry)
-        lineup.grown.clear()
-        released, lineup.released = lineup.released, []
-        return Iteration(self.epoch, flight.step, flight.scheduled, new, new_blocks, released)
-
     def take_commits(self) -> list[Commit]:
         """Tokens and ends since the last call, one commit a request, in the order it came about."""
         return self._outbox.take()
@@ -278,6 +267,10 @@ class Scheduler:
     def gives_way(self) -> bool:
         """Whether only lines of batches are here."""
         return self._lineup.lines_alone
+
+    def rest(self) -> float:
+        """Seconds until lines of batches may run, which wait for nothing else; infinite where none do."""
+        return self._lineup.rest(self._now())
 
     def held(self) -> list[str]:
         """All it is in charge of, also what has ended but may have to be committed again."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.messages import Claim, EngineFigures, Iteration
 from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.scheduling.lineup import LULL
 from tests.services.scheduling.engine_model import EOS, EngineModel, expected
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40
@@ -220,6 +221,7 @@ class World:
         for _ in range(20 * work + 10):
             if not self.open:
                 break
+            self.now += LULL  # lines of batches wait for nobody any more
             self.turn(Turn())
         while self.flights:
             self.land()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import count
+from math import inf
 
 import pytest
 
@@ -11,6 +14,7 @@ from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
 from services.scheduling.line_budget import TARGET
+from services.scheduling.lineup import LULL
 from tests.services.scheduling.scripted import Script, claim, scripted
 
 ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])
@@ -21,7 +25,8 @@ def line(number: int, prompt: int = 4, new: int = 20) -> Claim:
 
 
 def world(order: str = "fcfs", blocks: int = 100, batch: int = 4) -> Script:
-    return scripted(blocks=blocks, knobs=Knobs(batch, order=order))  # type: ignore[arg-type]
+    """With a second between two looks at the clock: longer than any lull."""
+    return scripted(blocks=blocks, knobs=Knobs(batch, order=order), now=partial(next, count(1.0)))  # type: ignore[arg-type]
 
 
 @ORDERS
@@ -92,6 +97,26 @@ def test_an_iteration_of_others_has_no_such_bound() -> None:
     s.scheduler.add([claim("a", 1, 900, 9)])
     s.step()
     assert s.batch == {"a": 900}
+
+
+def test_lines_wait_a_while_for_others_to_follow() -> None:
+    now = 1.0
+    s = scripted(knobs=Knobs(4), now=lambda: now)
+    s.scheduler.add([line(0)])
+    assert s.scheduler.rest() == 0.0
+    s.step()
+    s.scheduler.add([claim("a", 1, 4, 1)])
+    assert s.scheduler.rest() == inf
+    s.step()
+    assert s.batch == {"a": 4}
+    assert s.scheduler.rest() == pytest.approx(LULL)
+    now += LULL / 2
+    assert s.select() is None
+    assert s.scheduler.rest() == pytest.approx(LULL / 2)
+    now += LULL
+    assert s.scheduler.rest() == 0.0
+    s.step()
+    assert s.batch == {"line0": 1}
 
 
 def test_a_suspect_line_waits_like_others() -> None:
