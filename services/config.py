@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from services.errors import SettingsError
@@ -39,9 +39,13 @@ class Settings(BaseSettings):
         Literal["everysec", "strict"],
         Field(description="the started server syncs its file each second, or always"),
     ] = "everysec"
-    data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = user_data()
+    data_dir: Annotated[
+        Path, AfterValidator(Path.absolute), Field(description="where the started pool server keeps its file")
+    ] = user_data()
     files_dir: Annotated[
-        str, Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir")
+        str,
+        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # processes have folders of their own
+        Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir"),
     ] = ""
     cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = user_cache()
 

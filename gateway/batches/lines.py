@@ -13,6 +13,7 @@ import orjson
 
 ERRORS_MOST = 100  # that a failed batch names
 CUSTOM_ID_CHARS = 512
+LONGEST_LINE = 32 << 20  # bytes: one line is in memory as a whole
 READ_AT_ONCE = 4 << 20  # bytes
 
 
@@ -32,7 +33,11 @@ def check(path: Path, endpoint: str, max_lines: int) -> Checked:
     """Look at all of the file. Errors are OpenAI's: `code`, `message`, `param`, `line`, which counts from 1."""
     checked, ids, start = Checked(), set[str](), 0
     with path.open("rb") as file:
-        for count, line in enumerate(file, 1):
+        for count, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+            if len(line) > LONGEST_LINE:
+                text = f"This line is longer than the {LONGEST_LINE} bytes that are taken."
+                checked.errors.append({"code": "line_too_long", "message": text, "param": None, "line": count})
+                return checked
             if line.strip():
                 error = _error(line, endpoint, ids)
                 if error is None and len(checked) == max_lines:

@@ -65,6 +65,8 @@ class BatchRun:
 
     async def _answer_all(self, work: Work, renewed: Callable[[], Awaitable[bool]]) -> Status:
         """Until all is answered, or the batch is to end before."""
+        if (status := await self._off_loop(self._early_end)) is not None:
+            return status
         feeding, writing = asyncio.create_task(self._feed(work)), asyncio.create_task(self._write(work))
         try:
             while True:

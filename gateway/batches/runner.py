@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
@@ -51,6 +52,8 @@ class BatchRunner:
         if record is None:
             await asyncio.to_thread(self._gateway.batches.forget_stillborn, folder.id)
             return
+        if record.model != self._gateway.model.name and time.time() < record.expires_at:
+            return  # a server of its model may come back until then
         if await asyncio.to_thread(folder.final) is not None:  # its owner died before it could say so
             await asyncio.to_thread(self._tidy, folder)
             return

@@ -21,8 +21,21 @@ from load.server import OrcaServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FLAGS = ("--dtype", "float32", "--gateways", "2", "--durability", "strict", "--lease", "3", "--drain-timeout", "1")
-LINES, TOKENS = 60, 24
+FLAGS = (
+    "--dtype",
+    "float32",
+    "--gateways",
+    "2",
+    "--durability",
+    "strict",
+    "--lease",
+    "3",
+    "--drain-timeout",
+    "1",
+    "--lines-in-flight",  # lines end one after the other: there is a middle to hurt
+    "12",
+)
+LINES, TOKENS = 160, 32
 PATIENCE = 240.0  # seconds
 ENDED = ("completed", "failed", "expired", "cancelled")
 

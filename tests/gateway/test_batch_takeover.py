@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,17 @@ def _requests(stack: Stack) -> set[str]:
         assert time.monotonic() < end
         time.sleep(0.02)
     return found
+
+
+def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        gateways.first.call(stop_runner(gateways.first))
+        gateway = gateways.first.app.state.gateway
+        lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
+        gateway.model = replace(gateway.model, name="another")
+        batch = create(client, lines, completion_window="4s")
+        gateway.model = replace(gateway.model, name="tiny")
+        gateways.first.call(start_runner(gateways.first))
+        batch = ended(client, batch)
+        assert (batch.status, batch.output_file_id) == ("expired", None)
+        assert len(entries(client, batch.error_file_id)) == 1
