@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gateway.batches.answering import LineAnswerer
@@ -25,15 +25,8 @@ PORTION = 64  # lines that are read at once
 log = logging.getLogger(__name__)
 
 
-class LeaseLost(Exception):
-    """Somebody else owns the batch."""
-
-
 class BatchRun:
-    """Feeds the lines that have no answer yet, no more at once than `places` has, and ends the batch.
-
-    `renewed` says whether the batch is still owned here; it raises PoolUnavailable while nobody can say.
-    """
+    """Feeds the lines that have no answer yet, no more at once than `places` has, and ends the batch."""
 
     def __init__(
         self, gateway: Gateway, folder: BatchFolder, record: BatchRecord, epoch: str, places: asyncio.Semaphore
@@ -47,8 +40,8 @@ class BatchRun:
         self._answered: asyncio.Queue[tuple[Answered, asyncio.Future[None]]] = asyncio.Queue()
         self._disk = asyncio.Lock()
 
-    async def run(self, renewed: Callable[[], Awaitable[bool]]) -> None:
-        """To the batch's end. Raises LeaseLost; what was answered is on disk then, whoever goes on."""
+    async def run(self) -> None:
+        """To the batch's end. It may be cancelled at any moment: what was answered is on disk, whoever goes on."""
         settings = self._gateway.settings
         work = await asyncio.to_thread(
             Work, self._folder, self._record, self._gateway.files, self._epoch, settings.max_batch_lines
@@ -58,12 +51,12 @@ class BatchRun:
                 await self._off_loop(work.fail)
                 return
             await self._off_loop(work.save_progress)
-            status = await self._answer_all(work, renewed)
+            status = await self._answer_all(work)
             await self._off_loop(work.finish, status)
         finally:
             work.close()
 
-    async def _answer_all(self, work: Work, renewed: Callable[[], Awaitable[bool]]) -> Status:
+    async def _answer_all(self, work: Work) -> Status:
         """Until all is answered, or the batch is to end before."""
         if (status := await self._off_loop(self._early_end)) is not None:
             return status
@@ -75,9 +68,7 @@ class BatchRun:
                     writing.result()
                 if feeding.done():
                     feeding.result()
-                    return "completed"
-                if not await renewed():
-                    raise LeaseLost
+                    return "cancelled" if await self._off_loop(self._folder.cancelled_at) is not None else "completed"
                 await self._off_loop(work.save_progress)
                 if (status := await self._off_loop(self._early_end)) is not None:
                     feeding.cancel()
@@ -110,7 +101,7 @@ class BatchRun:
         self._answered.put_nowait((answered, written))
         await written
         request = self._requests.pop(number, None)
-        if request is not None:
+        if request is not None and self._record.endpoint != "/v1/responses":  # those can be retrieved, as any response
             with contextlib.suppress(PoolUnavailable):  # it is forgotten some time after its end anyway
                 await self._gateway.pool.delete(request)
 

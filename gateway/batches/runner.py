@@ -10,7 +10,7 @@ import time
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
-from gateway.batches.run import BatchRun, LeaseLost
+from gateway.batches.run import BatchRun
 from gateway.gateway import Gateway, forever
 from services.errors import PoolUnavailable
 
@@ -65,11 +65,15 @@ class BatchRunner:
                 task.add_done_callback(lambda _: self._runs.pop(folder.id))
 
     async def _run(self, folder: BatchFolder, record: BatchRecord, hold: _Hold) -> None:
+        run = asyncio.create_task(BatchRun(self._gateway, folder, record, hold.segment, self._places).run())
+        keeping = asyncio.create_task(hold.keep())
         try:
-            await BatchRun(self._gateway, folder, record, hold.segment, self._places).run(hold.renew)
-            await asyncio.to_thread(self._tidy, folder)
-        except LeaseLost:
-            log.warning("batch %s is another gateway's by now", folder.id)
+            await asyncio.wait({run, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if run.done():
+                run.result()
+                await asyncio.to_thread(self._tidy, folder)
+            else:
+                log.warning("batch %s is another gateway's by now", folder.id)
         except FileNotFoundError:
             if await asyncio.to_thread(folder.final) is None:
                 log.exception("batch %s cannot be run: a part of it is gone", folder.id)
@@ -78,6 +82,9 @@ class BatchRunner:
             log.exception("batch %s failed here; it is tried again", folder.id)
             await asyncio.sleep(LEASE)
         finally:
+            for task in (run, keeping):
+                task.cancel()
+            await asyncio.gather(run, keeping, return_exceptions=True)
             with contextlib.suppress(PoolUnavailable):
                 await hold.give_up()
 
@@ -99,6 +106,13 @@ class _Hold:
     def segment(self) -> str:
         """What this owner's segment is named by: the epoch, and what no other owner has, whatever the pool lost."""
         return f"{self._epoch}-{self._holder}"
+
+    async def keep(self) -> None:
+        """Renew it each `PERIOD`; returns when it is another's."""
+        while True:
+            if not await self.renew():
+                return
+            await asyncio.sleep(PERIOD)
 
     async def renew(self) -> bool:
         """Whether the batch is ours. While the pool is away nobody else can take it; at first that raises

@@ -30,7 +30,7 @@ async def listed(request: Request) -> dict[str, Any]:
     if order not in ORDERS:
         raise ApiError(Kind.INVALID, f"Invalid 'order': must be 'asc' or 'desc' (got '{order[:50]}').", "order")
     limit, newest_first = limit_of(request, MOST, MOST), ORDERS[order]
-    files = await asyncio.to_thread(of(request).files.list, request.state.tenant, purpose, newest_first)
+    files = await asyncio.to_thread(of(request).files.all, request.state.tenant, purpose, newest_first)
     first = after_of(request, [file.id for file in files], newest_first)
     return page([file.body() for file in files[first : first + limit]], len(files) > first + limit)
 

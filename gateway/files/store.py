@@ -103,7 +103,7 @@ class FileStore:
         """Where the content of a file is, which exists."""
         return self.folder(tenant) / f"{id}.data"
 
-    def list(self, tenant: str, purpose: str | None, newest_first: bool) -> Sequence[StoredFile]:
+    def all(self, tenant: str, purpose: str | None, newest_first: bool) -> Sequence[StoredFile]:
         files, now = self._all(self.folder(tenant)), time.time()
         living = [f for f in files if f.expires_at is None or f.expires_at > now]
         chosen = [f for f in living if purpose in (None, f.purpose)]

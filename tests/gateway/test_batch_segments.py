@@ -68,7 +68,7 @@ class Site:
         """The custom ids of the output file and of the error file of the batch, which has ended."""
         final = self.folder.final()
         assert final is not None
-        files = self.store.list("t", "batch_output", newest_first=False)
+        files = self.store.all("t", "batch_output", newest_first=False)
         assert {file.id for file in files} == {id for id in (final.output_file_id, final.error_file_id) if id}
         return self._ids(final.output_file_id), self._ids(final.error_file_id)
 
@@ -194,7 +194,7 @@ def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) 
     old = add(500, expires_at=2)
     with pytest.raises(ApiError, match="no file"):
         store.get("t", old)
-    assert store.list("t", None, newest_first=True) == []
+    assert store.all("t", None, newest_first=True) == []
     kept = add(600, None)
     with pytest.raises(ApiError, match=r"500 more.*1000"):
         store.check_room("t", 500)
