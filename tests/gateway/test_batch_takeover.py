@@ -12,8 +12,8 @@ from typing import Any
 
 import openai
 import pytest
+from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
 from stack import Stack
-from test_batches import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
 
 from services.config import Settings
 from services.pool.pool import RequestPool

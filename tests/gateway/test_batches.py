@@ -1,111 +1,15 @@
-"""Files and batches with the official client: lines in, the answers that the same requests have over HTTP out."""
+"""Batches with the official client: lines in, the answers that the same requests have over HTTP out."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import openapi
 import pytest
-from openai.types import Batch
+from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, jsonl, line, slow, until
 from stack import Stack
-
-from services.config import Settings
-
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-@pytest.fixture(scope="module")
-def served(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = Settings(
-        files_dir=str(tmp_path_factory.mktemp("files")),
-        api_keys={"key-of-alice": "alice", "key-of-bob": "bob"},
-        max_file_bytes=300_000,
-        max_batch_lines=500,
-        max_body_bytes=100_000,
-        lines_in_flight=16,
-    )
-    with Stack(redis_url, "batches", tiny_folder, settings) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def alice(served: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.url + "/v1", api_key="key-of-alice", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def bob(served: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.url + "/v1", api_key="key-of-bob", max_retries=0) as client:
-        yield client
-
-
-def line(id: str, body: dict[str, Any], url: str = COMPLETIONS) -> dict[str, Any]:
-    return {"custom_id": id, "method": "POST", "url": url, "body": body}
-
-
-def jsonl(lines: list[Any]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-
-
-def create(client: openai.OpenAI, content: bytes, endpoint: Any = COMPLETIONS, **more: Any) -> Batch:
-    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
-    fields = {"completion_window": "24h"} | more
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)  # type: ignore[arg-type]
-
-
-def until(client: openai.OpenAI, id: str, condition: Callable[[Batch], bool]) -> Batch:
-    end = time.monotonic() + 60
-    while not condition(batch := client.batches.retrieve(id)):
-        assert time.monotonic() < end, batch
-        time.sleep(0.05)
-    return batch
-
-
-def ended(client: openai.OpenAI, batch: Batch) -> Batch:
-    return until(client, batch.id, lambda batch: batch.status in ENDED)
-
-
-def entries(client: openai.OpenAI, id: str | None) -> list[dict[str, Any]]:
-    assert id is not None
-    return [json.loads(each) for each in client.files.content(id).text.splitlines()]
-
-
-def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> None:
-    content = bytes(range(256)) * 1000
-    file = alice.files.create(
-        file=("some name.jsonl", content), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
-    )
-    assert (file.bytes, file.filename, file.purpose, file.status) == (
-        len(content),
-        "some name.jsonl",
-        "batch",
-        "processed",
-    )
-    assert file.expires_at == file.created_at + 3600
-    assert alice.files.retrieve(file.id) == file
-    assert alice.files.content(file.id).content == content
-    raw = httpx.get(f"{served.url}/v1/files/{file.id}", headers={"Authorization": "Bearer key-of-alice"}).json()
-    openapi.check("OpenAIFile", raw)
-    assert alice.files.delete(file.id).deleted
-    with pytest.raises(openai.NotFoundError):
-        alice.files.retrieve(file.id)
-
-
-def test_files_are_listed_in_pages(bob: openai.OpenAI) -> None:
-    made = [bob.files.create(file=(f"{i}.jsonl", b"x"), purpose="batch").id for i in range(5)]
-    assert [file.id for file in bob.files.list(limit=2)] == made[::-1]
-    assert [file.id for file in bob.files.list(order="asc", limit=2)] == made
-    assert [file.id for file in bob.files.list(purpose="batch_output")] == []
-    bob.files.delete(made[2])
-    assert [file.id for file in bob.files.list(after=made[2])] == made[1::-1]
 
 
 def test_a_tenant_sees_its_own_alone(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
@@ -220,10 +124,6 @@ def test_all_lines_of_a_large_batch_are_answered_once(alice: openai.OpenAI) -> N
     assert (batch.error_file_id, batch.request_counts and batch.request_counts.completed) == (None, 500)
 
 
-def slow(count: int) -> bytes:
-    return jsonl([line(f"line {i}", {"prompt": f"SLOW{i}", "max_tokens": 5}) for i in range(count)])
-
-
 def test_a_cancelled_batch_keeps_what_was_done(alice: openai.OpenAI, served: Stack) -> None:
     batch = create(alice, slow(200))
     until(alice, batch.id, lambda b: b.request_counts is not None and b.request_counts.completed > 0)
@@ -270,16 +170,3 @@ def test_a_wrong_field_is_named(alice: openai.OpenAI, fields: dict[str, Any], na
     with pytest.raises(openai.BadRequestError) as error:
         create(alice, b"x", **fields)
     assert (error.value.param or "").startswith(named)
-
-
-def test_bounds_of_files(alice: openai.OpenAI, served: Stack) -> None:
-    with pytest.raises(openai.APIStatusError, match="300000") as error:
-        alice.files.create(file=("a", b"x" * 300_001), purpose="batch")
-    assert error.value.status_code == 413
-    with pytest.raises(openai.BadRequestError, match="purpose"):
-        alice.files.create(file=("a", b"x"), purpose="vision")
-    headers = {"Authorization": "Bearer key-of-alice"}
-    for sent in ({"content": b"x"}, {"data": {"purpose": "batch"}}, {"files": {"file": b"x"}}):
-        assert httpx.post(served.url + "/v1/files", headers=headers, **sent).status_code == 400  # type: ignore[arg-type]
-    left = list(Path(served.settings.files_dir).rglob("*.tmp"))
-    assert left == []
