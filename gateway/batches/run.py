@@ -112,7 +112,8 @@ class BatchRun:
             while not self._answered.empty():
                 items.append(self._answered.get_nowait())
             await self._off_loop(work.append, [answered for answered, _ in items])
-            for _, written in items:
+            for answered, written in items:
+                self._gateway.counters.inc("orca:batch_lines", file="output" if answered.ok else "error")
                 if not written.done():
                     written.set_result(None)
 

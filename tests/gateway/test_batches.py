@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import openai
 import openapi
 import pytest
 from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, jsonl, line, slow, until
+from clients import wait_until
 from stack import Stack
 
 
@@ -170,3 +172,14 @@ def test_a_wrong_field_is_named(alice: openai.OpenAI, fields: dict[str, Any], na
     with pytest.raises(openai.BadRequestError) as error:
         create(alice, b"x", **fields)
     assert (error.value.param or "").startswith(named)
+
+
+def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
+    def counted() -> list[float]:
+        text = httpx.get(served.url + "/metrics").text
+        found = [re.search(rf'orca:batch_lines_total{{.*file="{f}".*}} (.*)', text) for f in ("output", "error")]
+        return [float(match[1]) if match else 0.0 for match in found]
+
+    before = counted()
+    ended(alice, create(alice, jsonl([line("a", {"prompt": "x"}), line("b", {"prompt": "x"}), line("c", {})])))
+    wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])
