@@ -94,6 +94,8 @@ class LineAnswerer:
         except ApiError as error:
             if error.kind in BROKEN:
                 await gateway.pool.delete(request)
+            if error.kind is Kind.REQUEST_NOT_FOUND:
+                raise PoolUnavailable(f"the pool lost {request} between two calls") from error
             raise
 
     async def _ticket(self, body: dict[str, Any], caller: Caller) -> Ticket:

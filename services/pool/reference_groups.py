@@ -32,6 +32,7 @@ class Groups:
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
+        self._holds: dict[str, tuple[str, str, float]] = {}  # name -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None
         self._outbox: defaultdict[str, list[TokenEvent]] = defaultdict(list)

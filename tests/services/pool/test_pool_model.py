@@ -137,6 +137,13 @@ class PoolMachine(PoolPair):
     def read_events(self, gateway):
         self.same_events(gateway)
 
+    @rule(name=st.sampled_from("ab"), holder=gateways, give_up=st.booleans())
+    def hold(self, name, holder, give_up):
+        real, reference = self.each("hold", name, holder, UNIT)
+        assert (real is None) == (reference is None)
+        if give_up:
+            self.both("unhold", name, holder)
+
     # --- schedulers ---
 
     @rule(seat=seats)
