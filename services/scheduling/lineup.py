@@ -89,8 +89,8 @@ class Lineup:
         return max(0.0, self._others_at + LULL - now) if self.lines_alone else inf
 
     def hold_lines(self, now: float) -> None:
-        """Let lines of batches wait while others are here, and a while longer, since others may follow and would wait
-        for what lines have begun: those that run pause, and keep their blocks."""
+        """Let lines of batches wait while other requests are here, and `LULL` seconds longer, because a request that
+        follows would wait for the iteration of lines under way. Lines that run pause and keep their blocks."""
         if len(self) and not self.lines_alone:
             self._others_at = now
         self.lines_wait = self.rest(now) > 0.0
