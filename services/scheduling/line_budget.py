@@ -13,8 +13,8 @@ LEAST_SHARE = 2.0  # times the cost of one decode alone, where that is more
 
 
 class LineBudget(Budget):
-    """A request that arrives while such an iteration runs waits for its end. So it takes about `TARGET` seconds at most:
-    prompts are computed in chunks, and only as many lines decode as fit, at least one."""
+    """A request that arrives while such an iteration runs waits for its end. So it takes about `TARGET` seconds at
+    most: prompts are computed in chunks, and only as many lines decode as fit, at least one."""
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
         self._asked = knobs.tbt_target
