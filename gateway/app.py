@@ -11,7 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from gateway import docs_routes, routes, side_routes, stream_routes
+from gateway.batches import routes as batches
+from gateway.batches.runner import BatchRunner
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
+from gateway.files import routes as files
 from gateway.gateway import Gateway
 from gateway.keys import Keys
 from gateway.messages import routes as messages
@@ -35,8 +38,11 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = Gateway(pool, model, settings)
+        runner = app.state.batch_runner = BatchRunner(gateway)
         await gateway.start()
+        runner.start()
         yield
+        await runner.stop()
         await gateway.stop()
 
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
@@ -44,6 +50,8 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(stream_routes.router)
     app.include_router(responses.router)
     app.include_router(messages.router)
+    app.include_router(files.router)
+    app.include_router(batches.router)
     app.include_router(side_routes.router)
     app.include_router(docs_routes.router)
     app.add_exception_handler(ApiError, _api_error)

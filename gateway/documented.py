@@ -20,7 +20,7 @@ from gateway.schemas.answers import ErrorResponse
 
 COMPONENTS = "#/components/schemas/"
 DOCUMENTED = "x-documented"  # marks an operation until the document is made
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 
 # errors of routes that ask the pool, and of those that submit a request to it
 POOL_ERRORS = (Kind.POOL_UNAVAILABLE, Kind.STOPPING, Kind.INTERNAL)
@@ -73,6 +73,7 @@ def documented(
     gives: Any = None,
     streams: Any = None,
     text: bool = False,
+    binary: bool = False,
     parameters: Sequence[dict[str, Any]] = (),
     errors: Sequence[Kind] = (),
     empty: Mapping[int, str] = MappingProxyType({}),
@@ -81,8 +82,9 @@ def documented(
     """The keyword arguments of a FastAPI route that describe it; they change nothing about what it does.
 
     `takes` is the type of the request's body, `gives` that of the answer's, `streams` that of each event's data where
-    the answer may be a stream. `text`: the answer is plain text. Without any of these the answer's body is empty.
-    `errors` are answered with an error object, `empty` statuses without a body. `takes_type`: the body's content type.
+    the answer may be a stream. `text`: the answer is plain text; `binary`: bytes of any kind. Without any of these the
+    answer's body is empty. `errors` are answered with an error object, `empty` statuses without a body. `takes_type`:
+    the body's content type.
     """
     content: dict[str, Any] = {}
     if gives is not None:
@@ -91,6 +93,8 @@ def documented(
         content[EVENTS] = {"schema": _schema(streams, "serialization")}
     if text:
         content[TEXT] = {"schema": {"type": "string"}}
+    if binary:
+        content[BYTES] = {"schema": {"type": "string", "format": "binary"}}
     extra: dict[str, Any] = {"responses": {"200": {"content": content}}, "parameters": list(parameters)}
     if streams is not None:
         name = {"description": "the name of the request, for `/v1/streams`", "schema": {"type": "string"}}

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import HTTPConnection
 
+from gateway.batches.folder import BatchFolders
 from gateway.door import Door
 from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.files.store import FileStore
 from gateway.generations import Generations
 from gateway.heartbeat import Heartbeat
 from gateway.leaving import Leaving
@@ -45,6 +47,8 @@ class Gateway:
         self.put_back = PutBack(pool, self.reader, self.leaving)
         self.generations = Generations(pool, self.reader, self.leaving, self.counters)
         self.door = Door(self.id, model, settings)
+        self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
+        self.batches = BatchFolders(settings.files_folder)
 
     def overview(self) -> Overview:
         """The pool as of the last second, at no cost to it. Raises PoolUnavailable while it is away."""
@@ -80,7 +84,7 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(_forever(self.heartbeat.run), _forever(self.reader.run), _forever(self.put_back.run))
+        await asyncio.gather(forever(self.heartbeat.run), forever(self.reader.run), forever(self.put_back.run))
 
     async def _connect(self) -> None:
         while True:
@@ -93,7 +97,7 @@ class Gateway:
             await asyncio.sleep(RECONNECT)
 
 
-async def _forever(part: Callable[[], Awaitable[None]]) -> None:
+async def forever(part: Callable[[], Awaitable[None]]) -> None:
     """A fault in a part is logged and the part begins anew: a gateway that no longer reads would be deaf."""
     while True:
         try:

@@ -32,15 +32,16 @@ class Generations:
         self._leaving = leaving
         self._counters = counters
 
-    async def open(self, ticket: Ticket, receive: Receive | None, received: float) -> Generation:
-        """Submit, and follow what becomes of it. The request was `received` at that time of the loop's clock.
+    async def open(self, ticket: Ticket, receive: Receive | None, received: float | None) -> Generation:
+        """Submit, and follow what becomes of it. The request was `received` at that time of the loop's clock; None:
+        nobody waits for it, its times are not measured.
 
         Where the idempotency key is known, the request that came earlier under it is followed from its first token.
         Raises ApiError when the pool is full or the idempotency key belongs to another request, PoolUnavailable.
         """
         submission = ticket.submission
         request, plan = submission.request, ticket.plan
-        timing: Timing | None = Timing(self._counters, received, submission.sequences)
+        timing = None if received is None else Timing(self._counters, received, submission.sequences)
         inbox = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
             await self._leaving.settled(request)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services import settings_environment, settings_file
@@ -66,7 +66,14 @@ class Settings(BaseSettings):
         Literal["everysec", "strict"],
         Field(description="the started server syncs its file each second, or always"),
     ] = "everysec"
-    data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = user_data()
+    data_dir: Annotated[
+        Path, AfterValidator(Path.absolute), Field(description="where the started pool server keeps its file")
+    ] = user_data()
+    files_dir: Annotated[
+        str,
+        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # processes have folders of their own
+        Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir"),
+    ] = ""
     cache_dir: Annotated[
         Path, Section.ENGINE, Field(description="where converted models and compiled kernels are kept")
     ] = user_cache()
@@ -189,6 +196,12 @@ class Settings(BaseSettings):
         Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
     ] = -1
     max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="longest HTTP body")] = 8 << 20
+    max_file_bytes: Annotated[int, Field(ge=1024, description="longest file")] = 200 << 20
+    max_tenant_bytes: Annotated[int, Field(ge=1024, description="bytes of all files of a tenant")] = 10 << 30
+    max_batch_lines: Annotated[int, Field(ge=1, description="lines of a batch")] = 50_000
+    lines_in_flight: Annotated[
+        int, Field(ge=1, description="lines of batches that a gateway has in the pool at once")
+    ] = 64
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
         Section.API,
@@ -220,6 +233,11 @@ class Settings(BaseSettings):
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
+
+    @property
+    def files_folder(self) -> Path:
+        """Where files and batches are."""
+        return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
 
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"

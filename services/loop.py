@@ -22,6 +22,8 @@ from services.pool_line import PoolLine, forget
 from services.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.telemetry import Counters
 
+LOOK = 0.02  # seconds between looks into the pool while all that runs gives way to what comes
+
 log = logging.getLogger(__name__)
 
 
@@ -108,7 +110,7 @@ class EngineLoop:
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
-                    await self._line.wait_bell(self._death)
+                    await self._line.wait_bell(self._death, self._scheduler.rest())
                     continue
                 self._begin_exchange()
                 await self._wait()
@@ -190,7 +192,7 @@ class EngineLoop:
             return self._line.due()
         if not self._flights or self._line.in_doubt or self._scheduler.has_commits():
             return -inf
-        return self._line.began + self._renewal
+        return self._line.began + (LOOK if self._scheduler.gives_way() else self._renewal)
 
     def _next_exchange(self) -> Exchange:
         commits = self._scheduler.take_commits()

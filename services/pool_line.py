@@ -79,9 +79,10 @@ class PoolLine:
             self.in_doubt = True
         return exchange, reply
 
-    async def wait_bell(self, other: asyncio.Future[Any]) -> None:
-        """Until the pool rings, the lease wants renewing, `other` is done, or `wake`."""
-        bell = self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, self._renewal))
+    async def wait_bell(self, other: asyncio.Future[Any], within: float = inf) -> None:
+        """Until the pool rings, the lease wants renewing, `other` is done, `within` seconds are over, or `wake`."""
+        timeout = min(self._renewal, within)
+        bell = self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, timeout))
         try:
             await self._clock.wait_any([bell, other], 2 * self._renewal)  # a dead connection must not cost the lease
         finally:

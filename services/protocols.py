@@ -73,6 +73,14 @@ class Scheduler(Protocol):
         """Whether `take_commits` has something to give."""
         ...
 
+    def gives_way(self) -> bool:
+        """Whether all that runs gives way to whatever the next claim brings: lines of batches."""
+        ...
+
+    def rest(self) -> float:
+        """Seconds after which `select` may give something though nothing has come in; infinite where it may not."""
+        ...
+
     def held(self) -> list[str]:
         """All it is in charge of, the requests of the last commits included."""
         ...

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+BATCH_CLASS = 9  # the class of a batch's lines: behind all that a request can ask for, whatever the order
+
 
 class FinishReason(StrEnum):
     """Why a request ended. `STOP` and `LENGTH` are OpenAI's words."""

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.caller import Caller
-from gateway.choice import failure
 from gateway.documented import (
     BODY_ERRORS,
     COMING_BACK,
@@ -32,6 +31,7 @@ from gateway.responses.items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
+from gateway.responses.whole import whole
 from gateway.schemas.response_answers import (
     InputItemList,
     InputTokens,
@@ -186,13 +186,7 @@ async def _as_it_stands(stored: StoredResponse) -> Response:
 
 async def _whole(stored: StoredResponse) -> Response:
     """Raises ApiError where there is no answer."""
-    await stored.read(None)
-    end = stored.transcript.end
-    assert end is not None
-    error = failure(end)
-    if error is not None:
-        raise error
-    return _json(objects.response(stored.asked, stored.transcript))
+    return _json(await whole(stored))
 
 
 def _json(body: dict[str, object]) -> Response:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.messages import NewSequence
+from services.requests import BATCH_CLASS
 
 # What the server needs for a sequence besides its tokens, about: keys, hash fields, place in the queues.
 OVERHEAD_BYTES = 1024
@@ -17,6 +18,9 @@ TOP_LOGPROB_BYTES = 15
 ID_BYTES = 5
 # One prompt token's log probability and rank.
 PROMPT_LOGPROB_BYTES = 14
+# Seconds (about 95 years) that lines of batches are ranked behind all others. A rank in microseconds stays below 2**53,
+# up to which the server's numbers are exact.
+BEHIND = 3e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Limits:
 
     `order` ranks those that wait, once, at submit. `fcfs`: by arrival. `priority`: by a virtual due time, arrival +
     class x `ageing` seconds + TTFT target, which is `ttft_target` seconds where a request has none. So within a class
-    the least slack goes first, and what has waited `ageing` longer goes before the next earlier class.
+    the least slack goes first, and what has waited `ageing` longer goes before the next earlier class. Lines of batches
+    (`BATCH_CLASS`) are ranked behind all others in either order, and among each other by arrival.
     """
 
     max_waiting: int = 10_000
@@ -38,6 +43,11 @@ class Limits:
     order: Literal["fcfs", "priority"] = "fcfs"
     ageing: float = 60.0
     ttft_target: float = 10.0
+
+
+def behind(priority: int) -> float:
+    """Seconds that a request of this class is ranked behind its place."""
+    return BEHIND if priority >= BATCH_CLASS else 0.0
 
 
 def sequence_bytes(sequence: NewSequence) -> int:

@@ -24,7 +24,7 @@ from services.messages import (
 from services.overview import Overview
 from services.pool import packing
 from services.pool.connection import Connection
-from services.pool.limits import Limits
+from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -58,7 +58,7 @@ class RequestPool:
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
         `output` counts as committed; it waits to be judged even if that is all it may have.
         """
-        key, ranked = submission.idempotency_key, self.limits.order == "priority"
+        key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
         reply = await self._server.run(
             "submit",
             self._prefix,
@@ -78,6 +78,7 @@ class RequestPool:
             micros(submission.ttft or (self.limits.ttft_target if ranked else 0)),
             micros(self.limits.ageing) if ranked else "",
             micros(submission.waited),
+            micros(behind(submission.priority)),
         )
         return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
 
@@ -145,6 +146,19 @@ class RequestPool:
     async def unregister(self, gateway: str) -> None:
         """Forget a gateway that goes away."""
         await self._server.run("unregister", self._prefix, _gateway(gateway))
+
+    async def hold(self, name: str, holder: str, seconds: float) -> str | None:
+        """Take `name`, or renew it, for so many seconds; None while another holder has it.
+
+        What comes back is the epoch of this taking: digits, as a number later than of all takings before, also of those
+        that the server lost. A renewal gives the epoch again; another one means that the name was free in between.
+        """
+        reply = await self._server.run("hold", self._prefix, name, holder, round(seconds * 1000))
+        return reply.decode() or None
+
+    async def unhold(self, name: str, holder: str) -> None:
+        """Let others have `name`, if this holder has it."""
+        await self._server.run("unhold", self._prefix, name, holder)
 
     # --- schedulers ---
 

@@ -154,6 +154,22 @@ class ReferencePool(Rules):
         self._begin()
         self._forget(gateway)
 
+    async def hold(self, name: str, holder: str, seconds: float) -> str | None:
+        now = self._clock.now()
+        other, epoch, until = self._holds.get(name, ("", "", 0.0))
+        if until <= now:
+            self._begin()
+            self._epochs += 1
+            epoch = str(self._epochs)
+        elif other != holder:
+            return None
+        self._holds[name] = holder, epoch, now + seconds
+        return epoch
+
+    async def unhold(self, name: str, holder: str) -> None:
+        if self._holds.get(name, ("",))[0] == holder:
+            del self._holds[name]
+
     # --- schedulers ---
 
     async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
-from services.pool.limits import Limits
+from services.pool.limits import Limits, behind
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
 from services.pool.scripts import CANCELLED
 
@@ -32,6 +32,7 @@ class Groups:
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
+        self._holds: dict[str, tuple[str, str, float]] = {}  # name -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None
         self._outbox: defaultdict[str, list[TokenEvent]] = defaultdict(list)
@@ -82,20 +83,21 @@ class Groups:
 
     def _new_group(self, submission: Submission, key: tuple[str, str] | None, bytes: int) -> Group:
         s, ttft = submission, submission.ttft
-        if self.limits.order == "priority":
+        if self.limits.order == "priority" and not behind(s.priority):
             ttft = ttft or self.limits.ttft_target
         arrival = self._now - s.waited
         return Group(s.request, s.tenant, s.body, key, bytes, s.resumable, s.background, s.priority, ttft, arrival)
 
     def _first_rank(self, submission: Submission, group: Group) -> int:
         """The rank, in microseconds, of the group's first sequence; the others follow one apart."""
-        if self.limits.order == "priority":
+        later = behind(submission.priority)
+        if self.limits.order == "priority" and not later:
             return round((group.arrival + group.priority * self.limits.ageing + group.ttft) * 1e6)
         if submission.waited:
-            return round(group.arrival * 1e6)
+            return round((group.arrival + later) * 1e6)
         first = max(round(self._now * 1e6), self._rank + 1)
         self._rank = first + len(submission.sequences) - 1
-        return first
+        return first + round(later * 1e6)
 
     # --- sequences ---
 

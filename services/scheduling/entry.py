@@ -8,6 +8,7 @@ from itertools import chain
 from math import inf
 
 from services.messages import Claim, Commit, End, IterationResult, Logprobs, NewRequest
+from services.requests import BATCH_CLASS
 from services.scheduling.judge import Judge, Rules
 from services.scheduling.prefix import PrefixKeys
 
@@ -35,6 +36,7 @@ class Entry:
         "judge",
         "keys",
         "last",
+        "line",
         "next_full",
         "num_computed_tokens",
         "num_tokens",
@@ -50,6 +52,7 @@ class Entry:
     def __init__(self, claim: Claim, rules: Rules, keys: PrefixKeys, now: float) -> None:
         self._claim = claim
         self.id, self.rank, self.priority = claim.id, claim.rank, claim.priority
+        self.line = claim.priority >= BATCH_CLASS  # of a batch: it runs where nobody else wants to
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.judge = Judge(rules, claim.sampling, len(claim.prompt))
         self.last = len(claim.prompt) + self.judge.last  # tokens at which it ends by length

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.messages import Iteration
 from services.scheduling.entry import Entry
+from services.scheduling.lineup import Lineup
 
 
 @dataclass(slots=True)
@@ -44,3 +46,16 @@ class Flight:
             entry.num_tokens = tokens = computed + 1
             if tokens >= entry.last:
                 self.closing.append(entry)
+
+    def message(self, epoch: str, lineup: Lineup) -> Iteration:
+        """What the engine is to hear; what it did not know of the lineup is told now."""
+        new, new_blocks = [], {}
+        for entry in self.fresh:
+            new.append(entry.as_new(entry.num_computed_tokens - self.scheduled[entry.id]))
+            new_blocks[entry.id] = lineup.tell(entry)
+        for entry in lineup.grown:
+            if entry.told >= 0:
+                new_blocks[entry.id] = lineup.tell(entry)
+        lineup.grown.clear()
+        released, lineup.released = lineup.released, []
+        return Iteration(epoch, self.step, self.scheduled, new, new_blocks, released)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from bisect import insort
+from math import inf
 from operator import attrgetter
 
 from services.messages import Room
+from services.requests import BATCH_CLASS
 from services.scheduling.admission import Admission, OnDemand, Reserve
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.entry import Entry
 from services.scheduling.knobs import Knobs
 from services.scheduling.order import Order
 
+LULL = 0.5  # seconds without others, after which lines of batches run
+
 _rank = attrgetter("rank")
 
 
 class Lineup:
     """`running` requests are in line for every iteration; `waiting` ones hold no blocks, or paused and keep theirs.
-    Both by rank."""
+    Both by rank, in which lines of batches are behind all others."""
 
     def __init__(self, blocks: BlockPool, knobs: Knobs, order: Order) -> None:
         self.blocks = blocks
@@ -26,6 +30,8 @@ class Lineup:
         self.running: list[Entry] = []
         self.released: list[str] = []  # the engine is still to be told to forget these
         self.grown: list[Entry] = []  # and these have blocks it has not been told of
+        self.lines_wait = False  # lines of batches do not run: others are here, or have just been
+        self._others_at = -inf  # when others were here, at last
         self.pressed = False  # blocks ran out, and nobody has given any back by ending since
         self._preemptions = self._queries = self._hits = 0  # since they were last taken; the last two in tokens
         self._suspects: list[Entry] = []
@@ -70,6 +76,42 @@ class Lineup:
             self.released.append(entry.id)
         return self.blocks.release(entry.id)
 
+    # --- lines of batches ------------------------------------------------------------------------------------
+
+    @property
+    def lines_alone(self) -> bool:
+        """Only lines of batches are here."""
+        first = [line[0] for line in (self.running, self.waiting) if line]
+        return bool(first) and all(entry.line for entry in first)
+
+    def rest(self, now: float) -> float:
+        """Seconds until lines of batches, which are alone here, may run; infinite where none are."""
+        return max(0.0, self._others_at + LULL - now) if self.lines_alone else inf
+
+    def hold_lines(self, now: float) -> None:
+        """Let lines of batches wait while other requests are here, and `LULL` seconds longer, because a request that
+        follows would wait for the iteration of lines under way. Lines that run pause and keep their blocks."""
+        if len(self) and not self.lines_alone:
+            self._others_at = now
+        self.lines_wait = self.rest(now) > 0.0
+        while self.lines_wait and self.running and self.running[-1].line:
+            self._pause(self.running[-1])
+            self.pressed = False
+
+    def fits_now(self, entry: Entry) -> bool:
+        """Whether it fits, once lines of batches have given up the blocks that it lacks, the latest first; they do not
+        where it would not fit then either."""
+        return self.fits(entry) or self._take_from_lines(entry)
+
+    def _take_from_lines(self, entry: Entry) -> bool:
+        lines = [other for other in self.waiting if other.line and other.capacity]
+        if entry.line or not lines or not self._found(entry, self.blocks.held_by(other.id for other in lines)):
+            return False
+        while lines and not self._found(entry):
+            self._preempt(lines.pop())
+        self.pressed = False
+        return self._found(entry)
+
     # --- places ----------------------------------------------------------------------------------------------
 
     def suspect(self) -> Entry | None:
@@ -77,7 +119,8 @@ class Lineup:
         if not self._suspects:
             return None
         self._suspects = [entry for entry in self._suspects if entry.suspect and not entry.gone]
-        return next((entry for entry in self._suspects if entry.capacity), next(iter(self._suspects), None))
+        due = [entry for entry in self._suspects if not (entry.line and self.lines_wait)]
+        return next((entry for entry in due if entry.capacity), next(iter(due), None))
 
     def make_way(self) -> None:
         """Let the first that waits have the place, and where blocks are not reserved the blocks, of those who yield to
@@ -129,7 +172,7 @@ class Lineup:
         while not self.blocks.free:
             last = max((e for line in (self.running, self.waiting) for e in line if e.capacity), key=_rank)
             self._preempt(last)
-            self.pressed = True
+            self.pressed |= entry.line or not last.line
             if last is entry:
                 return False
         self.blocks.extend(entry.id, 1)
@@ -156,7 +199,7 @@ class Lineup:
 
     def room(self, closing: list[Entry]) -> Room:
         """What can be claimed, with the places and blocks of `closing` as good as free. While `pressed` only what
-        later classes yield."""
+        later classes yield. Lines of batches yield all they have, and what they wait for."""
         size, whole = self.blocks.block_size, self.admission.whole
         slots = self.blocks.num_blocks * size
         requests = self._places - len(self) + len(closing)
@@ -165,13 +208,18 @@ class Lineup:
         blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
         if self.pressed:
             requests, blocks = min(0, requests), min(0, blocks)
-        if not self._order.classes:
+        lines = [entry for line in (self.running, self.waiting) for entry in line if entry.line]
+        if not self._order.classes and not lines:
             return Room(max(0, requests), max(0, blocks), size, whole, slots=slots)
         yields: dict[int, list[int]] = {}
-        for entry in self.running:
-            held = yields.setdefault(entry.priority, [0, 0])
-            held[0] += 1
-            held[1] += 0 if whole else len(self.blocks.table(entry.id))
+        for entry in self.running if self._order.classes else ():
+            if not entry.line:
+                held = yields.setdefault(entry.priority, [0, 0])
+                held[0] += 1
+                held[1] += 0 if whole else len(self.blocks.table(entry.id))
+        if lines:
+            wanted = sum(self.admission.blocks(entry) for entry in lines if not entry.capacity)
+            yields[BATCH_CLASS] = [len(lines), wanted + self.blocks.held_by(entry.id for entry in lines)]
         return Room(requests, blocks, size, whole, [(p, n, b) for p, (n, b) in sorted(yields.items())], slots)
 
     def take_counters(self) -> dict[str, float]:

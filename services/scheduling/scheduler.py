@@ -28,6 +28,7 @@ from services.scheduling.entry import Entry
 from services.scheduling.flight import Flight
 from services.scheduling.judge import Rules
 from services.scheduling.knobs import Knobs
+from services.scheduling.line_budget import LineBudget
 from services.scheduling.lineup import Lineup
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
@@ -60,8 +61,9 @@ class Scheduler:
         self._rules = Rules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
         self._cost = CostModel()
-        self._budget = Budget(knobs, self._cost)
-        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
+        self._usual, self._for_lines = Budget(knobs, self._cost), LineBudget(knobs, self._cost)
+        self._budget = self._usual
+        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._usual, now)
         self._lineup = Lineup(self.blocks, knobs, order)
         self._entries: dict[str, Entry] = {}  # those in the lineup
         self._flights: deque[Flight] = deque()
@@ -168,10 +170,13 @@ class Scheduler:
         """The next iteration; None when nothing can run, or as many as may be are in flight (lines 4 to 9)."""
         if len(self._flights) >= self.knobs.depth:
             return None
-        flight = Flight(self._step + 1)
+        flight, closed = Flight(self._step + 1), self._closed()
+        if not closed:
+            self._lineup.hold_lines(self._now())
+        self._budget = self._for_lines if self._lineup.lines_alone else self._usual
         self._budget.begin()
-        suspect, closed = self._lineup.suspect(), self._closed()
-        if suspect and not closed and self._lineup.fits(suspect):
+        suspect = self._lineup.suspect()
+        if suspect and not closed and self._lineup.fits_now(suspect):
             self._alone(suspect, flight)
         else:
             if not suspect and not closed:
@@ -180,12 +185,14 @@ class Scheduler:
             if not closed:
                 self._newcomers(flight, only_paused=suspect is not None)
         if not flight.entries:
-            assert self._flights or not self._entries, f"none of {list(self._entries)} can run"
+            assert self._flights or not self._entries or self._lineup.lines_alone, (
+                f"none of {list(self._entries)} can run"
+            )
             return None
         self._step = flight.step
         flight.tokens, flight.pairs = self._budget.tokens, self._budget.pairs
         self._flights.append(flight)
-        return self._message(flight)
+        return flight.message(self.epoch, self._lineup)
 
     def _closed(self) -> bool:
         """Whether nobody may join or pass those that run."""
@@ -230,11 +237,13 @@ class Scheduler:
         for entry in self._lineup.waiting.copy():
             if self._lineup.full or len(flight.entries) >= self.knobs.max_batch_size or not self._budget.left():
                 return
+            if entry.line and self._lineup.lines_wait:
+                return  # so do all behind it
             if only_paused and not entry.capacity:
                 continue
             if entry.flights and not (self.knobs.lookahead and entry.capacity and entry.num_tokens < entry.last):
                 only_paused = True  # it is on its way back
-            elif self._lineup.fits(entry):
+            elif self._lineup.fits_now(entry):
                 if self._lineup.enter(entry):
                     self._chunk(flight, entry)
             else:
@@ -248,25 +257,20 @@ class Scheduler:
             if computed + count >= entry.next_full:
                 self._lineup.publish(entry)
 
-    def _message(self, flight: Flight) -> Iteration:
-        lineup = self._lineup
-        new, new_blocks = [], {}
-        for entry in flight.fresh:
-            new.append(entry.as_new(entry.num_computed_tokens - flight.scheduled[entry.id]))
-            new_blocks[entry.id] = lineup.tell(entry)
-        for entry in lineup.grown:
-            if entry.told >= 0:
-                new_blocks[entry.id] = lineup.tell(entry)
-        lineup.grown.clear()
-        released, lineup.released = lineup.released, []
-        return Iteration(self.epoch, flight.step, flight.scheduled, new, new_blocks, released)
-
     def take_commits(self) -> list[Commit]:
         """Tokens and ends since the last call, one commit a request, in the order it came about."""
         return self._outbox.take()
 
     def has_commits(self) -> bool:
         return bool(self._outbox)
+
+    def gives_way(self) -> bool:
+        """Whether only lines of batches are here."""
+        return self._lineup.lines_alone
+
+    def rest(self) -> float:
+        """Seconds until lines of batches may run, which wait for nothing else; infinite where none do."""
+        return self._lineup.rest(self._now())
 
     def held(self) -> list[str]:
         """All it is in charge of, also what has ended but may have to be committed again."""
@@ -281,7 +285,7 @@ class Scheduler:
     def gauges(self) -> dict[str, float]:
         """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
         and do not run; `token_budget`, the most an iteration can take, where it is limited."""
-        most = self._budget.most
+        most = self._usual.most
         paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
         limited = {"token_budget": float(most)} if most < inf else {}
         return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -56,3 +57,29 @@ async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
     await pool.connect()
     yield pool
     await pool.close()
+
+
+@pytest.fixture(scope="module")
+def served(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = Settings(
+        files_dir=str(tmp_path_factory.mktemp("files")),
+        api_keys={"key-of-alice": "alice", "key-of-bob": "bob"},
+        max_file_bytes=300_000,
+        max_batch_lines=500,
+        max_body_bytes=100_000,
+        lines_in_flight=16,
+    )
+    with Stack(redis_url, "batches", tiny_folder, settings) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def alice(served: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="key-of-alice", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bob(served: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="key-of-bob", max_retries=0) as client:
+        yield client

@@ -37,6 +37,7 @@ CONVERSATION = {
     "truncation: 'auto'",
 }
 NARROWED: dict[str, set[str]] = {
+    "post /v1/files": {f"purpose: '{use}'" for use in ("assistants", "evals", "fine-tune", "user_data", "vision")},
     "post /v1/completions": {"suffix: any string but ", "prompt: null", *(LENGTHS - {"max_tokens: minimum 1"})},
     "post /v1/chat/completions": {
         *TOOLS,

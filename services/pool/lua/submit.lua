@@ -18,6 +18,7 @@
 --     14  us from arrival to the first token that it should not exceed; 0: none
 --     15  us that a class is worth in the queue, or "": by arrival alone
 --     16  us since its arrival, of what the pool lost; else 0
+--     17  us that it is ranked behind its place
 -- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}
 local request, gateway, key = ARGV[1], ARGV[2], ARGV[3]
 local sequences = cmsgpack.unpack(ARGV[5])
@@ -59,6 +60,7 @@ else
   rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
   redis.call("HSET", META, "rank", rank + #ids - 1)
 end
+rank = rank + tonumber(ARGV[17])
 for i, sequence in ipairs(sequences) do
   local id = sequence[1]
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,

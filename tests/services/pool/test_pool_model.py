@@ -10,13 +10,14 @@ from pool_pair import GATEWAYS, LEASE, UNIT, PoolPair, names
 
 from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Limits
+from services.requests import BATCH_CLASS
 
 LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
 RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
-classes = st.integers(-2, 2)
+classes = st.integers(-2, 2) | st.just(BATCH_CLASS)
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
 owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent)
 narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), slots=st.sampled_from([0, 8, 16, 24]))
@@ -136,6 +137,13 @@ class PoolMachine(PoolPair):
     @rule(gateway=gateways)
     def read_events(self, gateway):
         self.same_events(gateway)
+
+    @rule(name=st.sampled_from("ab"), holder=gateways, give_up=st.booleans())
+    def hold(self, name, holder, give_up):
+        real, reference = self.each("hold", name, holder, UNIT)
+        assert (real is None) == (reference is None)
+        if give_up:
+            self.both("unhold", name, holder)
 
     # --- schedulers ---
 

@@ -6,6 +6,7 @@ import pytest
 from pool_helpers import Owner, commit, group
 
 from services.messages import Room
+from services.requests import BATCH_CLASS
 
 WIDE = Room(99, 999, 16)
 RANKED = {"order": "priority", "ageing": 60.0, "ttft_target": 10.0}
@@ -142,3 +143,20 @@ GIVEN = {
 async def test_what_later_classes_give_is_room_too(pools, room, who):
     pool = await pools(**RANKED)
     assert await claimed(pool, asked("late", 1), asked("plain"), asked("early", -1), room=room) == who
+
+
+# --- lines of batches ---
+
+
+@pytest.mark.parametrize("limits", [{}, RANKED])
+async def test_lines_of_batches_wait_behind_all_others(pools, limits):
+    first, lost = asked("line", BATCH_CLASS), asked("lost line", BATCH_CLASS, waited=5.0)
+    order = [first, asked("line with target", BATCH_CLASS, 0.1), lost, asked("late", 8, 3600.0), asked("plain")]
+    assert (await claimed(await pools(**limits), *order))[2:] == ["lost line", "line", "line with target"]
+
+
+@pytest.mark.parametrize("limits", [{}, RANKED])
+async def test_what_lines_hold_is_room_for_all_others(pools, limits):
+    lent = Room(0, 0, 16, yields=[(BATCH_CLASS, 2, 99)])
+    order = [asked("line", BATCH_CLASS), asked("late", 8), asked("plain"), asked("third", 8)]
+    assert set(await claimed(await pools(**limits), *order, room=lent)) == {"late", "plain"}

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.messages import Claim, EngineFigures, Iteration
-from services.requests import FinishReason, SamplingParams
+from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.scheduling.lineup import LULL
 from tests.services.scheduling.engine_model import EOS, EngineModel, expected
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40
@@ -55,7 +56,7 @@ arrivals = st.builds(
     length=st.integers(0, 20),
     own=st.integers(0, 3),
     new=st.integers(1, 14),
-    priority=st.sampled_from([0, 0, 0, -1, 1]),
+    priority=st.sampled_from([0, 0, 0, -1, 1, BATCH_CLASS, BATCH_CLASS]),
     ttft=st.sampled_from([0.0, 0.05, 1.0]),
     tenant=st.sampled_from("ab"),
     strikes=st.sampled_from([0] * 9 + [2]),
@@ -124,6 +125,8 @@ class World:
         text = [5 + a.prefix, *range(10, 30)]
         prompt = text[: a.length] + [40 + len(self.claims)] * a.own or [7]
         rank = self.now + (60 * a.priority + a.ttft if self.knobs.order == "priority" else 0) + 1e-6 * len(self.claims)
+        if a.priority == BATCH_CLASS:
+            rank += 3e9
         sampling = SamplingParams(a.new, prompt_logprobs=0 if a.scored else None)
         self.claims[id] = Claim(id, rank, prompt, [], sampling, a.strikes, a.priority, a.ttft, 0, a.tenant)
         self.outputs[id] = []
@@ -184,8 +187,13 @@ class World:
         if not knobs.lookahead:
             assert not any(id in other.scheduled for other, _ in self.flights for id in batch if id not in self.again)
         self.check_tenants(iteration)
+        if any(map(self.is_line, batch)):
+            assert all(map(self.is_line, self.scheduler._entries)), "a line runs while others are here"
         if any(self.claims[id].strikes and not self.outputs[id] for id in batch):
             assert len(batch) == 1
+
+    def is_line(self, id: str) -> bool:
+        return self.claims[id].priority == BATCH_CLASS
 
     def check_tenants(self, iteration: Iteration) -> None:
         found = {new.id: new.num_computed_tokens // SIZE for new in iteration.new}
@@ -198,9 +206,10 @@ class World:
 
     def check_preemptions(self) -> None:
         """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends.
-        With priorities they also give way to each urgent one, as often as that starts before its first token."""
+        With priorities they also give way to each urgent one, as often as that starts before its first token; so do
+        lines of batches to all others."""
         most = self.knobs.max_batch_size * self.knobs.batches_in_flight
-        urgent = len(self.claims) if self.knobs.order == "priority" else 0
+        urgent = len(self.claims) if self.knobs.order == "priority" or any(map(self.is_line, self.claims)) else 0
         self.preemptions += self.scheduler.take_counters().get("vllm:num_preemptions", 0)
         assert self.preemptions <= most * (len(self.ends) + self.left + 1 + urgent)
 
@@ -215,6 +224,7 @@ class World:
         for _ in range(20 * work + 10):
             if not self.open:
                 break
+            self.now += LULL  # lines of batches wait for nobody any more
             self.turn(Turn())
         while self.flights:
             self.land()

@@ -25,6 +25,7 @@
 --   gateways        zset: gateway -> time (us) its registration runs out
 --   gateway:<name>  hash: events (number of the last one), fresh, call, known (reply to that call)
 --   events:<name>   stream: what the gateway listens to
+--   hold:<name>     hash: holder, epoch; expires by itself
 --   listening:<name> set: ids of the sequences, not ended, that the gateway listens to
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"

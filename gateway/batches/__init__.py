@@ -1,0 +1,1 @@
+"""Batches: the lines of a file, answered behind everybody else."""

@@ -1,0 +1,128 @@
+"""A line of a batch becomes the request that it would be over HTTP, and its answer an entry of the batch's files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import orjson
+
+from gateway.answer import Answer
+from gateway.batches.record import BatchRecord
+from gateway.batches.segments import Answered
+from gateway.batches.work import entry_id
+from gateway.body import validate
+from gateway.caller import Caller
+from gateway.door import Ticket
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.gateway import Gateway
+from gateway.generation import Generation
+from gateway.responses.creation import ticket_of as response_ticket
+from gateway.responses.stored import StoredResponse
+from gateway.responses.whole import whole as whole_response
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.common import GenerationFields
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.responses import ResponseRequest
+from gateway.streams import whole
+from services.errors import PoolUnavailable
+from services.requests import BATCH_CLASS
+
+F = TypeVar("F", bound=GenerationFields)
+
+# errors that say something about the moment, not about the line: it is tried again
+PASSING = {Kind.POOL_FULL, Kind.NO_ENGINE, Kind.POOL_UNAVAILABLE, Kind.STOPPING}
+# the request under the line's name was ended from outside, or came back as another: it is asked for anew
+BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
+PAUSE = 1.0  # seconds between tries
+RENEWALS = 3  # of a broken request, before that is the line's answer
+
+log = logging.getLogger(__name__)
+
+
+class LineAnswerer:
+    """Answers lines of one batch. `asked` is told the request that a line has become."""
+
+    def __init__(self, gateway: Gateway, record: BatchRecord, asked: Callable[[int, str], None]) -> None:
+        self._gateway = gateway
+        self._record = record
+        self._asked = asked
+
+    async def answer(self, number: int, line: bytes) -> Answered:
+        """The entry of line `number`. Waits until there is one: for an engine, for the pool, for a place in it.
+
+        The request's name and seed are functions of batch and line. So a line that is asked for again finds the request
+        of the first time, or makes one whose tokens are the same.
+        """
+        value = orjson.loads(line)
+        broken = 0
+        while True:
+            try:
+                request, body = await self._ask(number, line, value["body"])
+                return self._entry(number, value["custom_id"], 200, request, body)
+            except ApiError as error:
+                if error.kind in BROKEN and broken < RENEWALS:
+                    broken += 1
+                elif error.kind not in PASSING:
+                    status, body = error.kind.status, orjson.dumps(error.body())
+                    return self._entry(number, value["custom_id"], status, entry_id(self._record.id, number), body)
+            except (PoolUnavailable, GatewayStops) as error:
+                log.debug("line %d of %s waits: %r", number, self._record.id, error)
+            except Exception:
+                log.exception("line %d of %s failed", number, self._record.id)
+                body = orjson.dumps(ApiError(Kind.INTERNAL, "Internal error; the server's log says more.").body())
+                return self._entry(number, value["custom_id"], 500, entry_id(self._record.id, number), body)
+            await asyncio.sleep(PAUSE)
+
+    async def _ask(self, number: int, line: bytes, body: dict[str, Any]) -> tuple[str, bytes]:
+        """The id of the request and its answer's JSON. Raises ApiError, PoolUnavailable."""
+        gateway, limit = self._gateway, self._gateway.settings.max_body_bytes
+        if len(line) > limit:
+            raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
+        # the key makes the request's name and seed, and no client has it: headers hold no NUL
+        caller = Caller(self._record.tenant, f"\0{self._record.id}\0{number}", resumable=True, background=True)
+        ticket = await self._ticket(body, caller)
+        submission = replace(ticket.submission, priority=BATCH_CLASS, idempotency_key=None)
+        ticket, request = replace(ticket, submission=submission), submission.request
+        self._asked(number, request)
+        try:
+            generation = await gateway.generations.open(ticket, None, None)
+            return request, await self._whole(generation)
+        except ApiError as error:
+            if error.kind in BROKEN:
+                await gateway.pool.delete(request)
+            if error.kind is Kind.REQUEST_NOT_FOUND:
+                raise PoolUnavailable(f"the pool lost {request} between two calls") from error
+            raise
+
+    async def _ticket(self, body: dict[str, Any], caller: Caller) -> Ticket:
+        gateway, endpoint = self._gateway, self._record.endpoint
+        if endpoint == "/v1/chat/completions":
+            chat = self._parsed(ChatRequest, body)
+            return await gateway.door.chat(chat, await gateway.figures(), caller)
+        if endpoint == "/v1/completions":
+            completion = self._parsed(CompletionRequest, body)
+            return await gateway.door.completion(completion, await gateway.figures(), caller)
+        return await response_ticket(gateway, self._parsed(ResponseRequest, body), caller)
+
+    def _parsed(self, model: type[F], body: dict[str, Any]) -> F:
+        fields = validate(model, body, ignore_unknown=self._gateway.settings.unknown_fields == "ignore")
+        if fields.stream:
+            raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")
+        return fields
+
+    async def _whole(self, generation: Generation) -> bytes:
+        if self._record.endpoint == "/v1/responses":
+            with StoredResponse(generation, self._gateway.model) as stored:
+                return orjson.dumps(await whole_response(stored))
+        response = await whole(generation, Answer(generation.plan, self._gateway.model, generation.request))
+        return bytes(response.body)
+
+    def _entry(self, number: int, custom_id: str, status: int, request: str, body: bytes) -> Answered:
+        response = {"status_code": status, "request_id": request, "body": orjson.Fragment(body)}
+        id = entry_id(self._record.id, number)
+        entry = {"id": id, "custom_id": custom_id, "response": response, "error": None}
+        return Answered(number, status == 200, orjson.dumps(entry))

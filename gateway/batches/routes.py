@@ -1,0 +1,121 @@
+"""OpenAI's routes for batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from gateway.batches.folder import BatchFolder
+from gateway.batches.record import BatchRecord
+from gateway.body import parse
+from gateway.documented import BODY_ERRORS, documented
+from gateway.errors import ApiError, Kind
+from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
+from gateway.files.store import new_id, tenant_folder
+from gateway.gateway import Gateway, of
+from gateway.schemas.batches import BatchRequest, window_seconds
+from gateway.schemas.file_answers import BatchList, BatchObject
+
+PAGE, LONGEST_PAGE = 20, 100
+OPEN_MOST = 100  # batches of a tenant that have not ended
+
+ERRORS = (Kind.INVALID, Kind.NO_SUCH_OBJECT, Kind.INTERNAL)
+
+router = APIRouter(prefix="/v1/batches")
+
+
+@router.post(
+    "",
+    **documented(
+        takes=BatchRequest, gives=BatchObject, errors=(*BODY_ERRORS, Kind.NO_SUCH_OBJECT, Kind.TOO_MANY_BATCHES)
+    ),
+)
+async def create(request: Request) -> dict[str, Any]:
+    """Begins to answer the lines of a file, behind all other requests."""
+    gateway = of(request)
+    fields = await parse(request, BatchRequest)
+    folder = await asyncio.to_thread(_create, gateway, request.state.tenant, fields)
+    return await _body(folder)
+
+
+@router.get("", **documented(gives=BatchList, parameters=(limit_query(PAGE, LONGEST_PAGE), AFTER), errors=ERRORS))
+async def listed(request: Request) -> dict[str, Any]:
+    """The tenant's batches, the newest first."""
+    limit = limit_of(request, PAGE, LONGEST_PAGE)
+    folders = await asyncio.to_thread(of(request).batches.of_tenant, tenant_folder(request.state.tenant))
+    folders.reverse()
+    first = after_of(request, [folder.id for folder in folders], newest_first=True)
+    bodies = await asyncio.to_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
+    return page([body for body in bodies if body is not None], len(folders) > first + limit)
+
+
+@router.get("/{id}", **documented(gives=BatchObject, errors=ERRORS))
+async def retrieve(request: Request, id: str) -> dict[str, Any]:
+    """How far a batch has come."""
+    return await _body(_found(request, id))
+
+
+@router.post("/{id}/cancel", **documented(gives=BatchObject, errors=ERRORS))
+async def cancel(request: Request, id: str) -> dict[str, Any]:
+    """Ends a batch; what was answered stays."""
+    folder = _found(request, id)
+    status = (await _body(folder))["status"]
+    if status in ("completed", "failed", "expired"):
+        raise ApiError(Kind.INVALID, f"Batch '{id}' cannot be cancelled any more: it is {status}.")
+    if status != "cancelled":
+        await asyncio.to_thread(folder.cancel, int(time.time()))
+    return await _body(folder)
+
+
+def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
+    store, batches, name = gateway.files, gateway.batches, tenant_folder(tenant)
+    try:
+        store.get(tenant, fields.input_file_id)
+    except ApiError as error:
+        raise ApiError(error.kind, error.message, "input_file_id") from None
+    open_ = sum(folder.path.parent.parent.name == name for folder in batches.open())
+    if open_ >= OPEN_MOST:
+        text = f"{open_} batches have not ended, at most {OPEN_MOST} of a tenant are taken; try again later."
+        raise ApiError(Kind.TOO_MANY_BATCHES, text)
+    now = int(time.time())
+    record = BatchRecord(
+        id=f"batch_{new_id()}",
+        tenant=tenant,
+        endpoint=fields.endpoint,
+        input_file_id=fields.input_file_id,
+        completion_window=fields.completion_window,
+        created_at=now,
+        expires_at=now + window_seconds(fields.completion_window),
+        model=gateway.model.name,
+        metadata=fields.metadata,
+        output_life=fields.output_expires_after.seconds if fields.output_expires_after else None,
+    )
+    folder = batches.at(name, record.id)
+    batches.mark_open(name, record.id)  # before there is a batch: one that is there is always found
+    try:
+        folder.create(record, store.content(tenant, fields.input_file_id))
+    except FileNotFoundError:
+        batches.mark_ended(record.id)
+        text = f"There is no file '{fields.input_file_id}' (any more)."
+        raise ApiError(Kind.NO_SUCH_OBJECT, text, "input_file_id") from None
+    return folder
+
+
+def _found(request: Request, id: str) -> BatchFolder:
+    if not (id.startswith("batch_") and id.removeprefix("batch_").isalnum() and len(id) < 64):
+        raise _missing(id)
+    return of(request).batches.at(tenant_folder(request.state.tenant), id)
+
+
+async def _body(folder: BatchFolder) -> dict[str, Any]:
+    body = await asyncio.to_thread(folder.body)
+    if body is None:
+        raise _missing(folder.id)
+    return body
+
+
+def _missing(id: str) -> ApiError:
+    return ApiError(Kind.NO_SUCH_OBJECT, f"There is no batch '{id[:100]}'.", "id")

@@ -1,0 +1,130 @@
+"""BatchRunner: a gateway's part that looks for batches which nobody owns, and runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+
+from gateway.batches.folder import BatchFolder
+from gateway.batches.record import BatchRecord
+from gateway.batches.run import BatchRun
+from gateway.gateway import Gateway, forever
+from services.errors import PoolUnavailable
+
+PERIOD = 1.0  # seconds between looks
+LEASE = 10.0  # seconds a batch is owned without a sign of life
+MOST = 8  # batches that run here at once; the others wait, the oldest first
+
+log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """Of several gateways one owns a batch: whoever holds its name in the pool. The others ask each `PERIOD`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._places = asyncio.Semaphore(gateway.settings.lines_in_flight)
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        self._life = asyncio.create_task(forever(self._look))
+
+    async def stop(self) -> None:
+        """Leave the batches to others."""
+        tasks = [self._life, *self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            for folder in await asyncio.to_thread(lambda: list(self._gateway.batches.open())):
+                if folder.id not in self._runs and len(self._runs) < MOST:
+                    await self._try(folder)
+
+    async def _try(self, folder: BatchFolder) -> None:
+        """Run it if nobody does."""
+        record = await asyncio.to_thread(folder.record)
+        if record is None:
+            await asyncio.to_thread(self._gateway.batches.forget_stillborn, folder.id)
+            return
+        if record.model != self._gateway.model.name and time.time() < record.expires_at:
+            return  # a server of its model may come back until then
+        if await asyncio.to_thread(folder.final) is not None:  # its owner died before it could say so
+            await asyncio.to_thread(self._tidy, folder)
+            return
+        hold = _Hold(self._gateway, folder.id)
+        with contextlib.suppress(PoolUnavailable):
+            if await hold.renew():
+                task = asyncio.create_task(self._run(folder, record, hold))
+                self._runs[folder.id] = task
+                task.add_done_callback(lambda _: self._runs.pop(folder.id))
+
+    async def _run(self, folder: BatchFolder, record: BatchRecord, hold: _Hold) -> None:
+        run = asyncio.create_task(BatchRun(self._gateway, folder, record, hold.segment, self._places).run())
+        keeping = asyncio.create_task(hold.keep())
+        try:
+            await asyncio.wait({run, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if run.done():
+                run.result()
+                await asyncio.to_thread(self._tidy, folder)
+            else:
+                log.warning("batch %s is another gateway's by now", folder.id)
+        except FileNotFoundError:
+            if await asyncio.to_thread(folder.final) is None:
+                log.exception("batch %s cannot be run: a part of it is gone", folder.id)
+                await asyncio.sleep(LEASE)
+        except Exception:
+            log.exception("batch %s failed here; it is tried again", folder.id)
+            await asyncio.sleep(LEASE)
+        finally:
+            for task in (run, keeping):
+                task.cancel()
+            await asyncio.gather(run, keeping, return_exceptions=True)
+            with contextlib.suppress(PoolUnavailable):
+                await hold.give_up()
+
+    def _tidy(self, folder: BatchFolder) -> None:
+        folder.tidy()
+        self._gateway.batches.mark_ended(folder.id)
+
+
+class _Hold:
+    """The name of a batch in the pool, under one epoch."""
+
+    def __init__(self, gateway: Gateway, id: str) -> None:
+        self._pool = gateway.pool
+        self._name = f"batch:{id}"
+        self._holder = f"{gateway.id}-{secrets.token_hex(4)}"
+        self._epoch: str | None = None
+
+    @property
+    def segment(self) -> str:
+        """What this owner's segment is named by: the epoch, and what no other owner has, whatever the pool lost."""
+        return f"{self._epoch}-{self._holder}"
+
+    async def keep(self) -> None:
+        """Renew it each `PERIOD`; returns when it is another's."""
+        while True:
+            if not await self.renew():
+                return
+            await asyncio.sleep(PERIOD)
+
+    async def renew(self) -> bool:
+        """Whether the batch is ours. While the pool is away nobody else can take it; at first that raises
+        PoolUnavailable."""
+        try:
+            epoch = await self._pool.hold(self._name, self._holder, LEASE)
+        except PoolUnavailable:
+            if self._epoch is None:
+                raise
+            return True
+        self._epoch = self._epoch or epoch
+        return epoch is not None and epoch == self._epoch
+
+    async def give_up(self) -> None:
+        await self._pool.unhold(self._name, self._holder)

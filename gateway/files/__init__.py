@@ -1,0 +1,1 @@
+"""Files of tenants on disk: uploads, and what batches write."""

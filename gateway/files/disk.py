@@ -1,0 +1,52 @@
+"""Writing to disk so that what was acknowledged survives: whole under its name, or not there at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def temporary(path: Path) -> Path:
+    """A name beside `path` for what is to get that name when it is whole."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def replace(path: Path, data: bytes, durable: bool = True) -> None:
+    """`data` under this name, in place of what was there. `durable`: also after a loss of power."""
+    written = _write(path, data, durable)
+    written.replace(path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def create(path: Path, data: bytes) -> bool:
+    """`data` under this name, durable; False and nothing done where the name is taken. One of several wins."""
+    written = _write(path, data, durable=True)
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        return False
+    finally:
+        written.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in `folder` durable."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _write(path: Path, data: bytes, durable: bool) -> Path:
+    written = temporary(path)
+    with written.open("xb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    return written

@@ -1,0 +1,135 @@
+"""FileStore: the files of each tenant, a folder for each: `<id>.data`, and `<id>.json` once the file is whole.
+
+All methods but `body` block; call them in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.errors import ApiError, Kind
+from gateway.files import disk
+
+STALE = 86_400.0  # seconds after which a temporary file is what a killed process left
+_ID = re.compile(r"file-[0-9a-f]{32}")
+
+
+def new_id() -> str:
+    """32 hexadecimal digits: the time first, so that ids sort by creation."""
+    return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
+
+
+def tenant_folder(tenant: str) -> str:
+    """The name of a tenant's folder; tenants have any names."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What is kept of a file besides its content. Times in Unix seconds."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        body = asdict(self) | {"object": "file", "status": "processed"}
+        return {name: value for name, value in body.items() if value is not None}
+
+
+class FileStore:
+    """`root` is one folder for all gateways: on several nodes shared storage. Raises ApiError for users' mistakes."""
+
+    def __init__(self, root: Path, max_file_bytes: int, max_tenant_bytes: int) -> None:
+        self.root = root
+        self.max_file_bytes = max_file_bytes
+        self._max_tenant_bytes = max_tenant_bytes
+
+    def folder(self, tenant: str) -> Path:
+        folder = self.root / tenant_folder(tenant) / "files"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def check_room(self, tenant: str, size: int) -> None:
+        """Raises ApiError where the tenant has no room for so many more bytes. Removes what has expired."""
+        folder, used, now = self.folder(tenant), 0, time.time()
+        for stored in self._all(folder):
+            if stored.expires_at is not None and stored.expires_at <= now:
+                self._remove(folder, stored.id)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    continue
+                if entry.name.endswith(".tmp") and stat.st_mtime < now - STALE:
+                    Path(entry.path).unlink(missing_ok=True)
+                else:
+                    used += stat.st_size
+        if used + size > self._max_tenant_bytes:
+            text = (
+                f"The files take {used} bytes and {size} more were sent; this server keeps {self._max_tenant_bytes} "
+                "bytes for each tenant. Delete some first."
+            )
+            raise ApiError(Kind.FILES_FULL, text, "file")
+
+    def add(self, tenant: str, file: StoredFile, content: Path) -> None:
+        """Let `content`, which is durable and in the tenant's folder, be the content of `file`."""
+        folder = self.folder(tenant)
+        content.replace(folder / f"{file.id}.data")
+        disk.replace(folder / f"{file.id}.json", orjson.dumps(asdict(file)))
+
+    def get(self, tenant: str, id: str) -> StoredFile:
+        file = self._read(self.folder(tenant) / f"{id}.json") if _ID.fullmatch(id) else None
+        if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
+            raise ApiError(Kind.NO_SUCH_OBJECT, f"There is no file '{id[:100]}'.", "id")
+        return file
+
+    def content(self, tenant: str, id: str) -> Path:
+        """Where the content of a file is, which exists."""
+        return self.folder(tenant) / f"{id}.data"
+
+    def all(self, tenant: str, purpose: str | None, newest_first: bool) -> Sequence[StoredFile]:
+        files, now = self._all(self.folder(tenant)), time.time()
+        living = [f for f in files if f.expires_at is None or f.expires_at > now]
+        chosen = [f for f in living if purpose in (None, f.purpose)]
+        return chosen[::-1] if newest_first else chosen
+
+    def delete(self, tenant: str, id: str) -> None:
+        """A batch that reads the file goes on: it has a link of its own."""
+        self.get(tenant, id)
+        self._remove(self.folder(tenant), id)
+
+    def discard(self, tenant: str, id: str) -> None:
+        """Delete a file that may not be there."""
+        self._remove(self.folder(tenant), id)
+
+    def _all(self, folder: Path) -> list[StoredFile]:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("file-") and name.endswith(".json"))
+        return [file for name in names if (file := self._read(folder / name)) is not None]
+
+    @staticmethod
+    def _read(path: Path) -> StoredFile | None:
+        try:
+            return StoredFile(**orjson.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    @staticmethod
+    def _remove(folder: Path, id: str) -> None:
+        (folder / f"{id}.json").unlink(missing_ok=True)
+        (folder / f"{id}.data").unlink(missing_ok=True)

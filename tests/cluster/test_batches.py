@@ -1,0 +1,139 @@
+"""A batch through the deaths of all that serves it: each line is answered once, as by an undisturbed server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch
+
+from load.chaos.faults import FAULTS, NoTarget, Site
+from load.prompts import BEGINNINGS
+from load.server import OrcaServer
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+FLAGS = (
+    "--dtype",
+    "float32",
+    "--gateways",
+    "2",
+    "--durability",
+    "strict",
+    "--lease",
+    "3",
+    "--drain-timeout",
+    "1",
+    "--lines-in-flight",  # lines end one after the other: there is a middle to hurt
+    "12",
+)
+LINES, TOKENS = 160, 32
+PATIENCE = 240.0  # seconds
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    def start_again() -> None:
+        site.server = OrcaServer(tmp_path, *FLAGS, port=site.server.port)
+        site.server.__enter__()
+
+    async def no_poison() -> None:
+        raise AssertionError("nobody asked for poison")
+
+    server = OrcaServer(tmp_path, *FLAGS)
+    with contextlib.ExitStack() as stack:
+        site = Site(server, start_again, no_poison, past_lease=3.0, outage=4.0)
+        stack.callback(lambda: site.server.__exit__())
+        server.__enter__()
+        yield site
+
+
+def content() -> bytes:
+    """Greedy lines, seeded ones, ones whose seed is the server's choice, and a wrong one."""
+    lines: list[dict[str, Any]] = []
+    for number in range(LINES):
+        body: dict[str, Any] = {"prompt": f"{number}. {BEGINNINGS[number % len(BEGINNINGS)]}", "max_tokens": TOKENS}
+        body |= [{"temperature": 0}, {"seed": number}, {}][number % 3]
+        if number == 7:
+            body = {"prompt": "wrong", "max_tokens": -1}
+        lines.append({"custom_id": f"line {number}", "method": "POST", "url": "/v1/completions", "body": body})
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def ask(client: openai.OpenAI) -> Batch:
+    file = client.files.create(file=("lines.jsonl", content()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+
+def look(client: openai.OpenAI, id: str) -> Batch | None:
+    """None while nobody answers."""
+    with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError, openai.NotFoundError):
+        return client.batches.retrieve(id)
+    return None
+
+
+def until(client: openai.OpenAI, id: str, count: int) -> Batch:
+    """The batch as soon as so many lines are answered, or it has ended."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        batch = look(client, id)
+        if batch and (batch.status in ENDED or (batch.request_counts and batch.request_counts.completed >= count)):
+            return batch
+        assert time.monotonic() < end, batch
+        time.sleep(0.1)
+
+
+def texts(client: openai.OpenAI, batch: Batch) -> dict[str, Any]:
+    """Text or status of each line; fails where a line is there twice."""
+    told: dict[str, Any] = {}
+    for id in (batch.output_file_id, batch.error_file_id):
+        assert id is not None
+        for line in client.files.content(id).text.splitlines():
+            entry = json.loads(line)
+            assert entry["custom_id"] not in told
+            response = entry["response"]
+            good = response["status_code"] == 200
+            told[entry["custom_id"]] = response["body"]["choices"][0]["text"] if good else response["status_code"]
+    return told
+
+
+def inject(site: Site, name: str) -> None:
+    """As soon as there is what it hits."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return asyncio.run(FAULTS[name].inject(site))
+        except (NoTarget, httpx.HTTPError):
+            assert time.monotonic() < end, f"no target for {name}"
+            time.sleep(0.1)
+
+
+def test_lines_are_answered_once_whatever_dies(site: Site) -> None:
+    with openai.OpenAI(base_url=site.server.url + "/v1", api_key="none", max_retries=5, timeout=10) as client:
+        undisturbed = texts(client, until(client, ask(client).id, LINES + 1))
+        assert len(undisturbed) == LINES
+        assert undisturbed["line 7"] == 400
+        batch = ask(client)
+        faults = ["gateway", "engine", "scheduler", "gateway", "pool", "everything"]
+        for place, name in enumerate(faults, 1):
+            before = until(client, batch.id, place * LINES // (len(faults) + 2))
+            assert before.status == "in_progress", f"it ended before {name} was hurt"
+            inject(site, name)
+        batch = until(client, batch.id, LINES + 1)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": LINES, "completed": LINES - 1, "failed": 1}
+        disturbed = texts(client, batch)
+    assert disturbed.keys() == undisturbed.keys()
+    chosen = {f"line {number}" for number in range(LINES) if number % 3 == 2}  # the seed is a function of the batch
+    for id in undisturbed.keys() - chosen:
+        assert disturbed[id] == undisturbed[id]

@@ -1,0 +1,203 @@
+"""Whatever is written, torn and taken over: each line of a batch is answered once, no acknowledged answer is lost."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batches.folder import BatchFolder, BatchFolders
+from gateway.batches.record import BatchRecord
+from gateway.batches.segments import Answered, SegmentWriter, places
+from gateway.batches.work import Work
+from gateway.errors import ApiError
+from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
+
+LINES = 8
+
+
+@dataclass(frozen=True)
+class Life:
+    """One owner: what it answers, in portions, and how much of the end of its segment is lost when it is killed."""
+
+    portions: list[list[int]]
+    torn: int  # bytes of the last portion that did not reach the disk
+    zombie: bool  # it does not know that it lost the lease, and goes on after the next one has begun
+
+
+lives = st.lists(
+    st.builds(
+        Life,
+        st.lists(st.lists(st.integers(0, LINES - 1), min_size=1, max_size=3), max_size=4),
+        torn=st.sampled_from([0, 0, 1, 5, 40, 10_000]),
+        zombie=st.booleans(),
+    ),
+    max_size=5,
+)
+
+
+class Site:
+    """A folder of files with one batch."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = FileStore(root, 1 << 20, 1 << 20)
+        lines = [
+            {"custom_id": f"line {i}", "method": "POST", "url": "/v1/completions", "body": {}} for i in range(LINES)
+        ]
+        content = self.store.folder("t") / "content.tmp"
+        content.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+        input = StoredFile(f"file-{new_id()}", content.stat().st_size, 1, "lines", "batch")
+        self.store.add("t", input, content)
+        self.record = BatchRecord(
+            f"batch_{new_id()}", "t", "/v1/completions", input.id, "24h", created_at=1, expires_at=2, model="m"
+        )
+        self.folder = BatchFolders(root).at(tenant_folder("t"), self.record.id)
+        self.folder.create(self.record, self.store.content("t", input.id))
+        self.epochs = 0
+
+    def own(self) -> Work:
+        self.epochs += 1
+        return Work(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
+
+    def answers(self) -> tuple[list[str], list[str]]:
+        """The custom ids of the output file and of the error file of the batch, which has ended."""
+        final = self.folder.final()
+        assert final is not None
+        files = self.store.all("t", "batch_output", newest_first=False)
+        assert {file.id for file in files} == {id for id in (final.output_file_id, final.error_file_id) if id}
+        return self._ids(final.output_file_id), self._ids(final.error_file_id)
+
+    def _ids(self, id: str | None) -> list[str]:
+        if id is None:
+            return []
+        entries = map(orjson.loads, self.store.content("t", id).read_bytes().splitlines())
+        return [entry["custom_id"] for entry in entries]
+
+
+def answer(number: int) -> Answered:
+    """Lines with an odd number fail."""
+    return Answered(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
+
+
+@settings(max_examples=150)
+@given(lives)
+def test_each_line_is_answered_once(story: list[Life]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        site = Site(Path(name))
+        durable: set[int] = set()
+        zombies: list[tuple[Work, list[list[int]]]] = []
+        for life in story:
+            work = site.own()
+            assert not durable & set(work.pending), "an answer that was acknowledged is asked for again"
+            segment = site.folder.segments()[-1]
+            for portion in life.portions:
+                before = segment.stat().st_size
+                work.append([answer(n) for n in portion])
+                if portion is life.portions[-1] and life.torn:
+                    with segment.open("r+b") as file:
+                        file.truncate(max(before, segment.stat().st_size - life.torn))
+                else:
+                    durable.update(portion)
+            if life.zombie:
+                zombies.append((work, life.portions))
+            else:
+                work.close()
+        last = site.own()
+        for zombie, portions in zombies:
+            for portion in portions:
+                zombie.append([answer(n) for n in portion])
+        assert not durable & set(last.pending)
+        last.append([answer(n) for n in last.pending])
+        last.finish("completed")
+        told = site.answers()
+        assert told == ([f"line {n}" for n in range(0, LINES, 2)], [f"line {n}" for n in range(1, LINES, 2)])
+        for zombie, portions in zombies:  # too late: nothing changes
+            for portion in portions:
+                zombie.append([answer(n) for n in portion])
+            zombie.finish("expired")
+            assert site.answers() == told
+            zombie.close()
+        last.close()
+
+
+@pytest.mark.parametrize("status", ["expired", "cancelled"])
+def test_what_has_no_answer_gets_an_error(tmp_path: Path, status: str) -> None:
+    site = Site(tmp_path)
+    work = site.own()
+    work.append([answer(n) for n in (4, 0, 3)])
+    work.finish(status)  # type: ignore[arg-type]
+    assert site.answers() == (["line 0", "line 4"], ["line 1", "line 2", "line 3", "line 5", "line 6", "line 7"])
+    final = site.folder.final()
+    assert final is not None
+    assert final.progress is not None
+    assert (final.progress.counts.completed, final.progress.counts.failed) == (2, 6)
+
+
+def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    first = site.own()
+    first.append([answer(n) for n in range(LINES)])
+    found = places(site.folder.segments())
+    first._publish("output", [0, 2], found, site.folder.segments(), "completed")
+    second = site.own()
+    assert second.pending == []
+    second.finish("completed")
+    assert len(site.answers()[0]) == LINES // 2
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
+    """A file system that lost power may give back anything where nothing was synced."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "segment-1-x"
+        writer = SegmentWriter(path)
+        writer.append([answer(0), answer(1)])
+        writer.close()
+        whole = path.read_bytes()
+        path.write_bytes(whole + garbage)
+        found = places([path])
+        assert set(found) == {0, 1}
+        cut = min(place, len(whole))
+        path.write_bytes(whole[:cut] + garbage.replace(b"\n", b""))
+        assert set(places([path])) <= {0, 1}
+
+
+def test_a_segment_has_one_writer(tmp_path: Path) -> None:
+    SegmentWriter(tmp_path / "segment-1-x")
+    with pytest.raises(FileExistsError):
+        SegmentWriter(tmp_path / "segment-1-x")
+
+
+def test_segments_count_in_the_order_of_epochs(tmp_path: Path) -> None:
+    folder = BatchFolder(tmp_path)
+    for epoch in ("10-a", "9-b", "9-a"):
+        SegmentWriter(folder.segment(epoch))
+    assert [path.name for path in folder.segments()] == ["segment-9-a", "segment-9-b", "segment-10-a"]
+
+
+def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, 1000, 1000)
+
+    def add(size: int, expires_at: int | None) -> str:
+        store.check_room("t", size)
+        content = store.folder("t") / "content.tmp"
+        content.write_bytes(b"x" * size)
+        file = StoredFile(f"file-{new_id()}", size, 1, "f", "batch", expires_at)
+        store.add("t", file, content)
+        return file.id
+
+    old = add(500, expires_at=2)
+    with pytest.raises(ApiError, match="no file"):
+        store.get("t", old)
+    assert store.all("t", None, newest_first=True) == []
+    kept = add(600, None)
+    with pytest.raises(ApiError, match=r"500 more.*1000"):
+        store.check_room("t", 500)
+    store.check_room("another", 500)
+    store.delete("t", kept)
+    store.check_room("t", 500)

@@ -1,0 +1,151 @@
+"""Several gateways on one pool and one folder: a batch has one owner, and another goes on where that one stops."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
+from stack import Stack
+
+from services.config import Settings
+from services.pool.pool import RequestPool
+
+LINES = 60
+
+
+class Gateways:
+    """One with the engine, and `other`, which the test may end."""
+
+    def __init__(self, redis_url: str, model: Path, files: Path) -> None:
+        self.settings = Settings(files_dir=str(files), lines_in_flight=16)
+        self._args = redis_url, f"takeover-{secrets.token_hex(4)}", model, self.settings
+        self.first = Stack(*self._args)
+        self.files = files
+
+    def other(self) -> Stack:
+        return Stack(*self._args, engine=False)
+
+    def segments(self) -> list[Path]:
+        return list(self.files.rglob("segment-*"))
+
+
+@pytest.fixture
+def gateways(redis_url: str, tiny_folder: Path, tmp_path: Path) -> Iterator[Gateways]:
+    gateways = Gateways(redis_url, tiny_folder, tmp_path)
+    with gateways.first:
+        yield gateways
+
+
+def client_of(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0)
+
+
+async def drop_holds(pool: RequestPool) -> None:
+    """As if all leases had run out."""
+    keys = [key async for key in pool._server._scripts.scan_iter(f"{pool._prefix}hold:*")]
+    if keys:
+        await pool._server.command("DEL", *keys)
+
+
+async def stop_runner(stack: Stack) -> None:
+    await stack.app.state.batch_runner.stop()
+
+
+async def start_runner(stack: Stack) -> None:
+    stack.app.state.batch_runner.start()
+
+
+def check(client: openai.OpenAI, id: str) -> None:
+    batch = ended(client, client.batches.retrieve(id))
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    output = entries(client, batch.output_file_id)
+    assert [entry["custom_id"] for entry in output] == [f"line {i}" for i in range(LINES)]
+
+
+def progressed(client: openai.OpenAI, id: str, count: int = 1) -> None:
+    until(client, id, lambda b: b.request_counts is not None and b.request_counts.completed >= count)
+
+
+def test_a_batch_has_one_owner_and_any_gateway_tells_of_it(gateways: Gateways) -> None:
+    with gateways.other() as other, client_of(gateways.first) as client, client_of(other) as another:
+        batch = create(client, slow(LINES))
+        progressed(another, batch.id)
+        assert len(gateways.segments()) == 1
+        check(another, batch.id)
+
+
+def test_another_goes_on_when_the_owner_ends(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        gateways.first.call(stop_runner(gateways.first))
+        with gateways.other() as other, client_of(other) as another:
+            batch = create(another, slow(LINES))
+            progressed(another, batch.id)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        gateways.first.call(start_runner(gateways.first))
+        check(client, batch.id)
+
+
+def test_owners_that_lost_their_leases_do_no_harm(gateways: Gateways) -> None:
+    """Each writes on until it notices, up to a second later."""
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(gateways.other())
+        client = stack.enter_context(client_of(gateways.first))
+        batch = create(client, slow(LINES))
+        progressed(client, batch.id)
+        most = 0
+        while client.batches.retrieve(batch.id).status == "in_progress":
+            gateways.first.call(drop_holds(gateways.first.pool))
+            most = max(most, len(gateways.segments()))
+            time.sleep(0.3)
+        assert most > 1
+        check(client, batch.id)
+
+
+def test_a_line_that_is_fed_again_has_the_same_tokens(gateways: Gateways) -> None:
+    """What the first owner asked for and did not write down is found in the pool, under the same name."""
+    lines = [line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 20, "temperature": 1}) for i in range(8)]
+    with client_of(gateways.first) as client:
+        gateways.first.call(stop_runner(gateways.first))
+        batch = create(client, jsonl(lines), COMPLETIONS)
+        with gateways.other() as other:
+            requests = _requests(other)
+        gateways.first.call(start_runner(gateways.first))
+        output = entries(client, ended(client, batch).output_file_id)
+    assert {entry["response"]["request_id"] for entry in output} == requests
+
+
+def _requests(stack: Stack) -> set[str]:
+    """The requests that the runner of this gateway has open, as soon as there are all."""
+    end = time.monotonic() + 20
+
+    async def names() -> set[str]:
+        keys: Any = stack.pool._server._scripts.scan_iter(f"{stack.pool._prefix}group:*")
+        return {key.decode().rpartition(":")[2] async for key in keys}
+
+    while len(found := stack.call(names())) < 8:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        gateways.first.call(stop_runner(gateways.first))
+        gateway = gateways.first.app.state.gateway
+        lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
+        gateway.model = replace(gateway.model, name="another")
+        batch = create(client, lines, completion_window="4s")
+        gateway.model = replace(gateway.model, name="tiny")
+        gateways.first.call(start_runner(gateways.first))
+        batch = ended(client, batch)
+        assert (batch.status, batch.output_file_id) == ("expired", None)
+        assert len(entries(client, batch.error_file_id)) == 1

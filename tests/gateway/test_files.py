@@ -1,0 +1,94 @@
+"""Files with the official client: what is uploaded comes back, and what is not whole leaves nothing."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx
+import openai
+import openapi
+import pytest
+from clients import wait_until
+from stack import Stack
+
+
+def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> None:
+    content = bytes(range(256)) * 1000
+    file = alice.files.create(
+        file=("some name.jsonl", content), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert (file.bytes, file.filename, file.purpose, file.status) == (
+        len(content),
+        "some name.jsonl",
+        "batch",
+        "processed",
+    )
+    assert file.expires_at == file.created_at + 3600
+    assert alice.files.retrieve(file.id) == file
+    assert alice.files.content(file.id).content == content
+    raw = httpx.get(f"{served.url}/v1/files/{file.id}", headers={"Authorization": "Bearer key-of-alice"}).json()
+    openapi.check("OpenAIFile", raw)
+    assert alice.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        alice.files.retrieve(file.id)
+
+
+def test_files_are_listed_in_pages(bob: openai.OpenAI) -> None:
+    made = [bob.files.create(file=(f"{i}.jsonl", b"x"), purpose="batch").id for i in range(5)]
+    assert [file.id for file in bob.files.list(limit=2)] == made[::-1]
+    assert [file.id for file in bob.files.list(order="asc", limit=2)] == made
+    assert [file.id for file in bob.files.list(purpose="batch_output")] == []
+    bob.files.delete(made[2])
+    assert [file.id for file in bob.files.list(after=made[2])] == made[1::-1]
+
+
+def test_bounds_of_files(alice: openai.OpenAI, served: Stack) -> None:
+    with pytest.raises(openai.APIStatusError, match="300000") as error:
+        alice.files.create(file=("a", b"x" * 300_001), purpose="batch")
+    assert error.value.status_code == 413
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        alice.files.create(file=("a", b"x"), purpose="vision")
+    headers = {"Authorization": "Bearer key-of-alice"}
+    for sent in ({"content": b"x"}, {"data": {"purpose": "batch"}}, {"files": {"file": b"x"}}):
+        assert httpx.post(served.url + "/v1/files", headers=headers, **sent).status_code == 400  # type: ignore[arg-type]
+    assert left_over(served) == []
+
+
+def left_over(served: Stack) -> list[Path]:
+    return list(Path(served.settings.files_dir).rglob("*.tmp"))
+
+
+PART = '--b\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n{}\r\n'
+PURPOSE, FILE = PART.format("purpose", "", "batch"), PART.format("file", '; filename="a"', "x")
+BODIES_NOT_WHOLE = {
+    "no end": PURPOSE + FILE,
+    "cut in the file": PURPOSE + FILE[:-4],
+    "no parts": "--b--\r\n",
+    "no name": PURPOSE + FILE.replace('name="file"; ', "") + "--b--\r\n",
+    "two files": PURPOSE + FILE + FILE + "--b--\r\n",
+    "unknown part": PURPOSE + FILE + PART.format("other", "", "x") + "--b--\r\n",
+    "endless field": PART.format("purpose", "", "batch" * 1000) + FILE + "--b--\r\n",
+    "garbage": "nothing of the kind",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", BODIES_NOT_WHOLE)
+def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
+    before = {file.id for file in alice.files.list()}
+    headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
+    sent = httpx.post(served.url + "/v1/files", headers=headers, content=BODIES_NOT_WHOLE[name].encode())
+    assert sent.status_code == 400
+    assert sent.json()["error"]["type"] == "invalid_request_error"
+    assert {file.id for file in alice.files.list()} == before
+    assert left_over(served) == []
+
+
+def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = "POST /v1/files HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key-of-alice\r\nContent-Length: 9999\r\n"
+        connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n{PURPOSE}{FILE}".encode())
+        wait_until(lambda: left_over(served) != [])
+    wait_until(lambda: left_over(served) == [])

@@ -1,0 +1,138 @@
+"""Lines of batches: they have the iterations that nobody else wants, and give up all they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from math import inf
+
+import pytest
+
+from services.messages import Claim
+from services.pool.limits import BEHIND
+from services.requests import BATCH_CLASS
+from services.scheduling import Knobs, RequestLevelScheduler
+from services.scheduling.line_budget import TARGET
+from services.scheduling.lineup import LULL
+from tests.services.scheduling.scripted import Script, claim, scripted
+
+ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])
+
+
+def line(number: int, prompt: int = 4, new: int = 20) -> Claim:
+    return replace(claim(f"line{number}", BEHIND + number, prompt, new), priority=BATCH_CLASS)
+
+
+def world(order: str = "fcfs", blocks: int = 100, batch: int = 4) -> Script:
+    """With a second between two looks at the clock: longer than any lull."""
+    return scripted(blocks=blocks, knobs=Knobs(batch, order=order), now=partial(next, count(1.0)))  # type: ignore[arg-type]
+
+
+@ORDERS
+def test_lines_pause_while_another_is_here_and_lose_nothing(order: str) -> None:
+    s = world(order)
+    s.scheduler.add([line(0), line(1)])
+    s.step()
+    assert s.scheduler.gives_way()
+    s.scheduler.add([claim("a", 1, 4, 2)])
+    assert not s.scheduler.gives_way()
+    batches = []
+    for _ in range(3):
+        s.step()
+        batches.append(dict(s.batch))
+    assert batches == [{"a": 4}, {"a": 1}, {"line0": 1, "line1": 1}]
+    assert "vllm:num_preemptions" not in s.scheduler.take_counters()
+
+
+@ORDERS
+def test_who_comes_finds_room_though_lines_have_all_places(order: str) -> None:
+    s = world(order, batch=2)
+    s.scheduler.add([line(0), line(1)])
+    s.step()
+    room = s.scheduler.room()
+    assert (room.requests, room.yields) == (0, [(BATCH_CLASS, 2, 12)])
+    s.scheduler.add([claim("a", 1, 4, 9), claim("b", 2, 4, 9)])
+    assert s.scheduler.room().requests == -2
+    s.step()
+    assert list(s.batch) == ["a", "b"]
+
+
+@ORDERS
+def test_who_comes_takes_the_blocks_of_the_latest_lines(order: str) -> None:
+    s = world(order, blocks=12)
+    s.scheduler.add([line(0), line(1)])  # six blocks each: all there are
+    s.step()
+    s.scheduler.add([claim("a", 1, 4, 4)])
+    s.step()
+    assert list(s.batch) == ["a"]
+    assert s.iteration is not None
+    assert s.iteration.released == ["line1"]
+    while s.select():
+        s.finish()
+    ends = {commit.id: commit.end for commit in s.commits if commit.end}
+    assert {"a", "line0", "line1"} == set(ends)
+    tokens = {id: sum(len(c.tokens) for c in s.commits if c.id == id) for id in ends}
+    assert tokens == {"a": 4, "line0": 20, "line1": 20}
+    assert s.scheduler.blocks.held == 0
+
+
+def test_an_iteration_of_lines_is_short() -> None:
+    """Who comes meanwhile waits for its end. An iteration costs 10 ms, and 1 ms for each token."""
+    s = scripted(blocks=2000, length=1000, knobs=Knobs(32))
+    s.scheduler.add([line(number, prompt=300, new=200) for number in range(32)])
+    seconds = []
+    for _ in range(500):
+        s.select()
+        seconds.append(0.01 + 0.001 * sum(s.batch.values()))
+        s.finish(elapsed=seconds[-1])
+    assert max(seconds[20:]) <= TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
+    assert min(seconds[20:100]) >= TARGET / 2
+
+
+def test_an_iteration_of_others_has_no_such_bound() -> None:
+    s = scripted(blocks=2000, length=1000, knobs=Knobs(32))
+    s.scheduler.add([line(0)])
+    s.step(elapsed=0.5)
+    s.scheduler.add([claim("a", 1, 900, 9)])
+    s.step()
+    assert s.batch == {"a": 900}
+
+
+def test_lines_wait_a_while_for_others_to_follow() -> None:
+    now = 1.0
+    s = scripted(knobs=Knobs(4), now=lambda: now)
+    s.scheduler.add([line(0)])
+    assert s.scheduler.rest() == 0.0
+    s.step()
+    s.scheduler.add([claim("a", 1, 4, 1)])
+    assert s.scheduler.rest() == inf
+    s.step()
+    assert s.batch == {"a": 4}
+    assert s.scheduler.rest() == pytest.approx(LULL)
+    now += LULL / 2
+    assert s.select() is None
+    assert s.scheduler.rest() == pytest.approx(LULL / 2)
+    now += LULL
+    assert s.scheduler.rest() == 0.0
+    s.step()
+    assert s.batch == {"line0": 1}
+
+
+def test_a_suspect_line_waits_like_others() -> None:
+    s = world()
+    s.scheduler.add([replace(line(0), strikes=2), claim("a", 1, 4, 2)])
+    s.step()
+    assert list(s.batch) == ["a"]
+    s.step()
+    s.step()
+    assert list(s.batch) == ["line0"]
+
+
+def test_a_fixed_batch_of_lines_is_not_left() -> None:
+    s = scripted(RequestLevelScheduler, knobs=Knobs(2))
+    s.scheduler.add([line(0, new=3)])
+    s.step()
+    s.scheduler.add([claim("a", 1, 4, 2)])
+    s.step()
+    assert list(s.batch) == ["line0"]
