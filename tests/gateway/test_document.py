@@ -36,7 +36,12 @@ CONVERSATION = {
     "reasoning: object",
     "truncation: 'auto'",
 }
+OTHER_ENDPOINTS = ("embeddings", "images/edits", "images/generations", "moderations", "videos")
 NARROWED: dict[str, set[str]] = {
+    "post /v1/batches": {
+        "input_file_id: maxLength 100",
+        *(f"endpoint: '/v1/{name}'" for name in OTHER_ENDPOINTS),
+    },
     "post /v1/files": {f"purpose: '{use}'" for use in ("assistants", "evals", "fine-tune", "user_data", "vision")},
     "post /v1/completions": {"suffix: any string but ", "prompt: null", *(LENGTHS - {"max_tokens: minimum 1"})},
     "post /v1/chat/completions": {
