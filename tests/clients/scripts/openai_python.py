@@ -78,7 +78,7 @@ def _() -> None:
 
 @step("chat stream helper")
 def _() -> None:
-    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, max_tokens=8) as stream:
+    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=64) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
     expect({"chunk", "content.delta", "content.done"} <= kinds, kinds)
@@ -209,7 +209,12 @@ def _() -> None:
         (lambda: client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=9), openai.BadRequestError),
         (lambda: client.chat.completions.create(model="nothing", messages=MESSAGES), openai.NotFoundError),
         (lambda: client.responses.retrieve("resp_nothing"), openai.NotFoundError),
-        (lambda: client.with_options(timeout=0.001).models.list(), openai.APITimeoutError),
+        (
+            lambda: client.with_options(timeout=0.2).completions.create(
+                model=MODEL, prompt="Once", max_tokens=2000, extra_body={"ignore_eos": True}
+            ),
+            openai.APITimeoutError,
+        ),
     ):
         try:
             call()
