@@ -73,6 +73,11 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in self.choices[:: self.plan.n])},
         }
 
+    def usage_so_far(self, choice: Choice) -> dict[str, int]:
+        """Of one choice, with the pieces that were taken of it, as vLLM counts it for `continuous_usage_stats`."""
+        prompt, completion = self.plan.prompt_tokens, min(choice.sent, choice.completion_tokens)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any] | None:
         if not self.plan.with_logprobs:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 
 import orjson
@@ -9,17 +10,26 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import ApiError, ClientGone, Kind
+from gateway.gateway import of
 
 M = TypeVar("M", bound=BaseModel)
+Path = tuple[str | int, ...]
+
+MOST_WARNINGS = 1000  # unknown names that are logged, each once: a client must not be able to fill the log
+
+log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
-async def parse(request: Request, model: type[M], max_bytes: int) -> M:
+async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`; any content type is taken for JSON.
 
-    Raises ApiError for a body over `max_bytes` (with or without a content length), for what is not a JSON object
-    (NaN, invalid UTF-8 and nesting over 1,024 levels included) and for the first field that is wrong.
+    Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for what is not a
+    JSON object (NaN, invalid UTF-8 and nesting over 1,024 levels included) and for the first field that is wrong.
     """
-    return validate(model, loads(await _read(request, max_bytes)))
+    settings = of(request).settings
+    value = loads(await _read(request, settings.max_body_bytes))
+    return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -53,12 +63,36 @@ def loads(body: bytes) -> dict[str, Any]:
     return value
 
 
-def validate(model: type[M], value: dict[str, Any]) -> M:
-    """`value` as a `model`, or ApiError about its first wrong field."""
+def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False) -> M:
+    """`value` as a `model`, or ApiError about its first wrong field. `ignore_unknown`: unknown fields are removed from
+    `value` and logged instead."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _explain(error.errors(include_url=False)) from None
+        errors = error.errors(include_url=False)
+    unknown = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
+    if not (ignore_unknown and unknown):
+        raise _explain(errors)
+    for path in unknown:
+        _remove(value, path)
+    _warn(unknown)
+    return validate(model, value)
+
+
+def _remove(value: Any, path: Path) -> None:
+    """Remove the field at `path`. Steps that name a variant of a union are no part of the value."""
+    *steps, name = path
+    for step in steps:
+        known = isinstance(value, list) if isinstance(step, int) else step in value
+        value = value[step] if known else value
+    value.pop(name, None)
+
+
+def _warn(unknown: list[Path]) -> None:
+    for name in {str(path[-1])[:64] for path in unknown} - _warned:
+        if len(_warned) < MOST_WARNINGS:
+            _warned.add(name)
+            log.warning("ignored the unknown parameter %r (unknown_fields=ignore); logged once for each name", name)
 
 
 def _explain(errors: list[Any]) -> ApiError:
@@ -68,7 +102,7 @@ def _explain(errors: list[Any]) -> ApiError:
     error = errors[0]
     param = _path(error["loc"])
     if error["type"] == "contradiction":
-        return ApiError(Kind.INVALID, f"{error['msg']}.", error["ctx"]["param"])
+        return ApiError(Kind.INVALID, f"{error['msg']}.", _path((*error["loc"], error["ctx"]["param"])))
     if error["type"] == "missing":
         return ApiError(Kind.INVALID, f"Missing required parameter: '{param}'.", param)
     kind = Kind.UNSUPPORTED if error["type"] == "unsupported" else Kind.INVALID
@@ -78,7 +112,7 @@ def _explain(errors: list[Any]) -> ApiError:
     return ApiError(kind, f"Invalid '{param}': {text}{got}.", param)
 
 
-def _path(loc: tuple[str | int, ...]) -> str:
+def _path(loc: Path) -> str:
     """OpenAI's way to name a field: `messages[0].content`."""
     path = ""
     for part in loc:

@@ -185,7 +185,7 @@ async def chat_tokens(
         return model.tokenizer.encode(text, add_special_tokens=False)
 
     try:
-        return await off_loop(sum(32 + len(m.content) for m in messages), tokens)
+        return await off_loop(sum(32 + m.size for m in messages), tokens)
     except ValueError as error:
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
 
@@ -226,6 +226,7 @@ def _plan(
         service_tier=tier,
         prompts=prompts if fields.return_token_ids else [],
         extra=extra,
+        continuous_usage=fields.continuous_usage,
     )
 
 

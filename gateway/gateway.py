@@ -66,6 +66,11 @@ class Gateway:
             await self.pool.unregister(self.id)
         await self.pool.close()
 
+    @property
+    def alive(self) -> bool:
+        """Whether its parts run. One that has started and does not would submit requests and hear no token of them."""
+        return not self._life.done()
+
     async def _live(self) -> None:
         await self._connect()
         await asyncio.gather(_forever(self.heartbeat.run), _forever(self.reader.run), _forever(self.put_back.run))
@@ -76,7 +81,9 @@ class Gateway:
                 return await self.pool.connect()
             except PoolUnavailable as error:
                 log.warning("waiting for the pool: %s", error)
-                await asyncio.sleep(RECONNECT)
+            except Exception:
+                log.exception("connecting to the pool failed; it is tried again")
+            await asyncio.sleep(RECONNECT)
 
 
 async def _forever(part: Callable[[], Awaitable[None]]) -> None:

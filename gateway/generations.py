@@ -115,4 +115,5 @@ class Generations:
 
 def _as_asked(plan: Plan, ticket: Ticket) -> Plan:
     """The same request may be followed in another way than it was submitted."""
-    return replace(plan, include_usage=ticket.plan.include_usage)
+    asked = ticket.plan
+    return replace(plan, include_usage=asked.include_usage, continuous_usage=asked.continuous_usage)

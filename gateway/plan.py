@@ -49,6 +49,7 @@ class Plan:
     service_tier: str | None = None
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
+    continuous_usage: bool = False  # with `include_usage`: each chunk tells the usage so far
 
     @property
     def chat(self) -> bool:

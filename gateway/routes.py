@@ -58,7 +58,8 @@ async def _answered(request: Request, chat: bool) -> Response:
         gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
         raise
     if ticket.stream:
-        return await streamed(generation, writer(generation, gateway.model, position))
+        with_ids = ticket.submission.resumable or position is not None
+        return await streamed(generation, writer(generation, gateway.model, position, with_ids))
     return await whole(generation, Answer(generation.plan, gateway.model, generation.request))
 
 
@@ -71,9 +72,8 @@ def _position(request: Request, ticket: Ticket) -> Position | None:
 
 async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
     caller = Caller.of(request)
-    limit = gateway.settings.max_body_bytes
     if chat:
-        chat_fields = await parse(request, ChatRequest, limit)
+        chat_fields = await parse(request, ChatRequest)
         return await gateway.door.chat(chat_fields, await gateway.figures(), caller)
-    fields = await parse(request, CompletionRequest, limit)
+    fields = await parse(request, CompletionRequest)
     return await gateway.door.completion(fields, await gateway.figures(), caller)

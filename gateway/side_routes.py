@@ -19,9 +19,9 @@ router = APIRouter()
 
 
 @router.get("/health")
-async def health() -> Response:
-    """This process lives and answers."""
-    return Response()
+async def health(request: Request) -> Response:
+    """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
+    return Response(status_code=200 if of(request).alive else 503)
 
 
 @router.get("/ready")
@@ -62,7 +62,7 @@ async def program_version(request: Request) -> dict[str, object]:
 async def tokenize(request: Request) -> dict[str, object]:
     gateway = of(request)
     model = gateway.model
-    fields = await parse(request, TokenizeRequest, gateway.settings.max_body_bytes)
+    fields = await parse(request, TokenizeRequest)
     gateway.door.check_model(fields.model)
     if fields.messages is not None:
         tokens = await chat_tokens(model, fields.messages, fields.add_generation_prompt)
@@ -81,7 +81,7 @@ async def tokenize(request: Request) -> dict[str, object]:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> dict[str, object]:
     gateway = of(request)
-    fields = await parse(request, DetokenizeRequest, gateway.settings.max_body_bytes)
+    fields = await parse(request, DetokenizeRequest)
     gateway.door.check_model(fields.model)
     gateway.door.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}

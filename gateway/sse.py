@@ -1,5 +1,9 @@
 """Server-sent events of an answer.
 
+A plain stream has OpenAI's frames: `data: ` begins every block, and no event has an `id` line, because common clients
+strip a leading `data: ` and parse the rest of the block as JSON. A stream that can be resumed has an `id` line before
+each `data` line.
+
 The `id` of an event is `<request>:<i0>.<i1>...`, for each choice how many of its token events (the end is one) it and
 the events before it have said: no counter, so that coalescing and another gateway agree on it. Opening events, which
 say no token, have the numbers of the choices opened so far alone; the usage chunk counts as one more event of the last
@@ -26,14 +30,18 @@ def error_frame(error: ApiError) -> bytes:
 
 class SseWriter:
     """Writes the chunks of chat and completions. Their constant parts are bytes made once: this path carries every
-    token. `opened` counts the choices whose opening events the client has had already."""
+    token.
 
-    def __init__(self, answer: Answer, opened: int = 0) -> None:
+    `opened` counts the choices whose opening events the client has had already; `with_ids` gives each event its `id`.
+    """
+
+    def __init__(self, answer: Answer, opened: int = 0, with_ids: bool = False) -> None:
         plan = answer.plan
         self._answer = answer
         self._chat = plan.chat
-        self._with_ids = plan.return_token_ids
+        self._with_token_ids = plan.return_token_ids
         self._include_usage = plan.include_usage
+        self._continuous_usage = plan.include_usage and plan.continuous_usage
         head = {
             "id": answer.request,
             "object": "chat.completion.chunk" if plan.chat else "text_completion",
@@ -42,8 +50,8 @@ class SseWriter:
         }
         if plan.service_tier is not None:
             head["service_tier"] = plan.service_tier
-        self._id = b"id: " + answer.request.encode() + b":"
-        self._head = b"\ndata: " + orjson.dumps(head)[:-1]
+        self._id = b"id: " + answer.request.encode() + b":" if with_ids else None
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if plan.include_usage else b"}\n\n"
         self._opened: int | None = opened  # None once all are
         self.done = False  # the last frame was written
@@ -58,9 +66,9 @@ class SseWriter:
         frames = self._opening()
         opening = len(frames)
         for choice in touched:
-            piece = choice.take(silent=self._with_ids)
+            piece = choice.take(silent=self._with_token_ids)
             if piece is not None:
-                frames.append(self._frame(self._said(choice, piece)))
+                frames.append(self._frame(self._said(choice, piece), self._tail_of(choice)))
         if self._answer.error is not None:
             self.done = True
             if len(frames) == opening:
@@ -82,16 +90,16 @@ class SseWriter:
             return []
         frames = []
         for index in range(self._opened, len(self._answer.choices)):
-            head = b'{"index":%d,' % index
-            prompt = orjson.dumps(self._answer.plan.prompt_of(index)) if self._with_ids else b""
+            head, tail = b'{"index":%d,' % index, self._tail_of(self._answer.choices[index])
+            prompt = orjson.dumps(self._answer.plan.prompt_of(index)) if self._with_token_ids else b""
             if self._chat:
                 said = head + b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
                 said += b',"token_ids":[]}' if prompt else b"}"
                 top = b',"prompt_token_ids":' + prompt if prompt else b""
-                frames.append(self._frame(said, top + self._tail, index + 1))
+                frames.append(self._frame(said, top + tail, index + 1))
             elif prompt:
                 said = head + b'"text":"","logprobs":null,"finish_reason":null,"token_ids":[],"prompt_token_ids":'
-                frames.append(self._frame(said + prompt + b"}", opened=index + 1))
+                frames.append(self._frame(said + prompt + b"}", tail, index + 1))
         self._opened = None
         return frames
 
@@ -103,7 +111,7 @@ class SseWriter:
             b'"delta":{"content":' + text + b"}" if self._chat else b'"text":' + text,
             NULL if logprobs is None else orjson.dumps(logprobs),
             NULL if piece.finish_reason is None else b'"' + piece.finish_reason.encode() + b'"',
-            b',"token_ids":' + orjson.dumps(piece.tokens) if self._with_ids else b"",
+            b',"token_ids":' + orjson.dumps(piece.tokens) if self._with_token_ids else b"",
         )
 
     def _closing(self) -> list[bytes]:
@@ -115,6 +123,16 @@ class SseWriter:
         usage = b',"usage":' + orjson.dumps(self._answer.usage()) + b"}\n\n"
         return [self._frame(b"", usage), DONE]
 
-    def _frame(self, choices: bytes, tail: bytes | None = None, opened: int | None = None) -> bytes:
-        indices = b".".join(b"%d" % choice.sent for choice in self._answer.choices[:opened])
-        return b"".join((self._id, indices, self._head, b',"choices":[', choices, b"]", tail or self._tail))
+    def _tail_of(self, choice: Choice) -> bytes:
+        """The end of a chunk that says something of `choice`."""
+        if not self._continuous_usage:
+            return self._tail
+        return b',"usage":' + orjson.dumps(self._answer.usage_so_far(choice)) + b"}\n\n"
+
+    def _frame(self, choices: bytes, tail: bytes, opened: int | None = None) -> bytes:
+        return b"".join((self._id_line(opened), self._head, choices, b"]", tail))
+
+    def _id_line(self, opened: int | None) -> bytes:
+        if self._id is None:
+            return b""
+        return self._id + b".".join(b"%d" % choice.sent for choice in self._answer.choices[:opened]) + b"\n"

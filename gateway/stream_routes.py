@@ -25,10 +25,10 @@ async def stream(request: Request, name: str) -> Response:
     if position is not None and position.request != name:
         raise position.wrong(f"is not of request '{name[:100]}'")
     generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
-    return await streamed(generation, writer(generation, gateway.model, position))
+    return await streamed(generation, writer(generation, gateway.model, position, with_ids=True))
 
 
-def writer(generation: Generation, model: ServedModel, position: Position | None) -> SseWriter:
+def writer(generation: Generation, model: ServedModel, position: Position | None, with_ids: bool) -> SseWriter:
     """What writes the events behind `position`. Closes the generation and raises ApiError where there is no such
     position."""
     try:
@@ -41,4 +41,4 @@ def writer(generation: Generation, model: ServedModel, position: Position | None
         generation.close()
         raise
     said = position.said if position else ()
-    return SseWriter(Answer(generation.plan, model, generation.request, said), opened=len(said))
+    return SseWriter(Answer(generation.plan, model, generation.request, said), len(said), with_ids)

@@ -126,6 +126,10 @@ class Settings(BaseSettings):
         Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
     ] = -1
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest HTTP body")] = 8 << 20
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
+    ] = "refuse"
     completion_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of completions")] = 16
     chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
 

@@ -28,4 +28,8 @@ class StaleEpoch(OrcaError):
 
 
 class PoolUnavailable(OrcaError):
-    """The pool's server does not answer (yet)."""
+    """The pool's server does not answer, or refuses for a reason that passes."""
+
+
+class PoolDenied(PoolUnavailable):
+    """The pool's server refuses the user or the password."""

@@ -22,15 +22,15 @@ CLOSING = 4  # events after the last one of text
 
 
 class EventWriter:
-    """Writes what comes after event number `after`; -1: all of it."""
+    """Writes what comes after event number `after`; -1: all of it. `with_ids` gives each event an `id` line."""
 
-    def __init__(self, asked: Asked, transcript: Transcript, after: int = -1) -> None:
+    def __init__(self, asked: Asked, transcript: Transcript, after: int = -1, with_ids: bool = False) -> None:
         self._asked = asked
         self._transcript = transcript
         self._after = after
         self._created = self._opened = self._failed = False
         self._last = max(after, 0)  # the number of the last event written
-        self._id = asked.id.encode()
+        self._id = b"id: " + asked.id.encode() + b":" if with_ids else None
         place = orjson.dumps(self._place())[1:-1]
         self._delta_head = b'{"type":"response.output_text.delta",' + place + b',"delta":'
 
@@ -111,4 +111,5 @@ class EventWriter:
 
     def _frame(self, kind: bytes, number: int, data: bytes) -> bytes:
         self._last = number
-        return b"event: %s\nid: %s:%d\ndata: %s\n\n" % (kind, self._id, number, data)
+        id = b"" if self._id is None else self._id + b"%d\n" % number
+        return b"event: %s\n%sdata: %s\n\n" % (kind, id, data)

@@ -34,14 +34,15 @@ router = APIRouter(prefix="/v1/responses")
 async def create(request: Request) -> Response:
     gateway, received = of(request), _now()
     try:
-        fields = await parse(request, ResponseRequest, gateway.settings.max_body_bytes)
-        position = position_of(request, bool(fields.stream))
-        stored = await _created(gateway, request, fields, position, received)
+        fields = await parse(request, ResponseRequest)
+        caller, position = _caller(request, fields), position_of(request, bool(fields.stream))
+        stored = await _created(gateway, request, fields, caller, position, received)
     except ApiError as error:
         gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
         raise
     if fields.stream:
-        return _streamed(stored, after=position.said[0] if position else -1)
+        after = position.said[0] if position else -1
+        return _streamed(stored, after, with_ids=caller.resumable or position is not None)
     if stored.asked.background:
         try:
             return await _as_it_stands(stored)
@@ -56,7 +57,7 @@ async def retrieve(request: Request, id: str) -> Response:
     after = after_of(request, id)
     stored = await find(of(request), id, request.state.tenant, request.receive)
     if after is not None:
-        return _streamed(stored, after)
+        return _streamed(stored, after, with_ids=True)
     with stored:
         return await _as_it_stands(stored)
 
@@ -83,13 +84,20 @@ async def delete(request: Request, id: str) -> Response:
     return _json(objects.deleted(id))
 
 
+def _caller(request: Request, fields: ResponseRequest) -> Caller:
+    caller = Caller.of(request)
+    return replace(caller, resumable=True, background=True) if fields.background else caller
+
+
 async def _created(
-    gateway: Gateway, request: Request, fields: ResponseRequest, position: Position | None, received: float
+    gateway: Gateway,
+    request: Request,
+    fields: ResponseRequest,
+    caller: Caller,
+    position: Position | None,
+    received: float,
 ) -> StoredResponse:
     """Submitted, or found where the client comes back to a stream or repeats an idempotency key."""
-    caller = Caller.of(request)
-    if fields.background:
-        caller = replace(caller, resumable=True, background=True)
     ticket = await ticket_of(gateway, fields, caller)
     receive = request.receive if fields.stream or not fields.background else None
     if position is None:
@@ -99,8 +107,8 @@ async def _created(
     return StoredResponse(generation, gateway.model)
 
 
-def _streamed(stored: StoredResponse, after: int) -> Response:
-    writer = EventWriter(stored.asked, stored.transcript, after)
+def _streamed(stored: StoredResponse, after: int, with_ids: bool) -> Response:
+    writer = EventWriter(stored.asked, stored.transcript, after, with_ids)
     return EventStream(stored.generation, writer, writer.created())
 
 

@@ -15,6 +15,8 @@ from gateway.responses.objects import Asked
 from gateway.responses.transcript import Transcript
 from gateway.schemas.chat import Message
 
+PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and its text say
+
 
 @dataclass(frozen=True, slots=True)
 class Extra:
@@ -24,13 +26,13 @@ class Extra:
     conversation: list[Message]
 
     def pack(self) -> bytes:
-        said = [[message.role, message.content] for message in self.conversation]
+        said = [[m.role, m.text, m.model_dump(exclude=PLAIN, exclude_none=True)] for m in self.conversation]
         return orjson.dumps({"echo": self.echo, "conversation": said})
 
     @classmethod
     def unpack(cls, extra: bytes) -> Self:
         fields = orjson.loads(extra)
-        said = [Message(role=role, content=content) for role, content in fields["conversation"]]
+        said = [Message(role=role, content=text, **dict(*more)) for role, text, *more in fields["conversation"]]
         return cls(fields["echo"], said)
 
 

@@ -2,47 +2,120 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.schemas.common import Count, GenerationFields, Strict, contradiction, only, unsupported
 
+# The kinds of content parts that are text, and the field that holds it.
+TEXT_PARTS = {"text": "text", "refusal": "refusal"}
+# Fields of a text part that change no token.
+PART_EXTRAS = {"type", "prompt_cache_breakpoint", "cache_control", "annotations"}
 
-def _content(value: Any) -> str:
-    """The text of a message: a string, or text parts joined."""
-    if isinstance(value, str):
+
+def _content(value: Any) -> str | None:
+    """The text of a message: a string, or text parts joined; None where there is none."""
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise ValueError("has a part that is not an object with a type")
-        if part["type"] != "text":
-            raise unsupported("has a part that is not text; this server takes text alone")
-        if set(part) - {"type", "text", "prompt_cache_breakpoint"} or not isinstance(part.get("text"), str):
-            raise ValueError("has a text part that is not {'type': 'text', 'text': string}")
-        texts.append(part["text"])
-    return "".join(texts)
+    return "".join(map(_text_of_part, value))
+
+
+def _text_of_part(part: Any) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise ValueError("has a part that is not an object with a type")
+    kind = part["type"]
+    if kind not in TEXT_PARTS:
+        raise unsupported("has a part that is not text; this server takes text alone")
+    text = part.get(TEXT_PARTS[kind])
+    extra = {name for name, value in part.items() if value is not None} - PART_EXTRAS - {TEXT_PARTS[kind]}
+    if extra or not isinstance(text, str):
+        raise ValueError(f"has a {kind} part that is not {{'type': '{kind}', '{TEXT_PARTS[kind]}': string}}")
+    return text
+
+
+class FunctionCall(Strict):
+    """The function a model called. `parsed_arguments` is what the openai package adds when it dumps an answer."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+    parsed_arguments: Any = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Chat templates take the arguments as an object, and write them as JSON themselves."""
+        arguments = self.arguments
+        if isinstance(arguments, str):
+            try:
+                parsed = json.loads(arguments)
+            except ValueError:
+                parsed = None
+            arguments = parsed if isinstance(parsed, dict) else arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Strict):
+    """A call in the history of a conversation."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None  # streams have it
+
+    def for_template(self) -> dict[str, Any]:
+        named = {} if self.id is None else {"id": self.id}
+        return {**named, "type": self.type, "function": self.function.for_template()}
 
 
 class Message(Strict):
-    """One message, its content as one text."""
+    """One message, its content as one text. It takes back what the official client dumps of an answer."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
     name: str | None = None
-    refusal: Annotated[None, only()] = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name for it
+    refusal: str | None = None
     audio: Annotated[None, only()] = None
-    tool_calls: Annotated[None, only([])] = None
-    function_call: Annotated[None, only()] = None
+    annotations: list[Any] | None = None  # of an answer: says nothing to a template
+    parsed: Any = None  # likewise, as the openai package dumps it
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise contradiction("content", f"a message of role '{self.role}' must have a 'content'")
+        if self.role != "assistant" and (self.tool_calls or self.function_call):
+            raise contradiction("tool_calls", f"a message of role '{self.role}' cannot call tools")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content; where an answer was a refusal, that."""
+        return self.content if self.content is not None else self.refusal or ""
+
+    @property
+    def size(self) -> int:
+        """Characters of text, about."""
+        calls = [call.function for call in self.tool_calls or ()]
+        return len(self.text) + len(self.reasoning_content or "") + sum(len(str(call.arguments)) for call in calls)
+
+    def for_template(self) -> dict[str, Any]:
         """As chat templates know it; they call a developer `system`."""
+        optional = {
+            "name": self.name,
+            "tool_calls": [call.for_template() for call in self.tool_calls] if self.tool_calls else None,
+            "tool_call_id": self.tool_call_id,
+            "function_call": self.function_call.for_template() if self.function_call else None,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self.content}
-        return message if self.name is None else {**message, "name": self.name}
+        known = {name: value for name, value in optional.items() if value is not None}
+        return {"role": role, "content": self.text, **known}
 
 
 class ChatRequest(GenerationFields):
@@ -52,10 +125,10 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none")] = None
+    tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
     parallel_tool_calls: bool | None = None  # without tools it says nothing
     functions: Annotated[None, only([])] = None
-    function_call: Annotated[None, only("none")] = None
+    function_call: Annotated[None, only("none", "auto")] = None
     modalities: Annotated[None, only(["text"])] = None
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
@@ -70,7 +143,7 @@ class ChatRequest(GenerationFields):
         if None not in both and both[0] != both[1]:
             text = f"'max_tokens' {both[0]} and 'max_completion_tokens' {both[1]} contradict each other"
             raise contradiction("max_completion_tokens", text)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true")
         return self
 

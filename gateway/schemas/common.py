@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +16,7 @@ MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 LAST_CLASS = 8  # and -8 is the first
+NO_EFFORT = ("effort", "none")
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
 
 Count = Annotated[int, Field(ge=1)]
@@ -29,6 +31,14 @@ def only(*neutral: Any) -> BeforeValidator:
             raise unsupported("is not supported by this server; leave it out")
 
     return BeforeValidator(check)
+
+
+def nothing_asked(value: Any) -> None:
+    """Validates an object of options none of which is served here: null ones and an effort of "none" are taken."""
+    if isinstance(value, dict):
+        value = {name: option for name, option in value.items() if option is not None and (name, option) != NO_EFFORT}
+    if value:
+        raise unsupported("is not supported by this server; leave it out")
 
 
 def unsupported(text: str) -> PydanticCustomError:
@@ -69,12 +79,51 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 
 class Strict(BaseModel):
+    """An object of a request body.
+
+    Types are strict and unknown fields are errors, with two exceptions: an unknown field that is null is dropped, and
+    where an integer is meant a float without a fraction is one, because clients of other languages write `2.0`.
+    """
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tolerate(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        integers = _integer_fields(cls)
+        return {
+            name: _integral(field) if name in integers else field
+            for name, field in value.items()
+            if field is not None or name in cls.model_fields
+        }
+
+
+@cache
+def _integer_fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in model.model_fields.items() if _names_int(field.annotation))
+
+
+def _names_int(annotation: Any) -> bool:
+    return annotation is int or any(map(_names_int, get_args(annotation)))
+
+
+def _integral(value: Any) -> Any:
+    """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's; with `include_usage`
     include_obfuscation: bool | None = None  # nothing is obfuscated; the text is the same
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class GenerationFields(Strict, ABC):
@@ -109,11 +158,31 @@ class GenerationFields(Strict, ABC):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    request_id: str | None = None  # vLLM's; the server names requests itself
+    include_reasoning: bool | None = None  # answers have no reasoning apart from their text
+    best_of: int | None = None
+    reasoning: Annotated[None, BeforeValidator(nothing_asked)] = None
+    chat_template_kwargs: Annotated[None, BeforeValidator(nothing_asked)] = None
+    mm_processor_kwargs: Annotated[None, BeforeValidator(nothing_asked)] = None
+    vllm_xargs: Annotated[None, BeforeValidator(nothing_asked)] = None
+    documents: Annotated[None, only([])] = None
+    logits_processors: Annotated[None, only([])] = None
+    use_beam_search: Annotated[None, only(False)] = None
+    length_penalty: Annotated[None, only(1, 1.0)] = None
+    early_stopping: Annotated[None, only(False)] = None
+    return_tokens_as_token_ids: Annotated[None, only(False)] = None
 
     @model_validator(mode="after")
     def _streaming(self) -> GenerationFields:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and self.stream_options.asks and not self.stream:
             raise contradiction("stream_options", "'stream_options' is only allowed when 'stream' is true")
+        return self
+
+    @model_validator(mode="after")
+    def _best_of(self) -> GenerationFields:
+        if self.best_of is not None and self.best_of != self.choices:
+            text = f"'best_of' other than 'n' is not supported: got best_of={self.best_of} and n={self.choices}"
+            raise contradiction("best_of", text)
         return self
 
     @model_validator(mode="after")
@@ -146,6 +215,10 @@ class GenerationFields(Strict, ABC):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self, max_new_tokens: int, seed: int) -> SamplingParams:
         """As scheduler and engine know it; `seed` is used where the client gave none."""

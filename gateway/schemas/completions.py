@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from gateway.schemas.common import GenerationFields, contradiction, only
+from gateway.schemas.common import GenerationFields, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -32,16 +32,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
 class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]  # of str | list[int]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: int | None = None
     echo: Annotated[None, only(False)] = None
     suffix: Annotated[None, only("")] = None
-
-    @model_validator(mode="after")
-    def _best_of(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != self.choices:
-            text = f"'best_of' other than 'n' is not supported: got best_of={self.best_of} and n={self.choices}"
-            raise contradiction("best_of", text)
-        return self
 
     @property
     def asked_logprobs(self) -> int | None:

@@ -77,7 +77,7 @@ class TextOptions(Strict):
 
 
 class ResponseStreamOptions(StreamOptions):
-    include_usage: Annotated[None, only()] = None  # usage is always there
+    include_usage: bool | None = None  # usage is always there
 
 
 class ResponseRequest(GenerationFields):
@@ -102,7 +102,6 @@ class ResponseRequest(GenerationFields):
     tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
     parallel_tool_calls: bool | None = None  # without tools it says nothing
     max_tool_calls: Count | None = None  # likewise
-    reasoning: Annotated[None, only({}, {"effort": None}, {"effort": "none"})] = None
     conversation: Annotated[None, only()] = None
     context_management: Annotated[None, only([])] = None
     prompt: Annotated[None, only()] = None

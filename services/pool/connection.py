@@ -7,6 +7,8 @@ every option that matters is stated.
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
-from services.errors import PoolUnavailable
+from services.errors import PoolDenied, PoolUnavailable
 from services.pool import scripts
 
 OLDEST_SERVER = (6, 2)
@@ -26,14 +28,29 @@ CONNECT_TIMEOUT = 2.0
 BLOCK_SLACK = 5.0  # seconds after which an overdue blocking read means that the server is gone
 SCRIPT_CONNECTIONS = 16
 
+# Error codes of a state of the server that passes: full memory or disk, a failover, a script that runs too long.
+PASSING = ("OOM", "MISCONF", "BUSY", "READONLY", "NOREPLICAS", "MASTERDOWN", "LOADING", "MOVED", "ASK", "CLUSTERDOWN")
+PASSING += ("TRYAGAIN",)
+# Redis 6.2 puts the code of a command that failed inside a script behind a minus sign in the middle of its message.
+_CODE = re.compile(rf"(?:^|-)({'|'.join(PASSING)})\b")
+_KILLED = "Script killed by user"  # by SCRIPT KILL, which works only before a script has written anything
+_DENIED = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
+
+log = logging.getLogger(__name__)
+
 _SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call("TIME")'
 
 
 class Connection:
-    """A server, by URL: `redis://`, `rediss://` or `unix://`. Every failure to reach it is `PoolUnavailable`."""
+    """A server, by URL: `redis://`, `rediss://` or `unix://`.
+
+    Every failure to reach it, and every answer that says that it cannot serve now, is `PoolUnavailable`. The log has
+    one line when calls of a kind begin to fail, or fail for another reason, and one when they work again.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._failing: dict[str, str] = {}  # by kind of call, why the last one failed
         self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
         self._blocking = self._client(None, redis.ConnectionPool, None)
 
@@ -56,7 +73,7 @@ class Connection:
 
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
-        with _unavailable():
+        with self._calling("check"):
             info = await self._scripts.info("server")
             version = str(info["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
@@ -64,6 +81,8 @@ class Connection:
             try:
                 answer = await self._scripts.eval(_SELF_TEST, 0)
             except exceptions.ResponseError as error:
+                if code_of(error):
+                    raise
                 raise PoolUnavailable(f"{self.url}: server {version} does not run our Lua: {error}") from None
             assert answer == b"a2", f"Lua self-test gave {answer!r}"
             for name in scripts.names():
@@ -72,19 +91,19 @@ class Connection:
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
         """The script's reply. It is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
-        with _unavailable():
+        with self._calling(name):
             try:
                 return await self._scripts.execute_command("EVALSHA", script.sha, 1, prefix, *args)
             except exceptions.NoScriptError:
                 return await self._scripts.execute_command("EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
-        with _unavailable():
+        with self._calling(str(args[0])):
             return await self._scripts.execute_command(*args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """A command that blocks for at most `timeout` seconds, as its arguments say."""
-        with _unavailable():
+        with self._calling(str(args[0])):
             async with asyncio.timeout(timeout + BLOCK_SLACK):
                 return await self._blocking.execute_command(*args)
 
@@ -94,24 +113,49 @@ class Connection:
             await client.connection_pool.disconnect()
 
 
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    """Around every call. A cancellation always comes out of it: redis-py writes under `asyncio.wait_for`, which before
-    Python 3.12 forgets one that comes just when the write is done."""
-    task = asyncio.current_task()
-    assert task is not None
-    cancelled = task.cancelling()
-    try:
-        yield
-    except (
-        exceptions.ConnectionError,
-        exceptions.TimeoutError,
-        exceptions.ReadOnlyError,
-        exceptions.OutOfMemoryError,
-        OSError,  # also TimeoutError
-    ) as error:
+    @contextmanager
+    def _calling(self, kind: str) -> Iterator[None]:
+        """Around every call. A cancellation always comes out of it: redis-py writes under `asyncio.wait_for`, which
+        before Python 3.12 forgets one that comes just when the write is done."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
+        try:
+            yield
+        except (exceptions.RedisError, OSError) as error:  # OSError: also TimeoutError
+            if task.cancelling() > cancelled:
+                raise asyncio.CancelledError from error
+            reason = _why_unavailable(error)
+            if reason is None:
+                raise
+            self._failed(kind, reason, error)
+            denied = isinstance(error, _DENIED) or isinstance(error.__cause__, _DENIED)
+            made = PoolDenied if denied else PoolUnavailable
+            raise made(f"the pool's server does not answer: {error or type(error).__name__}") from error
         if task.cancelling() > cancelled:
-            raise asyncio.CancelledError from error
-        raise PoolUnavailable(f"the pool's server does not answer: {error or type(error).__name__}") from error
-    if task.cancelling() > cancelled:
-        raise asyncio.CancelledError
+            raise asyncio.CancelledError
+        if self._failing.pop(kind, None):
+            log.warning("the pool's server answers %s again", kind)
+
+    def _failed(self, kind: str, reason: str, error: Exception) -> None:
+        if self._failing.get(kind) != reason:
+            self._failing[kind] = reason
+            log.warning("the pool's server does not answer %s (%s), waiting: %s", kind, reason, error)
+
+
+def code_of(error: Exception) -> str | None:
+    """The server's error code, one of `PASSING`, in an error that redis-py raised."""
+    code = getattr(error, "status_code", None)
+    if code in PASSING:
+        return str(code)
+    found = _CODE.search(str(error))
+    return found[1] if found else None
+
+
+def _why_unavailable(error: Exception) -> str | None:
+    """A word for the state that the server is in; None for an error that does not pass, such as a fault in a script."""
+    if code := code_of(error):
+        return code
+    if isinstance(error, exceptions.ResponseError) and not isinstance(error, _DENIED):
+        return "SCRIPT KILL" if _KILLED in str(error) else None
+    return type(error).__name__

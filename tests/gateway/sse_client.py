@@ -20,6 +20,7 @@ class Event:
 
 
 DONE = Event(None, "[DONE]")
+RESUMABLE = {"Orca-Resumable": "true"}  # its events have ids
 
 
 def events(response: httpx.Response) -> Iterator[Event]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sse_client import read
+from sse_client import RESUMABLE, read
 from stack import Stack
 
 from services.config import Settings
@@ -69,7 +69,7 @@ def test_the_official_client_s_key(guarded: Stack) -> None:
 
 
 def test_a_stream_is_its_tenant_s(client: httpx.Client) -> None:
-    stream = read(client.post("/v1/completions", json=BODY | {"stream": True}, headers=BOB))
+    stream = read(client.post("/v1/completions", json=BODY | {"stream": True}, headers=BOB | RESUMABLE))
     path, last = f"/v1/streams/{stream[0].json()['id']}", {"Last-Event-ID": stream[0].id or ""}
     again = read(client.get(path, headers={"Authorization": "Bearer second-of-bob"}))
     assert again[-2].id == stream[-2].id

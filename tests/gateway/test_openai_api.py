@@ -26,7 +26,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 def frames(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Ids and data of a stream that ends well."""
-    response = http.post(path, json={"stream": True} | body)
+    response = http.post(path, json={"stream": True} | body, headers={"Orca-Resumable": "true"})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"

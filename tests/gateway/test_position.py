@@ -19,7 +19,9 @@ from services.messages import TokenEvent
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
-    flags = {name: draw(st.booleans()) for name in ("include_usage", "return_token_ids", "with_logprobs")}
+    flags = {
+        name: draw(st.booleans()) for name in ("include_usage", "continuous_usage", "return_token_ids", "with_logprobs")
+    }
     return flags | {"kind": draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))}
 
 
@@ -50,7 +52,7 @@ def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any])
     position = Position.parse(id.decode())
     made = answer(model, choices, position.said, **fields)
     position.check(made.plan)
-    return SseWriter(made, opened=len(position.said))
+    return SseWriter(made, len(position.said), with_ids=True)
 
 
 def id_of(frame: bytes) -> bytes:
@@ -62,7 +64,7 @@ def test_one_by_one_the_same_bytes_come(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     all_events = events(model, texts, data, fields)
-    whole = written(SseWriter(answer(model, len(texts), **fields)), all_events)
+    whole = written(SseWriter(answer(model, len(texts), **fields), with_ids=True), all_events)
     assert len({id_of(frame) for frame in whole}) == len(whole)
     cut = data.draw(st.integers(0, len(whole) - 2))  # [DONE] has no id
     rest = written(resumed(model, id_of(whole[cut]), len(texts), fields), all_events)
@@ -73,8 +75,10 @@ def test_one_by_one_the_same_bytes_come(
 def test_however_it_comes_each_thing_is_said_once(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
-    at_once = SseWriter(answer(model, len(texts), **fields)).write(events(model, texts, data, fields))
-    first = written(SseWriter(answer(model, len(texts), **fields)), events(model, texts, data, fields), data)
+    at_once = SseWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
+    first = written(
+        SseWriter(answer(model, len(texts), **fields), with_ids=True), events(model, texts, data, fields), data
+    )
     cut = data.draw(st.integers(0, len(first) - 2))
     again = resumed(model, id_of(first[cut]), len(texts), fields)
     joined = first[: cut + 1] + written(again, events(model, texts, data, fields), data)

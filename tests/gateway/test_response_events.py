@@ -92,7 +92,7 @@ def events_of(tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReaso
 
 def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
     choice = Choice(0, tokenizer.tables, sampling.stop, frozenset())
-    return EventWriter(ASKED, Transcript(choice, tokenizer, sampling.logprobs is not None), after)
+    return EventWriter(ASKED, Transcript(choice, tokenizer, sampling.logprobs is not None), after, with_ids=True)
 
 
 def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

@@ -47,7 +47,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "background without store": ({"background": True, "store": False}, "background"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
     "top_logprobs over 20": ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
-    "stream_options alone": ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    "stream_options alone": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "a class beyond the last": ({"priority": 9}, "priority"),
     "no time to the first token": ({"ttft_target": 0}, "ttft_target"),
     "an unknown tier": ({"service_tier": "ultrafast"}, "service_tier"),

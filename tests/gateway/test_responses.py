@@ -37,15 +37,15 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The data of a stream, each event with the name and id that it must have."""
+    """The data of a stream, each event with the name that it must have, and the id if it has one."""
     *frames, rest = text.split("\n\n")
     assert rest == ""
     found = []
     for frame in frames:
-        event, id, data = frame.split("\n")
+        event, *id, data = frame.split("\n")
         said = json.loads(data.removeprefix("data: "))
         assert event == f"event: {said['type']}"
-        assert id.endswith(f":{said['sequence_number']}")
+        assert all(line.startswith("id: ") and line.endswith(f":{said['sequence_number']}") for line in id)
         found.append(said)
     return found
 

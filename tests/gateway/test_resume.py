@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from frames import told
-from sse_client import DONE, Event, events, first, read, rest, some
+from sse_client import DONE, RESUMABLE, Event, events, first, read, rest, some
 from stack import Stack
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -61,7 +61,7 @@ def check_whole(stream: list[Event], unbroken: list[Event]) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_broken_again_and_again(http: httpx.Client, other: httpx.Client, name: str, post: bool) -> None:
     path, body = STREAMS[name]
-    unbroken = read(http.post(path, json=body | {"stream": True}))
+    unbroken = read(http.post(path, json=body | {"stream": True}, headers=RESUMABLE))
     said = first(http, path, body, 2, Orca_Resumable="true")
     gateways = [other, http]
     while said[-1] != DONE:
@@ -79,7 +79,7 @@ def test_broken_again_and_again(http: httpx.Client, other: httpx.Client, name: s
 
 def test_from_the_first_token(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["chat"]
-    whole = read(http.post(path, json=body | {"stream": True}, headers={"Orca-Resumable": "true"}))
+    whole = read(http.post(path, json=body | {"stream": True}, headers=RESUMABLE))
     again = read(other.get(f"/v1/streams/{whole[0].json()['id']}"))
     check_whole(again, whole)
     assert again[0] == whole[0]
@@ -87,19 +87,20 @@ def test_from_the_first_token(http: httpx.Client, other: httpx.Client) -> None:
 
 def test_a_stream_s_header_names_it(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
-    with http.stream("POST", path, json=body | {"stream": True}, headers={"Orca-Resumable": "true"}) as response:
+    with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         request = response.headers["orca-request"]
-    check_whole(read(other.get(f"/v1/streams/{request}")), read(http.post(path, json=body | {"stream": True})))
+    unbroken = read(http.post(path, json=body | {"stream": True}, headers=RESUMABLE))
+    check_whole(read(other.get(f"/v1/streams/{request}")), unbroken)
 
 
 def test_two_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
-    with http.stream("POST", path, json=body | {"stream": True}) as response:
+    with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         mine = events(response)
         one = next(mine)
         others = read(other.get(f"/v1/streams/{one.json()['id']}"))
         check_whole([one, *mine], others)
-    check_whole(others, read(http.post(path, json=body | {"stream": True})))
+    check_whole(others, read(http.post(path, json=body | {"stream": True}, headers=RESUMABLE)))
 
 
 # --- what the pool does not know any more --------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_a_key_gives_the_same_seed_and_name(http: httpx.Client, stack: Stack) ->
 @pytest.fixture(scope="module")
 def ended(http: httpx.Client) -> str:
     """The last id of a stream that has ended: 16 tokens, the end, no usage."""
-    return read(http.post(COMPLETIONS, json={"prompt": "over", "stream": True}))[-2].id or ""
+    return read(http.post(COMPLETIONS, json={"prompt": "over", "stream": True}, headers=RESUMABLE))[-2].id or ""
 
 
 def check_refused(response: httpx.Response, status: int, text: str) -> None:
@@ -189,7 +190,7 @@ def test_a_position_that_there_is_not(http: httpx.Client, ended: str, indices: s
 
 def test_a_position_behind_the_end(http: httpx.Client, stack: Stack) -> None:
     stop = {"prompt": "over and out ", "stop": "d o", "stream": True, "max_tokens": 30}
-    id = read(http.post(COMPLETIONS, json=stop))[-2].id or ""
+    id = read(http.post(COMPLETIONS, json=stop, headers=RESUMABLE))[-2].id or ""
     request, _, count = id.partition(":")
     headers = {"Last-Event-ID": f"{request}:{int(count) + 5}"}
     check_refused(http.get(f"/v1/streams/{request}", headers=headers), 400, f"there are {count}")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import post
-from sse_client import DONE, events, rest
+from sse_client import DONE, RESUMABLE, events, read, rest
 from stack import Stack
 
 from services.config import Settings
@@ -29,9 +29,9 @@ def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
         yield stays, goes
 
 
-@pytest.mark.parametrize("headers", [{}, {"Orca-Resumable": "true"}])
+@pytest.mark.parametrize("headers", [{}, RESUMABLE])
 def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
-    """Whether it asked for that or not."""
+    """Whether its events have ids to go on from, or it begins anew."""
     stays, goes = pair
     said = []
     asked: dict[str, Any] = {"json": BODY | {"stream": True}, "headers": headers}
@@ -44,7 +44,10 @@ def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str
     assert DONE not in said
     assert not any('"error"' in event.data for event in said)
     with httpx.Client(base_url=stays.url, timeout=20) as http:
-        said += rest(http, said[-1].id or "")
+        if headers:
+            said += rest(http, said[-1].id or "")
+        else:
+            said = read(http.get(f"/v1/streams/{said[0].json()['id']}"))
     assert said.pop() == DONE
     assert "".join(event.json()["choices"][0]["text"] for event in said) == ("SLOWab " * 9)[:60]
 

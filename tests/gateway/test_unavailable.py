@@ -14,6 +14,7 @@ from clients import post, show_an_engine, wait_until
 from stack import Server, Stack
 
 from services.config import Settings
+from services.pool.pool import RequestPool
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
 
@@ -88,13 +89,13 @@ def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None
         ) as running,
     ):
         lines = running.iter_lines()
-        next(lines)
+        begun = [next(lines)]
         server.call(server.server.stop())
         check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
         check(http.get("/ready"), 503, "pool_unavailable")
         assert http.get("/health").status_code == 200
         server.call(server.server.start())
-        chunks = [line[6:] for line in lines if line.startswith("data: ")]
+        chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
         assert chunks.pop() == "[DONE]"
         text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
         assert text == "SLOWabc " * 10
@@ -109,3 +110,29 @@ def test_a_gateway_starts_before_its_pool(tmp_path: Path, tiny_folder: Path) -> 
             server.call(server.server.start())
             wait_until(lambda: httpx.get(stack.url + "/metrics").status_code == 200)
             wait_until(lambda: stack.call(stack.pool.overview()).gateways == 1)
+
+
+def test_a_fault_while_connecting_leaves_no_deaf_gateway(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connecting fails once with an error that is no outage. The gateway must try again: without its reader it would
+    take requests and never hear a token of them."""
+    connect, failures = RequestPool.connect, [RuntimeError("a fault")]
+
+    async def fail_once(pool: RequestPool) -> None:
+        if pool.name == "deaf" and failures:
+            raise failures.pop()
+        await connect(pool)
+
+    monkeypatch.setattr(RequestPool, "connect", fail_once)
+    with Server(tmp_path) as server, Stack(server.url, "deaf", tiny_folder, Settings()) as stack:
+        wait_until(lambda: not failures)
+        assert httpx.get(stack.url + "/health").status_code == 200
+        assert httpx.post(stack.url + "/v1/completions", json=BODY, timeout=20).status_code == 200
+
+
+def test_health_tells_of_a_gateway_whose_parts_have_ended(redis_url: str, tiny_folder: Path) -> None:
+    with Stack(redis_url, "ended-parts", tiny_folder, Settings(), engine=False) as stack:
+        assert httpx.get(stack.url + "/health").status_code == 200
+        stack.app.state.gateway._life.get_loop().call_soon_threadsafe(stack.app.state.gateway._life.cancel)
+        wait_until(lambda: httpx.get(stack.url + "/health").status_code == 503)

@@ -1,0 +1,176 @@
+"""What a server answers while it cannot serve is waited for, whatever its version, and named once in the log."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+from pool_helpers import Owner, group
+
+from services.errors import PoolDenied, PoolUnavailable
+from services.pool.pool import RequestPool
+
+
+@contextlib.asynccontextmanager
+async def configured(server_url, **options):
+    """A client of a server that has these settings meanwhile."""
+    async with redis.Redis.from_url(server_url, protocol=2) as client:
+        before = {name: (await client.config_get(name))[name] for name in (n.replace("_", "-") for n in options)}
+        try:
+            for name, value in options.items():
+                await client.config_set(name.replace("_", "-"), value)
+            yield client
+        finally:
+            for name, value in before.items():
+                await client.config_set(name, value)
+
+
+@contextlib.asynccontextmanager
+async def full_memory(server_url):
+    async with configured(server_url, maxmemory=1):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def too_few_replicas(server_url):
+    async with configured(server_url, min_replicas_to_write=1):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def a_replica(server_url):
+    """It was told to follow another server, as in a failover."""
+    async with redis.Redis.from_url(server_url, protocol=2) as client:
+        await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            yield
+        finally:
+            await client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+@contextlib.asynccontextmanager
+async def a_replica_without_its_master(server_url):
+    async with configured(server_url, replica_serve_stale_data="no"), a_replica(server_url):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def a_long_script(server_url):
+    async with configured(server_url, lua_time_limit=10) as client:
+        endless = asyncio.create_task(client.eval("while true do end", 0))
+        await asyncio.sleep(0.2)
+        try:
+            yield
+        finally:
+            async with redis.Redis.from_url(server_url, protocol=2) as other:
+                await other.script_kill()
+            await asyncio.gather(endless, return_exceptions=True)
+
+
+async def save(client):
+    """Write a snapshot, well or not."""
+    await client.bgsave()
+    for _ in range(1000):
+        if not (await client.info("persistence"))["rdb_bgsave_in_progress"]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("no snapshot within 10 s")
+
+
+@contextlib.asynccontextmanager
+async def a_failed_save(server_url):
+    """A snapshot cannot be written, as on a full disk: a folder lies where its file should."""
+    async with configured(server_url, save="3600 1", stop_writes_on_bgsave_error="yes") as client:
+        places = await client.config_get("dir") | await client.config_get("dbfilename")
+        in_the_way = Path(places["dir"], places["dbfilename"])
+        (in_the_way / "not empty").mkdir(parents=True)
+        await client.set("a key", "to save")
+        await save(client)
+        try:
+            yield
+        finally:
+            shutil.rmtree(in_the_way)
+            await save(client)
+            await client.delete("a key")
+
+
+STATES = {
+    "OOM": full_memory,
+    "NOREPLICAS": too_few_replicas,
+    "READONLY": a_replica,
+    "MASTERDOWN": a_replica_without_its_master,
+    "BUSY": a_long_script,
+    "MISCONF": a_failed_save,
+}
+
+
+@pytest.mark.parametrize("code", STATES)
+async def test_a_state_that_passes_is_unavailable(server_url, server_pools, caplog, code):
+    pool = await server_pools()
+    owner = await Owner.take(pool)
+    await pool.submit(group("before"))
+    with caplog.at_level(logging.WARNING, "services.pool.connection"):
+        async with STATES[code](server_url):
+            for _ in range(2):
+                with pytest.raises(PoolUnavailable):
+                    await pool.submit(group("during"))
+            with pytest.raises(PoolUnavailable):
+                await owner.claim()
+        assert {reply.request for reply in [await pool.submit(group("after"))]} == {"after"}
+    lines = [record.getMessage() for record in caplog.records if " submit" in record.getMessage()]
+    assert len(lines) == 2, lines
+    assert f"submit ({code})" in lines[0]
+    assert lines[1].endswith("submit again")
+    assert set(await (await Owner.take(pool, "another")).claim()) == {"before/0", "after/0"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"-MOVED 3999 127.0.0.1:6381\r\n",
+        b"-ASK 3999 127.0.0.1:6381\r\n",
+        b"-CLUSTERDOWN The cluster is down\r\n",
+        b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n",
+        b"-LOADING Redis is loading the dataset in memory\r\n",
+        b"$100\r\nhalf a reply",
+        b"no protocol at all\r\n",
+        b"",
+    ],
+)
+async def test_any_answer_of_a_server_in_trouble_is_unavailable(answer):
+    """Those that need a cluster, and what is no answer: from a listener that says them to every command."""
+
+    async def say(reader, writer):
+        while await reader.read(65536):
+            writer.write(answer)
+            await writer.drain()
+            if not answer.startswith(b"-"):
+                writer.close()
+
+    listener = await asyncio.start_server(say, "127.0.0.1", 0)
+    pool = RequestPool(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    for call in (pool.connect, pool.overview, lambda: pool.submit(group("r")), lambda: pool.read_events("g", "0", 0.1)):
+        with pytest.raises(PoolUnavailable):
+            await call()
+    await pool.close()
+    listener.close()
+
+
+async def test_a_wrong_password_is_denied(server_url, server_pools):
+    await server_pools()
+    async with configured(server_url, requirepass="secret") as client:
+        await client.auth("secret")
+        pool = RequestPool(server_url.replace("unix://", "unix://:wrong@"))
+        with pytest.raises(PoolDenied):
+            await pool.connect()
+        await pool.close()
+
+
+async def test_a_fault_in_a_script_is_no_outage(server_pools):
+    pool = await server_pools()
+    with pytest.raises(Exception, match="user_script") as fault:
+        await pool._server.run("submit", pool._prefix, *["no message pack"] * 16)
+    assert not isinstance(fault.value, PoolUnavailable)
