@@ -49,12 +49,14 @@ class Environments:
 
     def _python(self, client: Client, place: Path) -> None:
         uv = self._uv()
-        overrides = place.with_suffix(".overrides")
-        overrides.write_text("\n".join(client.overrides))
         environment = os.environ | {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
         _run([uv, "venv", "--python", sys.executable, "--allow-existing", str(place)], environment)
-        install = [uv, "pip", "install", "--python", str(place / "bin" / "python"), "--override", str(overrides)]
-        _run([*install, *client.packages], environment)
+        install = [uv, "pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *client.packages]
+        if client.overrides:
+            overrides = place / "overrides.txt"
+            overrides.write_text("\n".join(client.overrides))
+            install += ["--override", str(overrides)]
+        _run(install, environment)
 
     def _npm(self, client: Client, place: Path) -> None:
         if not shutil.which("npm"):
