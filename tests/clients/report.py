@@ -31,9 +31,9 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     waiting = [step for step in outcome.steps if step.needs]
     passed = f"{len(done) - len(outcome.failures)} of {len(done)}"
     if waiting:
-        done.append(f"needs {FEATURES}: " + ", ".join(_cell(step.name) for step in waiting))
+        done.append(f"needs {FEATURES}: " + "; ".join(_cell(step.name) for step in waiting))
         passed += f"; {sum(step.passed for step in waiting)} of {len(waiting)} of what needs {FEATURES}"
-    return client.name, client.version, ", ".join(done), passed
+    return client.name, client.version, "; ".join(done), passed
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:

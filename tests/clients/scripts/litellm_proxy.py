@@ -12,6 +12,7 @@ from steps import API_KEY, BASE_URL, BIN, MODEL, QUESTION, SCRATCH, URL, expect,
 PORT = free_port()
 PROXY = f"http://127.0.0.1:{PORT}"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+KEY = "sk-of-the-proxy-of-this-run-alone-0123456789"
 MODELS = {
     "by-openai": {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY},
     "by-vllm": {"model": f"hosted_vllm/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY},
@@ -25,9 +26,9 @@ def main() -> None:
     config = SCRATCH / "proxy.yaml"
     config.write_text(json.dumps(CONFIG))
     command = [BIN / "litellm", "--config", config, "--host", "127.0.0.1", "--port", PORT, "--num_workers", 1]
-    with process(command, ANSWERED, LITELLM_LOCAL_MODEL_COST_MAP="True", NO_DOCS="True"):
-        by_openai(OpenAI(base_url=f"{PROXY}/v1", api_key=API_KEY, max_retries=0))
-        by_anthropic(Anthropic(base_url=PROXY, api_key=API_KEY, max_retries=0))
+    with process(command, ANSWERED, LITELLM_MASTER_KEY=KEY):
+        by_openai(OpenAI(base_url=f"{PROXY}/v1", api_key=KEY, max_retries=0))
+        by_anthropic(Anthropic(base_url=PROXY, api_key=KEY, max_retries=0))
 
 
 def by_openai(client: OpenAI) -> None:

@@ -165,14 +165,14 @@ def _() -> None:
 
 @step("responses stream")
 def _() -> None:
-    with client.responses.stream(model=MODEL, input=QUESTION, max_output_tokens=12) as stream:
+    with client.responses.stream(model=MODEL, input=QUESTION, temperature=0, max_output_tokens=64) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     expect(kinds[0] == "response.created" and "response.output_text.delta" in kinds, kinds)
     expect(final.output_text, final)
 
 
-@step("responses in the background, cancel, delete")
+@step("responses in the background, cancelled, deleted")
 def _() -> None:
     job = client.responses.create(model=MODEL, input=QUESTION, background=True, max_output_tokens=12)
     while job.status in ("queued", "in_progress"):
