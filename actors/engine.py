@@ -64,24 +64,41 @@ def _number(epoch: str) -> int:
     return int(epoch.partition(":")[0])
 
 
-def build_of(settings: Settings) -> str:
+# What tokens and messages of an engine depend on: folders, of which the source files count, and files.
+SOURCES = (
+    "services/engine",
+    "services/models",
+    "services/errors.py",
+    "services/messages.py",
+    "services/requests.py",
+    "services/user_folders.py",
+    "services/wire.py",
+    "actors/engine.py",
+    "actors/weights_mark.py",
+)
+SUFFIXES = frozenset({".py", ".h", ".cpp"})
+
+
+def build_of(settings: Settings, root: Path = Path(__file__).parents[1]) -> str:
     """What an engine actor is made of: a hash of its source and of the settings it reads.
 
-    A scheduler attaches to an actor only if both were built alike.
+    A scheduler attaches to an actor only if both were built alike. Compiled files beside the source do not count: they
+    come and go while a server runs.
     """
     digest = hashlib.sha256(repr((settings.model, settings.null_engine, engine_settings(settings))).encode())
-    root = Path(__file__).parent.parent
-    for folder in (
-        "services/engine",
-        "services/models",
-        "services/messages.py",
-        "services/wire.py",
-        "actors/engine.py",
-        "actors/weights_mark.py",
-    ):
-        for file in sorted((root / folder).rglob("*.[pch]*")) if (root / folder).is_dir() else [root / folder]:
-            digest.update(file.read_bytes())
+    for file in source_files(root):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def source_files(root: Path) -> list[Path]:
+    """The files of `SOURCES` in the checkout or installation at `root`."""
+    found = []
+    for name in SOURCES:
+        path = root / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found += [file for file in files if file.suffix in SUFFIXES and file.is_file()]
+    return found
 
 
 def engine_settings(settings: Settings) -> EngineSettings:

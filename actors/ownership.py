@@ -17,7 +17,7 @@ from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.clock import RealClock
 from services.config import Settings
-from services.errors import EngineLost, PoolUnavailable, StaleEpoch
+from services.errors import EngineLost, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import EngineFigures
@@ -86,8 +86,9 @@ class Ownership:
         return self._loop is not None
 
     async def run(self) -> float | None:
-        """Serve until `stop`, or until the seat or the engine is lost. The seat is given back in any case, the engine
-        stays for its next owner; one that failed is killed, and its actor starts again as a spare.
+        """Serve until `stop`, or until the seat or the engine is lost, or the scheduler fails on a request. The seat is
+        given back in any case, the engine stays for its next owner; one that failed is killed, and its actor starts
+        again as a spare.
 
         Returns the Unix time at which the engine's death was noticed, if it died."""
         struck: list[str] = []
@@ -98,6 +99,11 @@ class Ownership:
             except EngineLost as error:
                 struck = self._loop.in_flight if self._loop else []
                 return await self._lose(error)
+            except SchedulerFault as fault:
+                struck = fault.requests
+                self._parts.counters.inc("orca:scheduler_faults")
+                log.error("seat %s: %s", self._seat.name, fault, exc_info=fault.__cause__)
+                await asyncio.sleep(PAUSE)
             finally:
                 self._loop = None
         except StaleEpoch as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -10,22 +9,24 @@ from typing import Any
 
 import httpx
 
-from cli.server import base_url, served_model
+from cli.arguments import Parser
+from cli.server import add_server, headers, served_model
 from load.resuming import SILENCE, Comeback
 from load.sse import Answer, Events, StreamError
 from services.errors import OrcaError
 
 
 def run(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("orca chat", description="Talk to a running server. Ctrl-D ends.")
-    parser.add_argument("--url", default=base_url(), help="address of the server (default: %(default)s)")
+    parser = Parser("orca chat", "Talk to a running server. Ctrl-D ends.")
+    add_server(parser)
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--priority", type=int, help="class of the requests, the least first")
     parser.add_argument("message", nargs="*", help="say this, print the answer and end")
-    options = parser.parse_args(arguments)
-    with httpx.Client(base_url=options.url, timeout=httpx.Timeout(SILENCE, connect=5)) as client:
+    options = parser.read(arguments)
+    timeout = httpx.Timeout(SILENCE, connect=5)
+    with httpx.Client(base_url=options.url, headers=headers(options.api_key), timeout=timeout) as client:
         chat = Chat(client, options.system, options.max_tokens, options.temperature, options.priority)
         if options.message:
             chat.say(" ".join(options.message))

@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
-from services.errors import OrcaError
+from services.errors import OrcaError, UsageError
+from services.setting_names import suggestion
+from services.version import program_version
 
 COMMANDS = {
     "serve": "serve a model: pool, engines, schedulers and gateway, until Ctrl-C",
     "chat": "talk to a running server",
     "status": "what a running server is doing",
 }
+FLAGS = {"--help": "this list; after a command, its flags", "--version": "the version of this program"}
 
 
 def main() -> None:
-    """Exit status: 0 done, 1 failed with a line that says why, 2 called wrongly."""
+    """Exit status: 0 done, 1 failed with a line that says why, 2 called or configured wrongly."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "-h", "--help"):
-        print("usage: orca COMMAND [--help]\n" + "".join(f"\n  {c:8} {text}" for c, text in COMMANDS.items()))
+        print(_help())
         sys.exit(0 if name else 2)
+    if name == "--version":
+        print(f"orca {program_version()}")
+        return
     if name not in COMMANDS:
-        sys.exit(f"orca: unknown command {name!r}; there are: {', '.join(COMMANDS)}")
+        kind = "flag" if name.startswith("-") else "command"
+        near = suggestion(name, [*COMMANDS, *FLAGS]) or f"; there are: {', '.join(COMMANDS)}"
+        _end(2, f"orca: unknown {kind} {name!r}{near}")
     try:
         importlib.import_module(f"cli.{name}").run(arguments)
+    except UsageError as error:
+        _end(2, f"orca {name}: {error}")
     except OrcaError as error:
-        sys.exit(f"orca {name}: {error}")
+        _end(1, f"orca {name}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _help() -> str:
+    listed = [f"  {name:10} {text}" for name, text in (COMMANDS | FLAGS).items()]
+    return "\n".join(["usage: orca COMMAND [--help]", "", *listed])
+
+
+def _end(status: int, line: str) -> NoReturn:
+    print(line, file=sys.stderr)
+    sys.exit(status)

@@ -16,15 +16,17 @@ import time
 
 from actors.leftovers import end_processes_of
 from cli.port_claim import PortClaim
+from cli.serve_flags import parse
 from cli.supervisor import Supervisor
-from services.config import Settings, parse
-from services.errors import SettingsError
+from services.config import Settings
+from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.binaries import choose_server
+from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 
 
 def run(arguments: list[str]) -> None:
-    settings = parse(arguments, "orca serve")
+    settings = parse(arguments)
     with PortClaim(settings.data_dir, settings.port) as claim:
         asyncio.run(_serve(settings, claim))
 
@@ -82,8 +84,23 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
+    else:
+        await _check_pool(url, say)
     say("starting Ray")
     await supervisor.run(url, _ready_line(settings))
+
+
+async def _check_pool(url: str, say: Progress) -> None:
+    """A server that is away is waited for later; one that refuses our password will not change its mind."""
+    pool = RequestPool(url)
+    try:
+        await pool.connect()
+    except PoolDenied as error:
+        raise SettingsError(f"redis_url: {error}") from None
+    except PoolUnavailable as error:
+        say(f"waiting for the pool's server: {error}")
+    finally:
+        await pool.close()
 
 
 def _stop_signals() -> asyncio.Queue[int]:
@@ -132,7 +149,8 @@ def _url(settings: Settings) -> str:
 
 def _ready_line(settings: Settings) -> str:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     return (
         f"ready at {_url(settings)}  try: curl {_url(settings)}/v1/chat/completions "
-        f"-H 'content-type: application/json' -d '{json.dumps(body)}'"
+        f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import httpx
 
+from cli.arguments import Parser
 from services.config import load
 from services.errors import OrcaError
 
 
-def base_url() -> str:
-    """Where `orca serve` with these settings listens."""
+def add_server(parser: Parser) -> None:
+    """`--url` and `--api-key`: by default those of an `orca serve` with the settings of this process."""
     settings = load()
-    return f"http://{settings.host}:{settings.port}"
+    url = f"http://{settings.host}:{settings.port}"
+    parser.add_argument("--url", default=url, help="address of the server (default: %(default)s)")
+    key = settings.api_key[0] if settings.api_key else ""
+    parser.add_argument("--api-key", default=key, metavar="KEY", help="key to send (default: ORCA_API_KEY)")
+
+
+def headers(api_key: str) -> dict[str, str]:
+    """What to send with each request."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def served_model(client: httpx.Client) -> str:
-    """The name of the model that is served. Raises OrcaError when no server answers."""
+    """The name of the model that is served. Raises OrcaError when no server answers, or asks for another key."""
     try:
         response = client.get("/v1/models")
         return str(response.raise_for_status().json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise OrcaError(f"{client.base_url} asks for an API key: --api-key KEY or ORCA_API_KEY") from error
+        raise OrcaError(f"{client.base_url} is no server of Orca: {error}") from error
     except httpx.HTTPError as error:
         raise OrcaError(f"no server answers at {client.base_url}: {error}; start one with: orca serve") from error

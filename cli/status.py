@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.server import base_url, served_model
+from cli.arguments import Parser
+from cli.server import add_server, headers, served_model
 
 FIGURES = {
     "vllm:num_requests_running": "running requests",
@@ -26,9 +25,10 @@ FIGURES = {
 
 
 def run(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("orca status", description="What a running server is doing.")
-    parser.add_argument("--url", default=base_url(), help="address of the server (default: %(default)s)")
-    with httpx.Client(base_url=parser.parse_args(arguments).url, timeout=10) as client:
+    parser = Parser("orca status", "What a running server is doing.")
+    add_server(parser)
+    options = parser.read(arguments)
+    with httpx.Client(base_url=options.url, headers=headers(options.api_key), timeout=10) as client:
         print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
         samples = [
             sample

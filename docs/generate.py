@@ -6,34 +6,80 @@ python docs/generate.py
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from services.config import FILE, Settings
+from services.config import FILE, Settings, sections
+from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("gateway", "services", "actors", "cli", "load")
 MODULES = "## Modules\n"
 
 
+SETTINGS = f"""# Settings
+
+A setting has one name: `max_batch_size`, say, is the flag `--max-batch-size 8` of `orca serve`, the variable
+`ORCA_MAX_BATCH_SIZE=8`, or a line of a settings file. It is taken from the first of these that names it:
+
+1. the command line; `orca serve MODEL` is the same as `orca serve --model MODEL`,
+2. a variable,
+3. the file of `orca serve --config FILE`,
+4. `{FILE}` in the current folder.
+
+A settings file is TOML (`.toml`) or YAML (`.yaml`, `.yml`) and holds names of flags without the leading dashes, with
+`-` or `_`: `max-batch-size: 8` in YAML, `max_batch_size = 8` in TOML. A setting that is unknown, out of range or
+contradicts another is an error of one line that names it, with exit status 2.
+
+The keys of `api_key` and `api_keys` are all accepted. A key of `api_key` belongs to the tenant `default`, a key of
+`api_keys` to the tenant that is named there; a key in both that has another tenant in `api_keys` is an error.
+`--api-key` takes one key or several, also when it is repeated; `ORCA_API_KEY` holds one. `orca chat` and `orca status`
+send it too, or the key of their own `--api-key KEY`. Other users of the machine can see a command line, but neither
+variables nor files.
+"""
+VLLM_SAME = """
+## Flags of vLLM
+
+These flags of `vllm serve`, and the same names in a settings file, mean what they mean there. So do `--model`,
+`--served-model-name` (one name), `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
+`--block-size`, `--max-model-len` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16`
+and `float32`, not `half` and `float`.
+
+| vLLM | setting |
+|---|---|
+"""
+VLLM_OTHER = """
+These are refused, since their meaning differs or there is nothing to set:
+
+| vLLM | instead |
+|---|---|
+"""
+
+
 def settings() -> str:
     """docs/settings.md"""
-    head = (
-        "# Settings\n\n"
-        f"A flag of `orca serve` wins over a variable, a variable over `{FILE}` in the current folder.\n"
-        "`max_batch_size`, say, is `--max-batch-size 8`, `ORCA_MAX_BATCH_SIZE=8` or the line `max_batch_size = 8`.\n"
-        "A setting that is unknown, out of range or contradicts another is an error that names it.\n\n"
-        "| setting | default | what it is |\n|---|---|---|\n"
-    )
-    return head + "".join(f"| `{name}` | {_default(name)} | {_meaning(name)} |\n" for name in Settings.model_fields)
+    tables = "".join(_section(section, names) for section, names in sections().items())
+    same = "".join(f"| `{flag}` | `{name}` |\n" for flag, name in VLLM_FLAGS.items())
+    other = "".join(f"| `{flag}` | {_with_code(instead)} |\n" for flag, instead in VLLM_REFUSED.items())
+    return SETTINGS + tables + VLLM_SAME + same + VLLM_OTHER + other
+
+
+def _with_code(text: str) -> str:
+    return re.sub(r"--[a-z-]+", r"`\g<0>`", text)
+
+
+def _section(section: str, names: list[str]) -> str:
+    rows = "".join(f"| `{name}` | {_default(name)} | {_meaning(name)} |\n" for name in names)
+    return f"\n## {section}\n\n| setting | default | what it is |\n|---|---|---|\n{rows}"
 
 
 def _default(name: str) -> str:
     if name in ("data_dir", "cache_dir"):
         return f"`{'~/.local/share/orca' if name == 'data_dir' else '~/.cache/orca'}`"
     value = Settings.model_fields[name].default
-    return f"`{value}`" if value != "" else "none"
+    return f"`{value}`" if value not in ("", (), {}) else "none"
 
 
 def _meaning(name: str) -> str:

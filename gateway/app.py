@@ -46,7 +46,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
-    app.add_middleware(Keys, tenants=settings.api_keys)
+    app.add_middleware(Keys, tenants=settings.tenants)
     app.add_middleware(Envelope, echo_request_id=echo_request_id)
     return app
 

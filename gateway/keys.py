@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
+from services.config import DEFAULT_TENANT
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-DEFAULT_TENANT = "default"
 
 
 class Keys:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -14,6 +12,7 @@ from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.telemetry import render
+from services.version import program_version
 
 router = APIRouter()
 
@@ -42,16 +41,12 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/version")
-async def program_version(request: Request) -> dict[str, object]:
+async def version(request: Request) -> dict[str, object]:
     """`numerics` names what the tokens depend on besides the request."""
     gateway = of(request)
     figures = (await gateway.pool.overview()).figures
-    try:
-        number = version("orca")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        number = "unknown"
     return {
-        "version": number,
+        "version": program_version(),
         "model": gateway.model.info.name,
         "revision": gateway.model.info.revision,
         "numerics": figures and figures.numerics,

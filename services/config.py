@@ -1,37 +1,56 @@
-"""All settings of Orca in one class: flag `--name-of-it`, variable `ORCA_NAME_OF_IT`, `name_of_it` in `orca.toml`.
+"""All settings of Orca in one class: flag `--name-of-it`, variable `ORCA_NAME_OF_IT`, `name_of_it` in a settings file.
 
-A flag wins over a variable, a variable over the file. An unknown or contradictory setting is an error that names it.
+A flag wins over a variable, a variable over the file of `--config`, that file over `orca.toml` in the current folder.
+An unknown or contradictory setting is an error that names it.
 """
 
 from __future__ import annotations
 
-import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.errors import SettingsError
+from services import settings_environment, settings_file
+from services.errors import UsageError
+from services.setting_names import suggestion
 from services.user_folders import user_cache, user_data
 
 FILE = "orca.toml"
+DEFAULT_TENANT = "default"
+SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
 # variables with our prefix that are no settings: where the tests find the schemas
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
 
 
+class Section(StrEnum):
+    """What settings are about, in the order in which `--help` and the documents show them.
+
+    In the annotation of a setting: this setting and those below it, up to the next mark, are in the section.
+    """
+
+    API = "Model and API"
+    ENGINE = "Engine"
+    SCHEDULING = "Scheduling"
+    POOL = "Pool and durability"
+    LIMITS = "Limits and keys"
+    TESTING = "Testing"
+
+
 class Settings(BaseSettings):
-    """What a server is told; every default is stated here."""
+    """What a server is told; every default is stated here. `load` reads files and variables, this class does not."""
 
-    model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True, toml_file=FILE)
+    model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
 
-    model: Annotated[str, Field(description="model: a transformers folder, a GGUF file, a hub id, or 'default'")] = (
-        "default"
-    )
+    model: Annotated[
+        str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
+    ] = "default"
     served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
     host: Annotated[str, Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
-    redis_url: Annotated[str, Field(description="pool server; empty: start one as a child process")] = ""
+    redis_url: Annotated[str, Section.POOL, Field(description="pool server; empty: start one as a child process")] = ""
     pool: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in its server")
     ] = "default"
@@ -40,12 +59,15 @@ class Settings(BaseSettings):
         Field(description="the started server syncs its file each second, or always"),
     ] = "everysec"
     data_dir: Annotated[Path, Field(description="where the started pool server keeps its file")] = user_data()
-    cache_dir: Annotated[Path, Field(description="where converted models and compiled kernels are kept")] = user_cache()
+    cache_dir: Annotated[
+        Path, Section.ENGINE, Field(description="where converted models and compiled kernels are kept")
+    ] = user_cache()
 
     engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
-    gateways: Annotated[int, Field(ge=1, description="gateway replicas")] = 2
+    gateways: Annotated[int, Section.API, Field(ge=1, description="gateway replicas")] = 2
     policy: Annotated[
         Literal["iteration", "request"],
+        Section.SCHEDULING,
         Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
     ] = "iteration"
     order: Annotated[
@@ -81,7 +103,9 @@ class Settings(BaseSettings):
     share_prefixes: Annotated[
         bool, Field(description="across tenants too; a tenant can then time what others sent")
     ] = False
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda where there is one")
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="auto: bfloat16 where the device computes it faster, else float32"),
@@ -105,32 +129,53 @@ class Settings(BaseSettings):
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; lean path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
-    null_engine: Annotated[bool, Field(description="an engine without a model, to measure the plane alone")] = False
+    null_engine: Annotated[
+        bool, Section.TESTING, Field(description="an engine without a model, to measure the plane alone")
+    ] = False
 
-    lease: Annotated[float, Field(ge=3, description="seconds a seat is held without a sign of life")] = 5.0
-    max_waiting: Annotated[int, Field(ge=1, description="waiting sequences, above which submits get a 429")] = 10_000
+    lease: Annotated[float, Section.POOL, Field(ge=3, description="seconds a seat is held without a sign of life")] = (
+        5.0
+    )
+    max_waiting: Annotated[
+        int, Section.LIMITS, Field(ge=1, description="waiting sequences, above which submits get a 429")
+    ] = 10_000
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
-    keep_ended: Annotated[float, Field(ge=1, description="seconds an ended request stays readable")] = 600.0
+    keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
+        600.0
+    )
     grace: Annotated[
         float,
         Field(ge=1, description="seconds a resumable request, or one whose gateway died, runs without a follower"),
     ] = 60.0
+    api_key: Annotated[
+        tuple[str, ...],
+        Section.LIMITS,
+        NoDecode,
+        BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+        Field(description="API key, or several, of the tenant 'default'"),
+    ] = ()
     api_keys: Annotated[
-        dict[str, str], Field(description="tenant of each API key, as JSON; empty: no key is asked for")
+        dict[str, str], Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
     ] = {}
     drain_timeout: Annotated[
-        float, Field(ge=0, description="seconds a replica that is told to stop may take for the streams it has")
+        float,
+        Section.API,
+        Field(ge=0, description="seconds a replica that is told to stop may take for the streams it has"),
     ] = 10.0
     deadly_token: Annotated[
         int,
+        Section.TESTING,
         Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
     ] = -1
-    max_body_bytes: Annotated[int, Field(ge=1024, description="longest HTTP body")] = 8 << 20
+    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="longest HTTP body")] = 8 << 20
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
+        Section.API,
         Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
     ] = "refuse"
-    completion_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of completions")] = 16
+    completion_max_tokens: Annotated[
+        int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
+    ] = 16
     chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
 
     @model_validator(mode="after")
@@ -146,6 +191,11 @@ class Settings(BaseSettings):
             raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
         if self.tp * self.pp > 1:
             self._check_ranks()
+        if "" in self.tenants:
+            raise ValueError("api_key, api_keys: an empty key")
+        for key in self.api_key:
+            if self.tenants[key] != DEFAULT_TENANT:
+                raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
@@ -157,6 +207,11 @@ class Settings(BaseSettings):
         if self.null_engine:
             raise ValueError(f"a null engine has no layers to split with {asked}")
 
+    @property
+    def tenants(self) -> dict[str, str]:
+        """The tenant of each API key, of `api_key` and `api_keys`; empty: no key is asked for."""
+        return dict.fromkeys(self.api_key, DEFAULT_TENANT) | self.api_keys
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -166,27 +221,33 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return (init_settings,)  # with others a dictionary would be the union of what each says
 
 
-def parse(arguments: list[str], program: str) -> Settings:
-    """The settings from a command line; `--help` and an unknown flag end the program as argparse does."""
-    return load(_cli_parse_args=arguments, _cli_prog_name=program, _cli_kebab_case=True, _cli_implicit_flags=True)
+def sections() -> dict[Section, list[str]]:
+    """The names of all settings by section, both in the order to show them."""
+    found: dict[Section, list[str]] = {section: [] for section in Section}
+    section = Section.API
+    for name, field in Settings.model_fields.items():
+        section = next((mark for mark in field.metadata if isinstance(mark, Section)), section)
+        found[section].append(name)
+    return found
 
 
-def load(**flags: Any) -> Settings:
-    """The settings of this process, from `flags`, the environment and `orca.toml` in the current folder.
+def load(config: Path | None = None, /, **flags: Any) -> Settings:
+    """The settings of this process: `flags` over the environment over the file `config` over `orca.toml`.
 
-    Raises SettingsError naming each setting that is unknown, out of range or contradicts another.
+    Raises UsageError naming each setting that is unknown, out of range or contradicts another.
     """
-    known = {f"ORCA_{name.upper()}" for name in Settings.model_fields} | NOT_SETTINGS
-    unknown = sorted(name for name in os.environ if name.startswith("ORCA_") and name not in known)
-    if unknown:
-        raise SettingsError(f"unknown settings in the environment: {', '.join(unknown)}")
+    names = Settings.model_fields
+    values = settings_file.read(Path(FILE), names) if Path(FILE).exists() else {}
+    if config is not None:
+        values |= settings_file.read(config, names)
+    values |= settings_environment.read(Settings, NOT_SETTINGS) | flags
     try:
-        return Settings(**flags)
+        return Settings(**values)
     except ValidationError as error:
-        raise SettingsError("; ".join(_explain(e) for e in error.errors())) from None
+        raise UsageError("; ".join(_explain(e) for e in error.errors())) from None
 
 
 def _explain(error: Any) -> str:
@@ -194,5 +255,8 @@ def _explain(error: Any) -> str:
     if not name:
         return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"unknown setting: {name}"
+        return f"unknown setting: {name}{suggestion(name, Settings.model_fields)}"
+    setting = error["loc"][0]
+    if setting in SECRETS:
+        return f"{setting}: {error['msg']}"
     return f"{name}: {error['msg']} (got {error['input']!r})"

@@ -11,6 +11,10 @@ class SettingsError(OrcaError):
     """A setting is unknown, out of range or contradicts another; the message names it."""
 
 
+class UsageError(SettingsError):
+    """A command line, a variable or a settings file is wrong; the `orca` command ends with status 2."""
+
+
 class ModelError(OrcaError):
     """The model cannot be found, converted or served; the message says which part of it and why."""
 
@@ -21,6 +25,15 @@ class EngineLost(OrcaError):
 
 class EngineStuck(EngineLost):
     """The engine lives but finishes no iteration: whoever holds its seat kills it and treats it as dead."""
+
+
+class SchedulerFault(OrcaError):
+    """The scheduler raised an exception that nobody expected. `requests` are those it may be about: the one it was
+    handling, else those of the iterations in flight."""
+
+    def __init__(self, requests: list[str]) -> None:
+        super().__init__(f"the scheduler failed on {', '.join(requests) or 'no request in particular'}")
+        self.requests = requests
 
 
 class StaleEpoch(OrcaError):

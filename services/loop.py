@@ -7,18 +7,22 @@ engine and clock.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from services.errors import EngineLost, EngineStuck
+from services.blame import blamed
+from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
 from services.iteration_cost import LEAST, IterationCost
 from services.iteration_stats import IterationStats
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.pool_line import PoolLine, forget
 from services.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.telemetry import Counters
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class EngineLoop:
         self._ended: list[tuple[Iteration, IterationResult, float]] = []  # and the seconds each took
         self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
+        self._claimed: list[str] = []  # by the last reply
 
     @property
     def in_flight(self) -> list[str]:
@@ -91,8 +96,8 @@ class EngineLoop:
         the seat goes on with its requests:
 
         StaleEpoch: the seat is another's. EngineLost: the engine died, EngineStuck: or lives and finishes nothing;
-        what came before is committed, and `in_flight` says whom it was lost with. AssertionError: the books do not
-        balance.
+        what came before is committed, and `in_flight` says whom it was lost with. SchedulerFault: scheduling raised an
+        exception, `requests` says on which requests; nothing more was committed, since the books may not balance.
         """
         try:
             while True:
@@ -112,6 +117,11 @@ class EngineLoop:
         except EngineLost:
             await self._commit_rest()
             raise
+        except OrcaError:
+            raise
+        except Exception as error:
+            id = blamed(error, self._handled())
+            raise SchedulerFault([id] if id else self.in_flight) from error
         finally:
             await self._leave()
 
@@ -137,12 +147,12 @@ class EngineLoop:
 
     def _end_iterations(self) -> None:
         while self._flights and self._flights[0].result.done():
-            result = self._flights[0].result.result()
-            flight, now = self._flights.popleft(), self._clock.now()
+            flight, now = self._flights[0], self._clock.now()
+            self._scheduler.update(flight.result.result())
+            self._flights.popleft()
             if self._flights:
                 self._flights[0].began = now
-            self._scheduler.update(result)
-            self._ended.append((flight.iteration, result, now - flight.began))
+            self._ended.append((flight.iteration, flight.result.result(), now - flight.began))
 
     def _judge_ended(self) -> None:
         """Learn from the iterations that ended, while the engine is at the next."""
@@ -211,6 +221,7 @@ class EngineLoop:
         self._stats.exchanged(self._clock.now() - self._line.began)
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
+        self._claimed = [claim.id for claim in reply.claims]
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         work = reply.claims or self._scheduler.has_commits() or self._line.in_doubt
@@ -227,10 +238,19 @@ class EngineLoop:
         self._stopping, self._ready = True, False
         self._judge_ended()
         give_up = self._clock.now() + self._lease
-        while (self._line.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
-            self._begin_exchange()
-            await self._clock.wait_any(self._line.under_way, min(self._next_call(), give_up) - self._clock.now())
-            self._end_exchange()
+        try:
+            while (self._line.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
+                self._begin_exchange()
+                await self._clock.wait_any(self._line.under_way, min(self._next_call(), give_up) - self._clock.now())
+                self._end_exchange()
+        except OrcaError:
+            raise
+        except Exception:
+            log.exception("seat %s: what came before the engine's death cannot be committed", self._seat.name)
+
+    def _handled(self) -> set[str]:
+        """All requests that a fault of the scheduler can be about."""
+        return {*self._scheduler.held(), *self._claimed, *self.in_flight}
 
     async def _leave(self) -> None:
         await self._line.close()

@@ -114,6 +114,8 @@ class Room:
 
     A request takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
     (class, requests, blocks): what requests of this class hold and would give to one of an earlier class.
+    `slots` are the tokens that fit into all blocks of the engine, held or not: what needs more can never run on it.
+    0 where the engine is not known.
     """
 
     requests: int
@@ -121,6 +123,7 @@ class Room:
     block_size: int
     whole: bool = True
     yields: list[tuple[int, int, int]] = field(default_factory=list)
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "orca:mixed_iterations": ("Iterations with initiation and increment requests in one batch", ()),
     "orca:reclaimed_requests": ("Requests taken from a dead scheduler's seat", ()),
     "orca:engine_losses": ("Times an engine died under its scheduler", ()),
+    "orca:scheduler_faults": ("Times scheduling raised an exception; the request it was about got a strike", ()),
     "orca:engine_stuck": ("Engines that lived and finished nothing; counted as losses too", ()),
-    "orca:poisoned_requests": ("Requests that ended because engines died under them", ()),
+    "orca:poisoned_requests": ("Requests that ended because engines died, or schedulers failed, under them", ()),
     "orca:resent_tokens": ("Tokens committed again because the pool had lost them", ()),
 }
 

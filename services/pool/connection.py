@@ -29,8 +29,19 @@ BLOCK_SLACK = 5.0  # seconds after which an overdue blocking read means that the
 SCRIPT_CONNECTIONS = 16
 
 # Error codes of a state of the server that passes: full memory or disk, a failover, a script that runs too long.
-PASSING = ("OOM", "MISCONF", "BUSY", "READONLY", "NOREPLICAS", "MASTERDOWN", "LOADING", "MOVED", "ASK", "CLUSTERDOWN")
-PASSING += ("TRYAGAIN",)
+PASSING = (
+    "OOM",
+    "MISCONF",
+    "BUSY",
+    "READONLY",
+    "NOREPLICAS",
+    "MASTERDOWN",
+    "LOADING",
+    "MOVED",
+    "ASK",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+)
 # Redis 6.2 puts the code of a command that failed inside a script behind a minus sign in the middle of its message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(PASSING)})\b")
 _KILLED = "Script killed by user"  # by SCRIPT KILL, which works only before a script has written anything
@@ -50,6 +61,7 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._shown = re.sub(r"//[^/@]*@", "//", url)  # without user and password
         self._failing: dict[str, str] = {}  # by kind of call, why the last one failed
         self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
         self._blocking = self._client(None, redis.ConnectionPool, None)
@@ -77,13 +89,13 @@ class Connection:
             info = await self._scripts.info("server")
             version = str(info["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
-                raise PoolUnavailable(f"{self.url}: server {version} is older than 6.2")
+                raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
             try:
                 answer = await self._scripts.eval(_SELF_TEST, 0)
             except exceptions.ResponseError as error:
                 if code_of(error):
                     raise
-                raise PoolUnavailable(f"{self.url}: server {version} does not run our Lua: {error}") from None
+                raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
             assert answer == b"a2", f"Lua self-test gave {answer!r}"
             for name in scripts.names():
                 await self._scripts.script_load(scripts.script(name).text)
@@ -112,7 +124,6 @@ class Connection:
             await client.aclose()
             await client.connection_pool.disconnect()
 
-
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
         """Around every call. A cancellation always comes out of it: redis-py writes under `asyncio.wait_for`, which
@@ -140,7 +151,7 @@ class Connection:
     def _failed(self, kind: str, reason: str, error: Exception) -> None:
         if self._failing.get(kind) != reason:
             self._failing[kind] = reason
-            log.warning("the pool's server does not answer %s (%s), waiting: %s", kind, reason, error)
+            log.warning("the pool's server does not answer %s (%s): %s", kind, reason, error)
 
 
 def code_of(error: Exception) -> str | None:

@@ -189,6 +189,7 @@ class RequestPool:
             e.summary,
             micros(self.limits.keep_ended),
             pack(e.holds) if e.holds is not None else "",
+            e.room.slots,
         )
         return packing.read_exchange(reply)
 

@@ -198,6 +198,7 @@ class ReferencePool(Rules):
             waits += self._keep_only(seat, exchange.holds, over, said)
         else:
             said.lost = exchange.call > seat.call + 1
+        seat.slots = exchange.room.slots or seat.slots
         abandoned = self._cancel_abandoned()
         waits += self._reap()
         said.claimed = [] if said.lost else self._claim(seat, exchange.room)

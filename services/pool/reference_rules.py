@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Said, Seat, Sequence
-from services.pool.scripts import CANCELLED, POISON
+from services.pool.scripts import CANCELLED, POISON, TOO_LARGE
 
 SEAT_KEPT = 3600.0
 STRIKES_MOST = 3
+COMES_BACK = 60.0
 
 
 class Rules(Groups):
@@ -52,20 +55,35 @@ class Rules(Groups):
         return sum(self._give_up(sequence) for sequence in lost)
 
     def _claim(self, seat: Seat, room: Room) -> list[str]:
-        """As in Select of the paper's Algorithm 1: by rank, up to the first that does not fit."""
+        """As in Select of the paper's Algorithm 1: by rank, up to the first that does not fit. What can never fit this
+        seat's engine is passed over, or ends where no seat can hold it."""
         claimed: list[str] = []
         requests, blocks = room.requests, room.blocks
-        for _, id in self._waiting:
+        most = requests + sum(r for _, r, _ in room.yields)
+        for rank, id in list(self._waiting):
+            if len(claimed) >= most:
+                break
             sequence = self._sequences[id]
+            if 0 < room.slots < sequence.longest:
+                if sequence.longest > self._slots_elsewhere(seat):
+                    self._waiting.remove((rank, id))
+                    self._end(sequence, TOO_LARGE)
+                continue
             given = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
             requests, blocks = requests - 1, blocks - sequence.blocks(room)
             if requests + sum(r for r, _ in given) < 0 or blocks + sum(b for _, b in given) < 0:
                 break
+            self._waiting.remove((rank, id))
             sequence.seat = seat
             seat.running[id] = sequence
             claimed.append(id)
-        del self._waiting[: len(claimed)]
         return claimed
+
+    def _slots_elsewhere(self, seat: Seat) -> float:
+        """The most tokens that fit into another seat's engine, if that has an owner or may soon have one again."""
+        others = [other for other in self._seats.values() if other is not seat]
+        able = [o for o in others if o.epoch is not None or o.vacant_since + COMES_BACK >= self._now]
+        return max((other.slots or inf for other in able), default=0)
 
     def _reply(self, seat: Seat, said: Said) -> ExchangeReply:
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)

@@ -62,6 +62,11 @@ class Sequence:
         return -(-(len(self.new.prompt) + more) // room.block_size)
 
     @property
+    def longest(self) -> int:
+        """Tokens it may have in the end."""
+        return len(self.new.prompt) + self.new.sampling.max_new_tokens
+
+    @property
     def living_strikes(self) -> int:
         """Strikes since the last token."""
         return self.strikes if self.struck_at == len(self.tokens) else 0
@@ -124,6 +129,7 @@ class Seat:
     figures: EngineFigures | None = None
     gauges: dict[str, float] = field(default_factory=dict)
     summary: str = ""
+    slots: int = 0  # tokens that fit into its engine; 0: not known
 
 
 @dataclass(slots=True)

@@ -158,6 +158,7 @@ class Lineup:
         """What can be claimed, with the places and blocks of `closing` as good as free. While `pressed` only what
         later classes yield."""
         size, whole = self.blocks.block_size, self.admission.whole
+        slots = self.blocks.num_blocks * size
         requests = self._places - len(self) + len(closing)
         waiting = sum(self.admission.blocks(entry) for entry in self.waiting if not entry.capacity)
         ending = self.blocks.held_by(entry.id for entry in closing)
@@ -165,13 +166,13 @@ class Lineup:
         if self.pressed:
             requests, blocks = min(0, requests), min(0, blocks)
         if not self._order.classes:
-            return Room(max(0, requests), max(0, blocks), size, whole)
+            return Room(max(0, requests), max(0, blocks), size, whole, slots=slots)
         yields: dict[int, list[int]] = {}
         for entry in self.running:
             held = yields.setdefault(entry.priority, [0, 0])
             held[0] += 1
             held[1] += 0 if whole else len(self.blocks.table(entry.id))
-        return Room(requests, blocks, size, whole, [(p, n, b) for p, (n, b) in sorted(yields.items())])
+        return Room(requests, blocks, size, whole, [(p, n, b) for p, (n, b) in sorted(yields.items())], slots)
 
     def take_counters(self) -> dict[str, float]:
         counters = {

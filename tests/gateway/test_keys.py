@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from sse_client import RESUMABLE, read
 from stack import Stack
 
 from services.config import Settings
+from services.errors import OrcaError
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
 ALICE, BOB = {"Authorization": "Bearer key-of-alice"}, {"Authorization": "bearer key-of-bob"}
+OWN = {"Authorization": "Bearer own-key"}
 
 
 @pytest.fixture(scope="module")
 def guarded(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    settings = Settings(api_keys={"key-of-alice": "alice", "key-of-bob": "bob", "second-of-bob": "bob"})
+    tenants = {"key-of-alice": "alice", "key-of-bob": "bob", "second-of-bob": "bob"}
+    settings = Settings(api_key=("own-key",), api_keys=tenants)
     with Stack(redis_url, "guarded", tiny_folder, settings) as stack:
         yield stack
 
@@ -89,3 +93,33 @@ def test_an_idempotency_key_is_its_tenant_s(client: httpx.Client) -> None:
     assert alice["id"] != bob["id"]
     again = client.post("/v1/completions", json=BODY, headers=ALICE | key).json()
     assert again == alice
+
+
+def test_a_single_key_is_that_of_the_tenant_default(client: httpx.Client) -> None:
+    stream = read(client.post("/v1/completions", json=BODY | {"stream": True}, headers=OWN))
+    path, last = f"/v1/streams/{stream[0].json()['id']}", {"Last-Event-ID": stream[0].id or ""}
+    assert client.get(path, headers=OWN | last).status_code == 200
+    assert client.get(path, headers=ALICE | last).status_code == 404
+
+
+@pytest.mark.parametrize("command", ["chat", "status"])
+def test_commands_send_the_key_that_they_are_given(
+    guarded: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = importlib.import_module(f"cli.{command}").run
+    arguments = ["--url", guarded.url, *(["hello", "--max-tokens", "2"] if command == "chat" else [])]
+    with pytest.raises(OrcaError, match="asks for an API key"):
+        run(arguments)
+    monkeypatch.setenv("ORCA_API_KEY", "wrong")
+    with pytest.raises(OrcaError, match="asks for an API key"):
+        run(arguments)
+    assert capsys.readouterr().out == ""
+    run([*arguments, "--api-key", "key-of-alice"])
+    assert capsys.readouterr().out
+    monkeypatch.setenv("ORCA_API_KEY", "own-key")
+    run(arguments)
+    assert capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        run(["--help"])
+    assert "own-key" not in capsys.readouterr().out

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.engine.null import NullEngine
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, SchedulerFault, StaleEpoch
 from services.messages import (
     End,
     EngineFigures,
@@ -37,6 +37,7 @@ class Order:
     cancel: float | None = None
     logprobs: bool = False
     kills: int | None = None  # the engine dies when it is to compute what follows so many tokens of it
+    poison: str = ""  # the function, a key of `poison.SITES`, that raises whenever it handles this request
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ class Client:
         assert self.end is not None
         order, reason = self.order, self.end.reason
         expected = undisturbed(self.id, order.prompt, order.new)
-        if order.kills is not None and order.kills < order.new:
+        if order.poison and reason is FinishReason.ERROR:
+            assert self.tokens == expected[: len(self.tokens)]
+        elif order.kills is not None and order.kills < order.new:
             assert (reason, self.tokens) == (FinishReason.ERROR, expected[: order.kills])
         elif order.cancel is not None and reason is FinishReason.CANCELLED:
             assert self.tokens == expected[: len(self.tokens)]
@@ -202,6 +205,9 @@ class Stage:
             except EngineLost:
                 if not self.world.line.down:
                     await self.world.pool.release(SEAT, dead, struck=loop.in_flight)
+            except SchedulerFault as fault:
+                if not self.world.line.down:
+                    await self.world.pool.release(SEAT, dead, struck=fault.requests)
             except StaleEpoch:
                 pass
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
 
-from services.config import load, parse
-from services.errors import SettingsError
+from services.config import Settings, load, sections
+from services.errors import UsageError
+from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,31 +21,103 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCA_PORT", raising=False)
 
 
-def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "orca.toml").write_text("port = 1001\nmax_batch_size = 7\n")
+def test_what_is_said_wins_over_a_variable_over_the_given_file_over_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orca.toml").write_text("port = 1001\nmax_batch_size = 7\nengines = 3\n")
+    given = tmp_path / "given.yaml"
+    given.write_text("port: 1002\nmax-num-seqs: 8\n")
     assert load().port == 1001
-    monkeypatch.setenv("ORCA_PORT", "1002")
-    assert load().port == 1002
-    settings = parse(["--port", "1003"], "orca serve")
-    assert (settings.port, settings.max_batch_size) == (1003, 7)
+    assert load(given).port == 1002
+    monkeypatch.setenv("ORCA_PORT", "1003")
+    assert load(given).port == 1003
+    settings = load(given, port=1004)
+    assert (settings.port, settings.max_batch_size, settings.engines) == (1004, 8, 3)
 
 
-def test_unknown_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="unknown setting: prot"):
+def test_keys_of_one_source_replace_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_API_KEYS", '{"a": "alice"}')
+    monkeypatch.setenv("ORCA_API_KEY", "k")
+    assert load().tenants == {"k": "default", "a": "alice"}
+    assert load(api_keys={"b": "bob"}, api_key=["l", "m"]).tenants == {"l": "default", "m": "default", "b": "bob"}
+
+
+def test_settings_survive_the_way_to_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(api_key=["k", "l"], api_keys={"a": "alice"}, tp=2)
+    monkeypatch.setenv("ORCA_API_KEY", "other")
+    assert load(**json.loads(json.dumps(settings.model_dump(mode="json")))) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.yaml", "prot: 1", "c.yaml: unknown setting 'prot'; did you mean port?"),
+        ("c.toml", "prot = 1", "c.toml: unknown setting 'prot'; did you mean port?"),
+        ("c.yml", "gpu-memory-utilization: 0.9", "c.yml: gpu-memory-utilization of vLLM is not taken: .*kv-memory"),
+        ("c.yaml", "max-num-seqs: 1\nmax_batch_size: 2", "c.yaml: max_batch_size is set twice"),
+        ("c.yaml", "- port", "c.yaml: holds a list, not names and values"),
+        ("c.yaml", "port: [1", "c.yaml: while parsing.* line 1"),
+        ("c.toml", "port: 1", "c.toml: .*line 1"),
+        ("c.json", "{}", "c.json: a settings file ends with .toml, .yaml or .yml, not with '.json'"),
+        ("c.yaml", "port: 0", "port: .*got 0"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=said) as raised:
+        load(tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"c.yaml: No such file"):
+        load(tmp_path / "c.yaml")
+
+
+def test_an_empty_yaml_file_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("# nothing\n")
+    assert load(tmp_path / "c.yaml") == load()
+
+
+def test_unknown_settings_are_named_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"unknown setting: prot; did you mean port\?"):
         load(prot=1)
     monkeypatch.setenv("ORCA_PROT", "1")
-    with pytest.raises(SettingsError, match="ORCA_PROT"):
+    with pytest.raises(UsageError, match=r"ORCA_PROT; did you mean ORCA_PORT\?"):
         load()
     monkeypatch.delenv("ORCA_PROT")
+    monkeypatch.setenv("ORCA_MAX_NUM_SEQS", "1")
+    with pytest.raises(UsageError, match=r"ORCA_MAX_NUM_SEQS; did you mean ORCA_MAX_BATCH_SIZE\?"):
+        load()
+    monkeypatch.delenv("ORCA_MAX_NUM_SEQS")
     (tmp_path / "orca.toml").write_text("prot = 1\n")
-    with pytest.raises(SettingsError, match="prot"):
+    with pytest.raises(UsageError, match=r"orca.toml: unknown setting 'prot'; did you mean port\?"):
         load()
 
 
-def test_an_unknown_flag_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse(["--prot", "1"], "orca serve")
-    assert "--prot" in capsys.readouterr().err
+def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_API_KEYS", "k")
+    with pytest.raises(UsageError, match='"api_keys"'):
+        load()
+
+
+@pytest.mark.parametrize("flags", [{"api_key": 12345}, {"api_keys": {"k": 12345}}, {"api_key": {"12345": 1}}])
+def test_messages_do_not_repeat_secrets(flags: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="api_key") as raised:
+        load(**flags)
+    assert "12345" not in str(raised.value)
+
+
+def test_every_setting_is_in_one_section() -> None:
+    listed = [name for names in sections().values() for name in names]
+    assert sorted(listed) == sorted(Settings.model_fields)
+    assert all(sections().values())
+
+
+@pytest.mark.parametrize("key", [*VLLM_FLAGS, *VLLM_REFUSED])
+def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
+    assert VLLM_FLAGS.get(key, "port") in Settings.model_fields
+    assert key[2:].replace("-", "_") not in Settings.model_fields
 
 
 @pytest.mark.parametrize(
@@ -62,11 +136,14 @@ def test_an_unknown_flag_ends_the_program(capsys: pytest.CaptureFixture[str]) ->
         ({"device": "cpu", "dtype": "float16"}, "dtype"),
         ({"tp": 2, "lookahead": 1}, "lookahead=1.*tp=2, pp=1"),
         ({"tp": 2, "null_engine": True}, "null engine.*tp=2"),
+        ({"api_key": [""]}, "api_key.*empty"),
+        ({"api_keys": {"": "alice"}}, "api_keys.*empty"),
+        ({"api_key": ["k"], "api_keys": {"k": "alice"}}, "api_key.*'alice'.*api_keys"),
         ({"share_prefixes": True, "prefix_caching": False}, "share_prefixes=True.*prefix_caching=False"),
     ],
 )
 def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], named: str) -> None:
-    with pytest.raises(SettingsError, match=named):
+    with pytest.raises(UsageError, match=named):
         load(**flags)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from services.clock import run_in_virtual_time
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from tests.services.loop_stage import Crash, Order, Stage, Story
+from tests.services.poison import PACKING, SITES, poisonous
 
 moments = st.floats(0, 8)
 kinds = st.sampled_from([Scheduler, RequestLevelScheduler])
@@ -36,7 +37,9 @@ exchanges, iterations = st.floats(0.001, 0.3), st.floats(0.01, 0.4)
 
 def play(story: Story) -> None:
     async def main() -> None:
-        await Stage(story).play()
+        stage = Stage(story)
+        with poisonous({client.id: client.order.poison for client in stage.clients if client.order.poison}):
+            await stage.play()
 
     run_in_virtual_time(main())
 
@@ -100,4 +103,31 @@ def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Sto
     )
 )
 def test_who_kills_the_engine_fails_alone(story: Story) -> None:
+    play(story)
+
+
+@settings(max_examples=100)
+@given(
+    st.builds(
+        Story,
+        kinds,
+        st.lists(
+            st.builds(
+                Order,
+                moments,
+                prompt=st.integers(1, 100),
+                new=st.integers(1, 20),
+                logprobs=st.booleans(),
+                poison=st.sampled_from(["", "", "", *SITES, PACKING]),
+            ),
+            min_size=1,
+            max_size=8,
+        ),
+        outages=outages,
+        exchange=exchanges,
+        iteration=iterations,
+        knobs=knobs,
+    )
+)
+def test_who_makes_the_scheduler_raise_fails_alone(story: Story) -> None:
     play(story)

@@ -17,6 +17,7 @@
 --     14  summary
 --     15  us an ended group is kept
 --     16  all ids that the caller holds: msgpack, or ""
+--     17  tokens that fit into the engine's KV blocks in all; 0: not known
 -- Reply   {1, claims, ids to end, foreign ids, [id, tokens the pool has, ...], 1 if exchanges were lost}, a claim being
 --         {id, rank, prompt (packed), tokens (packed), sampling, strikes, class, us to the first token, us since
 --         arrival, tenant};
@@ -45,7 +46,10 @@ redis.call("ZADD", LEASES, now + tonumber(held[4]), seat)
 forget_gateways()
 expire(tonumber(ARGV[15]))
 local over, foreign, have = commit_all(seat, commits)
-local waits, lost = 0, 0
+local waits, lost, slots = 0, 0, tonumber(ARGV[17])
+if slots > 0 then
+  redis.call("HSET", seat_key, "slots", slots)
+end
 if ARGV[16] ~= "" then
   waits = keep_only(seat, cmsgpack.unpack(ARGV[16]), over, foreign, have)
 elseif call > last + 1 then
@@ -54,7 +58,7 @@ end
 local abandoned = cancel_abandoned()
 waits = waits + reap()
 local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
-  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}) or {}
+  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots) or {}
 publish()
 
 local strangers, lacking = {}, {}

@@ -37,7 +37,11 @@ def told(capsys: pytest.CaptureFixture[str], *outcomes: Outcome, violations: tup
 
 
 def test_a_run_in_which_nothing_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, outcome(), outcome("poison", error="the engine died 3 times while it ran this request"))
+    text = told(
+        capsys,
+        outcome(),
+        outcome("poison", error="the engine died, or the scheduler failed, 3 times while it ran this request"),
+    )
     assert "| engine | 1 | 2.5 | 2.5 | 2.5 | 2.5 |" in text
     assert "| lost | 0 |" in text
     assert "| poisoned, failed alone as they must | 1 |" in text

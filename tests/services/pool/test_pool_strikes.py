@@ -6,7 +6,7 @@ from pool_helpers import CANCELLED, ROOM, Owner, all_events, commit, counts, gro
 from services.messages import End, TokenEvent
 from services.requests import FinishReason
 
-POISONED = End(FinishReason.ERROR, error="the engine died 3 times while it ran this request")
+POISONED = End(FinishReason.ERROR, error="the engine died, or the scheduler failed, 3 times while it ran this request")
 
 
 @pytest.fixture

@@ -77,12 +77,12 @@ def test_the_first_in_line_always_gets_to_its_end() -> None:
 
 def test_room_counts_the_tokens_there_are_and_nothing_while_blocks_are_short() -> None:
     s = started(blocks=6)
-    assert s.scheduler.room() == Room(2, 4, 4, whole=False)
+    assert s.scheduler.room() == Room(2, 4, 4, whole=False, slots=24)
     s.step()
-    assert s.scheduler.room() == Room(2, 2, 4, whole=False)  # one block stays for each that runs
+    assert s.scheduler.room() == Room(2, 2, 4, whole=False, slots=24)  # one block stays for each that runs
     for _ in range(9):
         s.step()
-    assert s.scheduler.room() == Room(0, 0, 4, whole=False)
+    assert s.scheduler.room() == Room(0, 0, 4, whole=False, slots=24)
 
 
 def test_the_token_of_one_preempted_in_flight_counts() -> None:

@@ -144,9 +144,9 @@ def short_of_blocks() -> Clocked:
 def test_while_blocks_are_short_earlier_classes_still_find_what_later_ones_yield() -> None:
     world = short_of_blocks()
     # y waits for 4 blocks and one stays free for x: 2 - 4 - 1; there is a place, but for nobody of x's class
-    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)])
+    assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)], slots=24)
     world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
-    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)])
+    assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)], slots=24)
 
 
 def test_while_blocks_are_short_one_in_time_waits_and_one_at_risk_takes_them() -> None:
@@ -193,13 +193,13 @@ def test_room_tells_what_each_class_would_give() -> None:
     world = Clocked(blocks=50)
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=2)])
     world.step()
-    assert world.s.scheduler.room() == Room(0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)])
+    assert world.s.scheduler.room() == Room(0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)], slots=200)
     world.s.scheduler.add([of("urgent", 1)])
     assert world.s.scheduler.room().requests == -1
     world = Clocked(blocks=50, admission="on_demand")
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()
-    assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)])
+    assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)], slots=200)
 
 
 LAWS = [(0.01, 1e-4, 0.0), (0.001, 1e-3, 0.0), (0.01, 1e-4, 1e-6)]

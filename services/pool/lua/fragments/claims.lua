@@ -1,4 +1,7 @@
--- include: keys time
+-- include: keys time reap publish end_sequence
+local PASSED_MOST = 1000 -- sequences that one script passes over or ends because they are too large
+local COMES_BACK = 60000000 -- us in which a seat that lost its owner may have one again
+
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, us to the first
 -- token, us since arrival, tenant}.
 local function contents(id)
@@ -32,29 +35,63 @@ local function given(yields, request)
   return requests, blocks
 end
 
+-- The most tokens that fit into the engine of another seat, one that has an owner or may soon have one again. An
+-- engine that is not known may hold any number.
+local function slots_elsewhere(seat)
+  local most = 0
+  local names = redis.call("ZRANGEBYSCORE", SEATS, now + SEAT_KEPT - COMES_BACK, "+inf")
+  for _, name in ipairs(names) do
+    if name ~= seat then
+      most = math.max(most, tonumber(redis.call("HGET", P .. "seat:" .. name, "slots") or math.huge))
+    end
+  end
+  return most
+end
+
+-- Ends a waiting sequence that no engine can hold.
+local function end_too_large(id)
+  redis.call("ZREM", WAITING, id)
+  tell_end(id, redis.call("STRLEN", P .. "tok:" .. id) / 4, END_TOO_LARGE)
+  end_sequence(id, END_TOO_LARGE)
+end
+
 -- Gives the seat the waiting sequences of the least ranks, up to the first that does not fit the room, as Select of the
 -- paper's Algorithm 1 does. What later classes yield is room too; used, it leaves `requests` and `blocks` below zero,
--- and the latest class is the first to be taken from. Returns their ids.
-local function claim(seat, requests, blocks, block_size, whole, yields)
-  local ids, most = {}, requests
+-- and the latest class is the first to be taken from. A sequence that can never fit the seat's engine, of `slots`
+-- tokens, does not hold up those behind it: it is left to another seat, or ends where no seat can hold it.
+-- Returns the ids that were given.
+local function claim(seat, requests, blocks, block_size, whole, yields, slots)
+  local ids, most, left, ended, elsewhere = {}, requests, 0, 0, nil
   for _, yield in ipairs(yields) do
     most = most + yield[2]
   end
-  if most < 1 then
-    return ids
-  end
-  for _, id in ipairs(redis.call("ZRANGE", WAITING, 0, most - 1)) do
-    local s = redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group")
-    local tokens = whole and tonumber(s[1]) or tonumber(s[2]) + redis.call("STRLEN", P .. "tok:" .. id) / 4
-    local need, more_requests, more_blocks = math.ceil(tokens / block_size), given(yields, s[3])
-    if requests + more_requests < 1 or blocks + more_blocks < need then
+  while #ids < most and left + ended < PASSED_MOST do
+    local id = redis.call("ZRANGE", WAITING, left, left)[1]
+    if not id then
       break
     end
-    requests, blocks = requests - 1, blocks - need
-    redis.call("ZREM", WAITING, id)
-    redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat)
-    redis.call("SADD", P .. "running:" .. seat, id)
-    ids[#ids + 1] = id
+    local s = redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group")
+    local longest = tonumber(s[1])
+    if slots > 0 and longest > slots then
+      elsewhere = elsewhere or slots_elsewhere(seat)
+      if longest <= elsewhere then
+        left = left + 1
+      else
+        end_too_large(id)
+        ended = ended + 1
+      end
+    else
+      local tokens = whole and longest or tonumber(s[2]) + redis.call("STRLEN", P .. "tok:" .. id) / 4
+      local need, more_requests, more_blocks = math.ceil(tokens / block_size), given(yields, s[3])
+      if requests + more_requests < 1 or blocks + more_blocks < need then
+        break
+      end
+      requests, blocks = requests - 1, blocks - need
+      redis.call("ZREM", WAITING, id)
+      redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat)
+      redis.call("SADD", P .. "running:" .. seat, id)
+      ids[#ids + 1] = id
+    end
   end
   return ids
 end

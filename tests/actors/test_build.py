@@ -1,0 +1,59 @@
+"""The build's identity: all that an engine's tokens and messages depend on, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import grimp
+import pytest
+
+from actors.engine import SOURCES, build_of, source_files
+from services.config import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the sources, as another installation has them."""
+    for file in source_files(ROOT):
+        target = tmp_path / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    return tmp_path
+
+
+def test_two_installations_of_the_same_sources_are_the_same_build(copy: Path) -> None:
+    assert build_of(Settings(), copy) == build_of(Settings(), ROOT)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "services/engine/__pycache__/engine.cpython-311.pyc",
+        "services/engine/native/kernels/search.o",
+        "services/engine/x~",
+    ],
+)
+def test_what_is_made_beside_the_sources_changes_nothing(copy: Path, name: str) -> None:
+    build = build_of(Settings(), copy)
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_bytes(b"made")
+    assert build_of(Settings(), copy) == build
+
+
+@pytest.mark.parametrize("file", [file.relative_to(ROOT).as_posix() for file in source_files(ROOT)])
+def test_every_source_counts(copy: Path, file: str) -> None:
+    build = build_of(Settings(), copy)
+    (copy / file).write_bytes((copy / file).read_bytes() + b"\n")
+    assert build_of(Settings(), copy) != build
+
+
+def test_the_list_has_all_that_an_engine_imports() -> None:
+    graph = grimp.build_graph("services")
+    engine = {module for module in graph.modules if module.startswith(("services.engine", "services.models"))}
+    imported = engine.union(*(graph.find_upstream_modules(module) for module in engine))
+    known = {file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for file in source_files(ROOT)}
+    packages = {name.removesuffix(".__init__") for name in known}
+    assert imported - packages == set(), f"add them to SOURCES {SOURCES}"

@@ -1,0 +1,163 @@
+"""The command line of `orca`: names, aliases and errors of one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import main as orca
+from cli.serve_flags import parse
+from services.config import Section, Settings
+from services.errors import UsageError
+from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
+from services.version import program_version
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCA_PORT", raising=False)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `orca ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["orca", *arguments])
+    try:
+        orca.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("some/model", {"model": "some/model"}),
+        ("--model some/model", {"model": "some/model"}),
+        ("some/model --model some/model", {"model": "some/model"}),
+        ("--port 9000 some/model", {"port": 9000, "model": "some/model"}),
+        ("--max-num-seqs 8", {"max_batch_size": 8}),
+        ("--max-num-seqs=8", {"max_batch_size": 8}),
+        ("--max-batch-size 4 --max-num-seqs 8", {"max_batch_size": 8}),
+        ("--max-num-batched-tokens 512", {"token_budget": 512}),
+        ("--tensor-parallel-size 2 --pipeline-parallel-size 3", {"tp": 2, "pp": 3}),
+        ("-tp 2 -pp 3", {"tp": 2, "pp": 3}),
+        ("-tp=2", {"tp": 2}),
+        ("--num-gpu-blocks-override 64", {"kv_blocks": 64}),
+        ("--enable-prefix-caching", {"prefix_caching": True}),
+        ("--no-enable-prefix-caching", {"prefix_caching": False}),
+        ("--api-server-count 3", {"gateways": 3}),
+        ("-asc 3", {"gateways": 3}),
+        ("--shutdown-timeout 5", {"drain_timeout": 5.0}),
+        ("--api-key k", {"api_key": ("k",)}),
+        ("--api-key k l --api-key m", {"api_key": ("k", "l", "m")}),
+        ('--api-keys {"k":"alice"}', {"api_keys": {"k": "alice"}}),
+        ("--deadly-token -1", {"deadly_token": -1}),
+        ("--served-model-name m --host 0.0.0.0 --dtype float32 --block-size 8", {"served_model_name": "m"}),
+    ],
+)
+def test_a_command_line_sets(arguments: str, expected: dict[str, object]) -> None:
+    settings = parse(arguments.split())
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_each_understood_flag_of_vllm_is_tried_above() -> None:
+    (mark,) = (m for m in test_a_command_line_sets.pytestmark if m.name == "parametrize")
+    tried = {word.partition("=")[0] for case in mark.args[1] for word in case[0].split()}
+    assert set(VLLM_FLAGS) <= tried
+
+
+@pytest.mark.parametrize("flag", VLLM_REFUSED)
+def test_a_flag_of_another_meaning_is_refused_with_what_to_do_instead(flag: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken: {VLLM_REFUSED[flag]}")):
+        parse([flag, "1"])
+    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken")):
+        parse([f"{flag}=1"])
+
+
+def test_what_is_suggested_instead_exists() -> None:
+    named = {flag for text in VLLM_REFUSED.values() for flag in re.findall(r"--[a-z-]+", text)}
+    assert named
+    assert {flag[2:].replace("-", "_") for flag in named} <= set(Settings.model_fields)
+
+
+def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("port: 1001\nmax-num-seqs: 7\nmodel: a\nenable-prefix-caching: false\n")
+    (tmp_path / "orca.toml").write_text("engines = 3\nport = 1000\n")
+    monkeypatch.setenv("ORCA_PORT", "1002")
+    settings = parse(["b", "--config", "c.yaml"])
+    assert (settings.port, settings.max_batch_size, settings.engines) == (1002, 7, 3)
+    assert (settings.model, settings.prefix_caching) == ("b", False)
+    assert parse(["--config", "c.yaml", "--port", "1003"]).port == 1003
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("serve --prot 1", "orca serve: unknown flag --prot; did you mean --port?"),
+        ("serve --prot=1", "orca serve: unknown flag --prot; did you mean --port?"),
+        ("serve --max-num-sequences 1", "orca serve: unknown flag --max-num-sequences; did you mean --max-num-seqs?"),
+        ("serve --max-batch 1", "orca serve: unknown flag --max-batch; did you mean --max-batch-size?"),
+        ("serve -p 1", "orca serve: unknown flag -p"),
+        ("serve --zzzzzzzz", "orca serve: unknown flag --zzzzzzzz"),
+        ("serve --port", "orca serve: argument --port: expected one argument"),
+        ("serve --port many", "orca serve: port: Input should be a valid integer"),
+        ("serve a b", "orca serve: unexpected argument 'b'"),
+        ("serve a --model b", "orca serve: MODEL is 'a' and --model 'b'; name the model once"),
+        ("serve --no-enable-chunked-prefill", "orca serve: --no-enable-chunked-prefill of vLLM is not taken: use --to"),
+        ("serve --config none.yaml", "orca serve: none.yaml: No such file or directory"),
+        ("serve --api-keys k", "orca serve: argument --api-keys: is not JSON"),
+        ("serve --api-key=", "orca serve: api_key, api_keys: an empty key"),
+        ("chat --temperatur 1", "orca chat: unknown flag --temperatur; did you mean --temperature?"),
+        ("status now", "orca status: unexpected argument 'now'"),
+        ("serv", "orca: unknown command 'serv'; did you mean serve?"),
+        ("--verison", "orca: unknown flag '--verison'; did you mean --version?"),
+        ("zzz", "orca: unknown command 'zzz'; there are: serve, chat, status"),
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, line: str
+) -> None:
+    assert run(monkeypatch, *arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("variable", ["ORCA_PROT", "ORCA_PORTS"])
+def test_an_unknown_variable_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert run(monkeypatch, "status") == 2
+    said = f"orca status: unknown settings in the environment: {variable}; did you mean ORCA_PORT?\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "100", "300"])
+def test_help_shows_each_setting_once_in_its_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(monkeypatch, "serve", "--help") == 0
+    text = capsys.readouterr().out
+    flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
+    assert sorted(flags) == sorted(["config", *(name.replace("_", "-") for name in Settings.model_fields)])
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE)[-len(Section) :] == list(Section)
+    assert max(map(len, text.splitlines())) <= max(80, min(100, int(columns)))
+    assert " ".join(text.split()).count("(default: ") == len(Settings.model_fields)
+    for flag in VLLM_FLAGS:
+        assert flag in text
+
+
+def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"orca {program_version()}\n"
+    assert run(monkeypatch, "--help") == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n  {command} " in listed for command in orca.COMMANDS)
+    assert run(monkeypatch) == 2

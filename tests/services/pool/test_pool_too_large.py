@@ -1,0 +1,81 @@
+"""A sequence that a seat's engine can never hold does not stop the queue behind it."""
+
+from pool_helpers import Owner, all_events, group
+
+from services.clock import RealClock, run_in_virtual_time
+from services.messages import Room
+from services.pool.reference import ReferencePool
+from services.pool.scripts import TOO_LARGE
+
+SMALL = Room(8, 10, 4, slots=40)
+LARGE = Room(8, 100, 4, slots=400)
+LONG = {"prompt": range(50), "new": 50}
+
+
+async def end_of(pool, id):
+    (snapshot,) = await pool.attach("gateway", {id: 0})
+    return snapshot.end
+
+
+async def test_it_ends_where_no_engine_can_hold_it_and_others_are_claimed(pool):
+    await pool.submit(group("long", **LONG))
+    await pool.submit(group("short"))
+    owner = await Owner.take(pool)
+    assert await owner.claim(SMALL) == ["short/0"]
+    assert await end_of(pool, "long/0") == TOO_LARGE
+    assert [(e.id, e.end) for e in await all_events(pool) if e.end] == [("long/0", TOO_LARGE)]
+    assert (await pool.overview()).waiting == 0
+
+
+async def test_it_is_left_to_the_engine_that_can_hold_it(pool):
+    small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
+    await large.exchange(room=LARGE)
+    await pool.submit(group("long", **LONG))
+    await pool.submit(group("short"))
+    assert await small.claim(SMALL) == ["short/0"]
+    assert await large.claim(LARGE) == ["long/0"]
+
+
+async def test_an_engine_that_is_not_known_yet_may_hold_it(pool):
+    small, loading = await Owner.take(pool, "small"), await Owner.take(pool, "loading")
+    await loading.exchange(room=Room(0, 0, 1))
+    await pool.submit(group("long", **LONG))
+    assert await small.claim(SMALL) == []
+    assert await end_of(pool, "long/0") is None
+    await loading.exchange(room=Room(0, 0, 4, slots=40))
+    assert await small.claim(SMALL) == []
+    assert await end_of(pool, "long/0") == TOO_LARGE
+
+
+async def test_it_waits_a_while_for_a_seat_that_lost_its_owner(pool):
+    small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
+    await large.exchange(room=LARGE)
+    await pool.submit(group("long", **LONG))
+    await pool.release("large", large.epoch)
+    assert await small.claim(SMALL) == []
+    assert await end_of(pool, "long/0") is None
+    again = await Owner.take(pool, "large")
+    assert await again.claim(LARGE) == ["long/0"]
+
+
+def test_but_not_for_ever():
+    async def main():
+        clock = RealClock()
+        pool = ReferencePool(clock)
+        small, large = await Owner.take(pool, "small", lease=1e9), await Owner.take(pool, "large", lease=1e9)
+        await large.exchange(room=LARGE)
+        await pool.submit(group("long", **LONG))
+        await pool.release("large", large.epoch)
+        await clock.wait_any([], 61.0)
+        assert await small.claim(SMALL) == []
+        assert await end_of(pool, "long/0") == TOO_LARGE
+
+    run_in_virtual_time(main())
+
+
+async def test_what_fits_but_not_now_still_holds_up_those_behind_it(pool):
+    """As in the paper's Algorithm 1: else a stream of short requests would keep it waiting for ever."""
+    owner = await Owner.take(pool)
+    await pool.submit(group("large", prompt=range(20), new=20))
+    await pool.submit(group("short"))
+    assert await owner.claim(Room(8, 5, 4, slots=40)) == []
