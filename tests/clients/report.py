@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.clients.steps import Outcome, Step
 
 HEAD = ("client", "version", "what was done", "passed")
-FEATURES = "structured output and tools"
+FEATURES = "structured output or tools"
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
@@ -31,8 +31,8 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     waiting = [step for step in outcome.steps if step.needs]
     passed = f"{len(done) - len(outcome.failures)} of {len(done)}"
     if waiting:
-        done.append(f"needs {FEATURES}: " + "; ".join(_cell(step.name) for step in waiting))
-        passed += f"; {sum(step.passed for step in waiting)} of {len(waiting)} of what needs {FEATURES}"
+        passed += f"; {sum(step.passed for step in waiting)} of {len(waiting)} that need {FEATURES}"
+        done += [f"{_cell(step.name)} (needs {step.needs})" for step in waiting]
     return client.name, client.version, "; ".join(done), passed
 
 

@@ -65,10 +65,7 @@ def run(client: Client, command: list[str], environment: dict[str, str], log: Pa
 def read(said: str) -> list[Step]:
     """The steps among the lines that a script and its libraries printed."""
     lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"step":')]
-    return [
-        Step(line["step"], line["passed"], line["detail"], line["needs"])
-        for line in lines
-    ]
+    return [Step(line["step"], line["passed"], line["detail"], line["needs"]) for line in lines]
 
 
 def _last_line(log: Path) -> str:

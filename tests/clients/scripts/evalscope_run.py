@@ -25,21 +25,21 @@ def evalscope(api: str, path: str, *more: str) -> str:
     return f"{done} of {REQUESTS} requests"
 
 
-@step("chat, stream")
+@step("chat stream")
 def _() -> str:
     return evalscope("openai", "/chat/completions", "--stream")
 
 
-@step("chat, whole")
+@step("chat")
 def _() -> str:
     return evalscope("openai", "/chat/completions", "--no-stream")
 
 
-@step("completions, stream")
+@step("completions stream")
 def _() -> str:
     return evalscope("openai", "/completions", "--stream", "--no-apply-chat-template")
 
 
-@step("responses, stream")
+@step("responses stream")
 def _() -> str:
     return evalscope("responses", "/responses", "--stream")

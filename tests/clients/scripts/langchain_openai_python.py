@@ -59,7 +59,11 @@ def _() -> None:
 @step("history with tool calls and results")
 def _() -> None:
     call = {"name": "weather", "args": {"city": "Paris"}, "id": "call_1"}
-    messages = [HumanMessage(QUESTION), AIMessage("", tool_calls=[call]), ToolMessage("21 degrees", tool_call_id="call_1")]
+    messages = [
+        HumanMessage(QUESTION),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("21 degrees", tool_call_id="call_1"),
+    ]
     expect(isinstance(chat.invoke(messages).content, str))
 
 

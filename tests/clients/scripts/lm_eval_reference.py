@@ -40,7 +40,9 @@ def main(items: Path, answers: int, result: Path) -> None:
         text: str = tokenizer.decode(tokens[inputs.input_ids.shape[1] :], skip_special_tokens=True)
         return text.partition("\n")[0]
 
-    scores = [[score(prompt, choice) for choice in line["choices"]] for prompt, line in zip(prompts, lines, strict=True)]
+    scores = [
+        [score(prompt, choice) for choice in line["choices"]] for prompt, line in zip(prompts, lines, strict=True)
+    ]
     result.write_text(json.dumps({"scores": scores, "answers": [answer(prompt) for prompt in prompts[:answers]]}))
 
 

@@ -42,7 +42,7 @@ def reference() -> dict[str, Any]:
     return read
 
 
-@step("multiple choice, equal to transformers")
+@step("multiple choice equal to transformers")
 def _() -> str:
     results, samples = evaluate("orca_general_knowledge")
     items = [json.loads(line) for line in ITEMS.read_text().splitlines()]
@@ -57,7 +57,7 @@ def _() -> str:
     return said
 
 
-@step("generation, equal to transformers")
+@step("generation equal to transformers")
 def _() -> str:
     _, samples = evaluate("orca_short_answers", "--limit", str(ANSWERS))
     ours = [sample["resps"][0][0] for sample in samples]

@@ -138,9 +138,7 @@ def _() -> None:
 @step("async client")
 async def _() -> None:
     async with AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0) as asynchronous:
-        stream = await asynchronous.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=8, stream=True
-        )
+        stream = await asynchronous.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, stream=True)
         expect([chunk async for chunk in stream][-1].choices[0].finish_reason in ("stop", "length"))
 
 
@@ -240,9 +238,7 @@ def _() -> str:
     ]
     data = "\n".join(json.dumps(line) for line in lines).encode()
     file = client.files.create(file=("batch.jsonl", data), purpose="batch")
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     end = time.monotonic() + 120
     while batch.status not in ("completed", "failed", "expired", "cancelled") and time.monotonic() < end:
         time.sleep(0.5)

@@ -42,7 +42,7 @@ def _() -> None:
     expect(second.output, second)
 
 
-@step("responses: run, stream, history")
+@step("responses: run, run_stream, history")
 async def _() -> None:
     agent = Agent(responses, instructions="Be brief.")
     settings = {"max_tokens": 20}
@@ -63,13 +63,13 @@ def _() -> None:
     expect(False, "no error")
 
 
-@step("output_type, native", needs=STRUCTURED)
+@step("native output_type", needs=STRUCTURED)
 def _() -> None:
     agent = Agent(chat, output_type=NativeOutput(Capital))
     expect(isinstance(agent.run_sync(QUESTION, model_settings={"max_tokens": 60}).output, Capital))
 
 
-@step("output_type, by a tool", needs=TOOLS)
+@step("output_type by a tool", needs=TOOLS)
 def _() -> None:
     agent = Agent(chat, output_type=Capital)
     expect(isinstance(agent.run_sync(QUESTION, model_settings={"max_tokens": 60}).output, Capital))
