@@ -1,7 +1,7 @@
 """`make clients`: each client that people use against a real server, and a table of what passed.
 
 Each client is installed in an environment of its own and runs one script of `scripts/`. The exit status is 1 when a
-step failed that needs neither structured output nor tools, or when a client cannot be installed.
+step failed that needs neither structured output nor tools. A client that cannot be installed is said so in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httpx
 from load.server import ROOT, OrcaServer
 from services.models import resolve
 from services.user_folders import user_cache
-from tests.clients import report, steps
+from tests.clients import outcome, report
 from tests.clients.catalogue import Client, chosen
 from tests.clients.environments import Environments, NotInstalled
 
@@ -38,8 +38,8 @@ def main() -> int:
     table = report.markdown(outcomes)
     print("\n" + table)
     if options.markdown:
-        options.markdown.write_text(_replaced(options.markdown, table))
-    return int(any(outcome.missing or outcome.failures for outcome in outcomes))
+        options.markdown.write_text(replaced(options.markdown, table))
+    return int(any(done.failures for done in outcomes))
 
 
 def _options() -> argparse.Namespace:
@@ -72,22 +72,22 @@ def _environment(url: str, model: str) -> dict[str, str]:
     }
 
 
-def _run(client: Client, environments: Environments, environment: dict[str, str], folder: Path) -> steps.Outcome:
+def _run(client: Client, environments: Environments, environment: dict[str, str], folder: Path) -> outcome.Outcome:
     print(f"{client.name} {client.version}", flush=True)
     try:
         command = environments.command(client, SCRIPTS / client.script)
     except NotInstalled as error:
         print(f"  cannot be installed here: {error}", flush=True)
-        return steps.Outcome(client, missing=str(error))
+        return outcome.Outcome(client, missing=str(error))
     with tempfile.TemporaryDirectory() as scratch:
         log = folder / f"{client.script}.log"
-        outcome = steps.run(client, command, environment | {"ORCA_SCRATCH": scratch}, log)
-    for step in outcome.steps:
+        done = outcome.run(client, command, environment | {"ORCA_SCRATCH": scratch}, log)
+    for step in done.steps:
         print(report.line(step), flush=True)
-    return outcome
+    return done
 
 
-def _replaced(document: Path, table: str) -> str:
+def replaced(document: Path, table: str) -> str:
     """The document with everything from its table's head on replaced."""
     head = "| " + " | ".join(report.HEAD) + " |"
     before = document.read_text().partition(head)[0] if document.exists() else ""

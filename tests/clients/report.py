@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.clients.steps import Outcome, Step
+from tests.clients.outcome import Outcome, Step
 
 HEAD = ("client", "version", "what was done", "passed")
 FEATURES = "structured output or tools"

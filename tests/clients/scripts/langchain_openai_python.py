@@ -79,7 +79,7 @@ def _() -> None:
         model=MODEL, base_url=BASE_URL, api_key=API_KEY, max_tokens=12, max_retries=0, use_responses_api=True
     )
     expect(responses.invoke(QUESTION).content)
-    expect([chunk for chunk in responses.stream(QUESTION)])
+    expect(list(responses.stream(QUESTION)))
 
 
 @step("completions")

@@ -2,8 +2,8 @@
 
 usage: lm_eval_reference.py ITEMS.jsonl ANSWERS RESULT.json
 
-RESULT has `scores`, for each item the log likelihood of each choice, and `answers`, what `generate` answers to the first
-ANSWERS items, up to the end of the line.
+RESULT has `scores`, for each item the log likelihood of each choice, and `answers`, what `generate` answers to the
+first ANSWERS items, up to the end of the line.
 """
 
 from __future__ import annotations

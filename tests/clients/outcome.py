@@ -15,7 +15,7 @@ from tests.clients.catalogue import Client
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was done. `needs`: empty, or the feature that it waits for, so that a failure is no failure yet."""
+    """One thing that was done. `needs`: the feature that it waits for, whose failure does not count; else empty."""
 
     name: str
     passed: bool
