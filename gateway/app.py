@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import routes, side_routes, stream_routes
+from gateway import docs_routes, routes, side_routes, stream_routes
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.keys import Keys
@@ -41,6 +42,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(stream_routes.router)
     app.include_router(responses.router)
     app.include_router(side_routes.router)
+    app.include_router(docs_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
@@ -48,7 +50,21 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.add_exception_handler(GatewayStops, _stopping)
     app.add_middleware(Keys, tenants=settings.tenants)
     app.add_middleware(Envelope, echo_request_id=echo_request_id)
+    if settings.allowed_origins:
+        _allow_origins(app, settings)
     return app
+
+
+def _allow_origins(app: FastAPI, settings: Settings) -> None:
+    """CORS around all else: a preflight carries no key, and a page must be able to read errors too."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_credentials=settings.allow_credentials,
+        allow_methods=settings.allowed_methods,
+        allow_headers=settings.allowed_headers,
+        expose_headers=["Orca-Request", "Retry-After", "x-request-id"],
+    )
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

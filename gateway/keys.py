@@ -7,7 +7,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.errors import ApiError, Kind
 from services.config import DEFAULT_TENANT
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+DOCS = {
+    "/openapi.json",
+    "/docs",
+    "/docs/swagger-ui-bundle.js",
+    "/docs/swagger-ui.css",
+    "/docs/favicon-32x32.png",
+}
+# A browser that opens a page sends no key; the document says nothing that the source does not.
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 
 
 class Keys:

@@ -63,6 +63,11 @@ class Reader:
         return f"{request}/0" in self._inboxes
 
     @property
+    def requests(self) -> int:
+        """How many requests somebody at this gateway follows."""
+        return sum(sequence.endswith("/0") for sequence in self._inboxes)
+
+    @property
     def settled(self) -> bool:
         """What the pool does not know now, nobody is about to put back."""
         return not self._away and self._now() - self._returned > PATIENCE

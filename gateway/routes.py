@@ -10,10 +10,19 @@ from starlette.responses import Response
 from gateway.answer import Answer
 from gateway.body import parse
 from gateway.caller import Caller
+from gateway.documented import COMING_BACK, GENERATION_ERRORS, documented
 from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
 from gateway.position import Position
+from gateway.schemas.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Model,
+    ModelList,
+)
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.stream_routes import writer
@@ -22,23 +31,45 @@ from gateway.streams import streamed, whole
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/completions")
+@router.post(
+    "/completions",
+    **documented(
+        takes=CompletionRequest,
+        gives=Completion,
+        streams=CompletionChunk,
+        parameters=COMING_BACK,
+        errors=GENERATION_ERRORS,
+    ),
+)
 async def completions(request: Request) -> Response:
+    """Goes on with texts or token ids."""
     return await _answered(request, chat=False)
 
 
-@router.post("/chat/completions")
+@router.post(
+    "/chat/completions",
+    **documented(
+        takes=ChatRequest,
+        gives=ChatCompletion,
+        streams=ChatCompletionChunk,
+        parameters=COMING_BACK,
+        errors=GENERATION_ERRORS,
+    ),
+)
 async def chat_completions(request: Request) -> Response:
+    """Answers a conversation."""
     return await _answered(request, chat=True)
 
 
-@router.get("/models")
+@router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
+    """The one model that is served."""
     return {"object": "list", "data": [of(request).model.card()]}
 
 
-@router.get("/models/{name:path}")
+@router.get("/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
 async def model(request: Request, name: str) -> dict[str, object]:
+    """The model, if it is the one that is served."""
     gateway = of(request)
     gateway.door.check_model(name)
     return gateway.model.card()

@@ -1,4 +1,4 @@
-"""Routes beside OpenAI's: health, metrics, version, tokenizing."""
+"""Routes beside OpenAI's: health, load, metrics, version, the tokenizer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gateway.body import parse
+from gateway.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.door import chat_tokens, off_loop
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
+from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.telemetry import render
 from services.version import program_version
 
+HEALTH = documented(empty={503: "a part of this gateway has ended"})
+
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", **HEALTH)
+@router.get("/v1/health", **HEALTH)
+@router.get("/ping", **HEALTH)
+@router.post("/ping", **HEALTH)
 async def health(request: Request) -> Response:
     """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
     return Response(status_code=200 if of(request).alive else 503)
 
 
-@router.get("/ready")
+@router.get("/load", **documented(gives=Load))
+async def load(request: Request) -> dict[str, object]:
+    """The requests that this gateway answers now, queued ones included; vLLM's shape. `/metrics` has the whole pool."""
+    return {"server_load": of(request).reader.requests}
+
+
+@router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
     """200 only while a scheduler holds a seat and says that its engine is attached and gets on; however busy."""
     overview = await of(request).pool.overview()
@@ -32,7 +45,7 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
-@router.get("/metrics")
+@router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
     """The pool's figures: every gateway gives the same."""
     gateway = of(request)
@@ -40,7 +53,7 @@ async def metrics(request: Request) -> Response:
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/version")
+@router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
 async def version(request: Request) -> dict[str, object]:
     """`numerics` names what the tokens depend on besides the request."""
     gateway = of(request)
@@ -53,8 +66,9 @@ async def version(request: Request) -> dict[str, object]:
     }
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=BODY_ERRORS))
 async def tokenize(request: Request) -> dict[str, object]:
+    """The tokens of a text, or of the prompt that messages make."""
     gateway = of(request)
     model = gateway.model
     fields = await parse(request, TokenizeRequest)
@@ -73,10 +87,27 @@ async def tokenize(request: Request) -> dict[str, object]:
     }
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
 async def detokenize(request: Request) -> dict[str, object]:
+    """The text of tokens, special ones spelled out."""
     gateway = of(request)
     fields = await parse(request, DetokenizeRequest)
     gateway.door.check_model(fields.model)
     gateway.door.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+@router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
+async def tokenizer_info(request: Request) -> dict[str, object]:
+    """What the model's tokenizer_config.json says, but for paths; vLLM's shape."""
+    model = of(request).model
+    tokenizer, config = model.tokenizer, model.tokenizer.config
+    special = [tokenizer.literal_bytes(token).decode(errors="replace") for token in sorted(tokenizer.special_ids)]
+    return {
+        "tokenizer_class": config.tokenizer_class,
+        **config.named_tokens,
+        "additional_special_tokens": [token for token in special if token not in config.named_tokens.values()],
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": model.info.max_model_len,
+        "chat_template": config.chat_template,
+    }

@@ -6,19 +6,28 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.answer import Answer
+from gateway.documented import LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.generation import Generation
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.position import Position
+from gateway.schemas.answers import ChatCompletionChunk, CompletionChunk
 from gateway.sse import SseWriter
 from gateway.streams import streamed
 
 router = APIRouter(prefix="/v1/streams")
 
 
-@router.get("/{name}")
+@router.get(
+    "/{name}",
+    **documented(
+        streams=ChatCompletionChunk | CompletionChunk,
+        parameters=[LAST_EVENT_ID],
+        errors=(*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND, Kind.FAILED, Kind.CANCELLED, Kind.DIVERGED),
+    ),
+)
 async def stream(request: Request, name: str) -> Response:
     """The events of a request that was made on any connection, at any gateway, behind the position given."""
     gateway, position = of(request), Position.of(request)

@@ -6,6 +6,7 @@ An unknown or contradictory setting is an error that names it.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,6 +38,13 @@ class Section(StrEnum):
     POOL = "Pool and durability"
     LIMITS = "Limits and keys"
     TESTING = "Testing"
+
+
+def _words(given: Any) -> Any:
+    """A list of words. On a command line vLLM's flags take it as one word of JSON."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str) and given[0].startswith("["):
+        return json.loads(given[0])
+    return given
 
 
 class Settings(BaseSettings):
@@ -157,6 +165,19 @@ class Settings(BaseSettings):
     api_keys: Annotated[
         dict[str, str], Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
     ] = {}
+    allowed_origins: Annotated[
+        list[str],
+        Section.API,
+        BeforeValidator(_words),
+        Field(description="CORS: origins whose pages may call the API, several or as JSON; '*': all"),
+    ] = []
+    allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
+    allowed_methods: Annotated[
+        list[str], BeforeValidator(_words), Field(description="CORS: methods they may use, likewise")
+    ] = ["*"]
+    allowed_headers: Annotated[
+        list[str], BeforeValidator(_words), Field(description="CORS: headers they may send, likewise")
+    ] = ["*"]
     drain_timeout: Annotated[
         float,
         Section.API,

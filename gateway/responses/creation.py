@@ -10,6 +10,7 @@ from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway
 from gateway.plan import AnswerKind
 from gateway.responses.finding import find
+from gateway.responses.items import ids_of
 from gateway.responses.stored import Extra
 from gateway.schemas.chat import Message
 from gateway.schemas.responses import ResponseRequest
@@ -20,17 +21,31 @@ PREVIOUS = "previous_response_id"
 
 async def ticket_of(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> Ticket:
     """Raises ApiError naming the field, its value and the limit."""
+    prompt, extra = await _prompt(gateway, fields, caller.tenant)
+    figures = await gateway.figures()
+    return gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra.pack())
+
+
+async def input_tokens(gateway: Gateway, fields: ResponseRequest, tenant: str) -> int:
+    """How many tokens the prompt of such a response has. Raises ApiError as `ticket_of` does."""
+    prompt, _ = await _prompt(gateway, fields, tenant)
+    return len(prompt)
+
+
+async def _prompt(gateway: Gateway, fields: ResponseRequest, tenant: str) -> tuple[list[int], Extra]:
     gateway.door.check_model(fields.model)
-    earlier = await _earlier(gateway, fields.previous_response_id, caller.tenant) if fields.previous_response_id else []
-    conversation = [*earlier, *fields.messages]
+    conversation, ids = fields.messages, fields.item_ids
+    if fields.previous_response_id:
+        earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, tenant)
+        conversation, ids = [*earlier, *conversation], [*earlier_ids, *ids]
     told = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
     prompt = await chat_tokens(gateway.model, [*told, *conversation], param="input")
-    figures, extra = await gateway.figures(), Extra(fields.echo, conversation).pack()
-    return gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
+    return prompt, Extra(fields.echo, conversation, ids)
 
 
-async def _earlier(gateway: Gateway, id: str, tenant: str) -> list[Message]:
-    """What was said up to the end of the response `id`; its instructions are not carried over, as OpenAI has it."""
+async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:
+    """What was said up to the end of the response `id`, and the ids of these items; its instructions are not carried
+    over, as OpenAI has it."""
     with await find(gateway, id, tenant, param=PREVIOUS) as stored:
         await stored.read(asyncio.get_running_loop().time())
         end, text = stored.transcript.end, stored.transcript.text
@@ -38,4 +53,5 @@ async def _earlier(gateway: Gateway, id: str, tenant: str) -> list[Message]:
         raise ApiError(Kind.INVALID, f"Invalid '{PREVIOUS}': response '{id}' has not ended yet.", PREVIOUS)
     if end.reason is FinishReason.ERROR:
         raise ApiError(Kind.INVALID, f"Invalid '{PREVIOUS}': response '{id}' failed.", PREVIOUS)
-    return [*stored.extra.conversation, Message(role="assistant", content=text)]
+    said = [*stored.extra.conversation, Message(role="assistant", content=text)]
+    return said, [*ids_of(stored.asked, stored.extra.ids), stored.asked.item_id]

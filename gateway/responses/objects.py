@@ -76,6 +76,10 @@ def failure(end: End) -> str:
     return f"The generation failed: {end.error or 'no reason given'}"
 
 
+def counted(input_tokens: int) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": input_tokens}
+
+
 def deleted(id: str) -> dict[str, Any]:
     return {"id": id, "object": "response", "deleted": True}
 

@@ -1,4 +1,4 @@
-"""OpenAI's routes for responses: create, retrieve, cancel, delete."""
+"""OpenAI's routes for responses: create, retrieve, cancel, delete, their input and its tokens."""
 
 from __future__ import annotations
 
@@ -11,27 +11,73 @@ from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.caller import Caller
+from gateway.documented import (
+    BODY_ERRORS,
+    COMING_BACK,
+    GENERATION_ERRORS,
+    LAST_EVENT_ID,
+    POOL_ERRORS,
+    documented,
+    query,
+)
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
 from gateway.position import Position
 from gateway.responses import objects
-from gateway.responses.creation import ticket_of
+from gateway.responses.creation import input_tokens, ticket_of
 from gateway.responses.events import EventWriter
 from gateway.responses.finding import find
+from gateway.responses.items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
-from gateway.schemas.responses import ResponseRequest
+from gateway.schemas.response_answers import (
+    InputItemList,
+    InputTokens,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseObject,
+)
+from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
 from gateway.streams import EventStream
 from services.requests import FinishReason
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
 
+ERRORS = (*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND)
+INCLUDE = query(
+    "include",
+    {"type": "array", "items": {"type": "string", "enum": sorted(INCLUDABLE)}},
+    "Taken, and without an effect: an answer has all that there is.",
+)
+RETRIEVAL = (
+    query("stream", {"type": "boolean", "default": False}, "true: the events of the response."),
+    query("starting_after", {"type": "integer", "minimum": 0}, "Of a stream: the number of the last event not wanted."),
+    LAST_EVENT_ID,
+    INCLUDE,
+)
+PAGE = (
+    query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}, "Items at most."),
+    query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "desc: the newest first."),
+    query("after", {"type": "string"}, "The id of the item before the first one."),
+    INCLUDE,
+)
+
 router = APIRouter(prefix="/v1/responses")
 
 
-@router.post("")
+@router.post(
+    "",
+    **documented(
+        takes=ResponseRequest,
+        gives=ResponseObject,
+        streams=ResponseEvent,
+        parameters=COMING_BACK,
+        errors=GENERATION_ERRORS,
+    ),
+)
 async def create(request: Request) -> Response:
+    """Answers a text or a conversation; whole, as a stream, or in the background."""
     gateway, received = of(request), _now()
     try:
         fields = await parse(request, ResponseRequest)
@@ -52,8 +98,20 @@ async def create(request: Request) -> Response:
         return await _whole(stored)
 
 
-@router.get("/{id}")
+@router.post(
+    "/input_tokens",
+    **documented(takes=InputTokensRequest, gives=InputTokens, errors=(*BODY_ERRORS, *ERRORS)),
+)
+async def count_input_tokens(request: Request) -> Response:
+    """Exactly the prompt tokens that a response to the same body would have; nothing is generated."""
+    gateway = of(request)
+    fields = await parse(request, InputTokensRequest)
+    return _json(objects.counted(await input_tokens(gateway, fields, request.state.tenant)))
+
+
+@router.get("/{id}", **documented(gives=ResponseObject, streams=ResponseEvent, parameters=RETRIEVAL, errors=ERRORS))
 async def retrieve(request: Request, id: str) -> Response:
+    """The response as it stands, or its events from any of them on."""
     after = after_of(request, id)
     stored = await find(of(request), id, request.state.tenant, request.receive)
     if after is not None:
@@ -62,7 +120,15 @@ async def retrieve(request: Request, id: str) -> Response:
         return await _as_it_stands(stored)
 
 
-@router.post("/{id}/cancel")
+@router.get("/{id}/input_items", **documented(gives=InputItemList, parameters=PAGE, errors=ERRORS))
+async def list_input_items(request: Request, id: str) -> Response:
+    """What the response was made from, the newest item first unless `order=asc`; earlier turns are in it."""
+    page = Page.of(request)
+    with await find(of(request), id, request.state.tenant) as stored:
+        return _json(input_items(stored, page))
+
+
+@router.post("/{id}/cancel", **documented(gives=ResponseObject, errors=ERRORS))
 async def cancel(request: Request, id: str) -> Response:
     """Waits for the end, so that what the client hears is final; where no scheduler says it, for some seconds."""
     gateway = of(request)
@@ -76,8 +142,9 @@ async def cancel(request: Request, id: str) -> Response:
         return _json(objects.response(stored.asked, stored.transcript))
 
 
-@router.delete("/{id}")
+@router.delete("/{id}", **documented(gives=ResponseDeleted, errors=ERRORS))
 async def delete(request: Request, id: str) -> Response:
+    """Forgets the response; one that runs is cancelled."""
     gateway = of(request)
     with await find(gateway, id, request.state.tenant):
         await gateway.pool.delete(id)

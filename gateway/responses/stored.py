@@ -20,20 +20,24 @@ PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """The part of the plan that is ours: what the object echoes, and the conversation without instructions."""
+    """The part of the plan that is ours: what the object echoes, and the conversation without instructions.
+
+    `ids`: parallel to the conversation, the ids that its items had before; None: the item is new and has none.
+    """
 
     echo: dict[str, Any]
     conversation: list[Message]
+    ids: list[str | None]
 
     def pack(self) -> bytes:
         said = [[m.role, m.text, m.model_dump(exclude=PLAIN, exclude_none=True)] for m in self.conversation]
-        return orjson.dumps({"echo": self.echo, "conversation": said})
+        return orjson.dumps({"echo": self.echo, "conversation": said, "ids": self.ids})
 
     @classmethod
     def unpack(cls, extra: bytes) -> Self:
         fields = orjson.loads(extra)
         said = [Message(role=role, content=text, **dict(*more)) for role, text, *more in fields["conversation"]]
-        return cls(fields["echo"], said)
+        return cls(fields["echo"], said, fields.get("ids") or [None] * len(said))  # an older build kept no ids
 
 
 class StoredResponse:

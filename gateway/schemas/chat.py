@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import TypedDict
 
 from gateway.schemas.common import Count, GenerationFields, Strict, contradiction, only, unsupported
 
@@ -35,6 +36,14 @@ def _text_of_part(part: Any) -> str:
     if extra or not isinstance(text, str):
         raise ValueError(f"has a {kind} part that is not {{'type': '{kind}', '{TEXT_PARTS[kind]}': string}}")
     return text
+
+
+class TextPart(TypedDict):
+    """What the document says of a part; `_text_of_part` reads it."""
+
+    type: Literal["text", "refusal"]
+    text: NotRequired[str]
+    refusal: NotRequired[str]
 
 
 class FunctionCall(Strict):
@@ -73,7 +82,7 @@ class Message(Strict):
     """One message, its content as one text. It takes back what the official client dumps of an answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    content: Annotated[str | None, BeforeValidator(_content, str | list[TextPart] | None)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.requests import SamplingParams
@@ -21,6 +21,8 @@ TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` i
 
 Count = Annotated[int, Field(ge=1)]
 Id = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
 
 
 def only(*neutral: Any) -> BeforeValidator:
@@ -30,7 +32,7 @@ def only(*neutral: Any) -> BeforeValidator:
         if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
             raise unsupported("is not supported by this server; leave it out")
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, Annotated[Any, WithJsonSchema({"enum": [None, *neutral]})])
 
 
 def nothing_asked(value: Any) -> None:
@@ -140,8 +142,8 @@ class GenerationFields(Strict, ABC):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = {}
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias, dict[str, Bias] | None)] = {}
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stops, str | Stops | None)] = ()
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Id | None = None
     ignore_eos: bool | None = None

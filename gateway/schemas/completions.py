@@ -29,8 +29,11 @@ def _prompts(value: Any) -> list[str | list[int]]:
     return prompts
 
 
+Prompts = str | list[int] | list[str | list[int]]
+
+
 class CompletionRequest(GenerationFields):
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]  # of str | list[int]
+    prompt: Annotated[list[Any], BeforeValidator(_prompts, Prompts)]  # of str | list[int]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: Annotated[None, only(False)] = None
     suffix: Annotated[None, only("")] = None

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from typing_extensions import TypedDict
 
 from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
 
-LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text
+    {
+        LOGPROBS,
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
 Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
 Word = Annotated[str, Field(max_length=512)]
+Included = Annotated[list[str], WithJsonSchema({"type": "array", "items": {"enum": sorted(INCLUDABLE)}})]
+MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
 PART_FIELDS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
     "output_text": {"type", "text", "annotations", "logprobs"},
@@ -34,7 +49,8 @@ def _part(part: Any) -> str:
     if known is None:
         raise unsupported("has a part that is neither input_text nor output_text; this server takes text alone")
     text = part.get("text")
-    if set(part) - known or not isinstance(text, str):
+    unknown = {name for name, value in part.items() if name not in known and value is not None}
+    if unknown or not isinstance(text, str):
         raise ValueError(f"has a part that is not {{'type': '{part['type']}', 'text': string}}")
     return text
 
@@ -53,18 +69,28 @@ def _item(value: Any) -> Any:
 
 def _included(value: Any) -> bool:
     """Whether log probabilities are wanted."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
-    if any(name != LOGPROBS for name in value):
-        raise unsupported(f"has something other than '{LOGPROBS}'")
-    return bool(value)
+    unknown = sorted(set(value) - INCLUDABLE)
+    if unknown:
+        raise unsupported(f"has '{unknown[0][:64]}', which is not one of {', '.join(sorted(INCLUDABLE))}")
+    return LOGPROBS in value
+
+
+class ResponseTextPart(TypedDict):
+    """What the document says of a part; `_part` reads it."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[Any] | None]
 
 
 class InputMessage(Strict):
     """One message, its content as one text; what `output` of an earlier response says is taken as it is."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content, str | list[ResponseTextPart])]
     type: Literal["message"] | None = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -85,7 +111,7 @@ class ResponseRequest(GenerationFields):
 
     input: Annotated[
         list[Annotated[InputMessage, BeforeValidator(_item)]],
-        BeforeValidator(_items),
+        BeforeValidator(_items, str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]),
         Field(min_length=1, max_length=4096),
     ]
     instructions: str | None = None
@@ -93,7 +119,7 @@ class ResponseRequest(GenerationFields):
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     background: bool | None = None
     store: bool | None = None
-    include: Annotated[bool, BeforeValidator(_included)] | None = None
+    include: Annotated[bool, BeforeValidator(_included, Included)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: TextOptions | None = None
     truncation: Annotated[None, only("disabled")] = None
@@ -140,6 +166,11 @@ class ResponseRequest(GenerationFields):
         return [Message(role=item.role, content=item.content) for item in self.input]
 
     @property
+    def item_ids(self) -> list[str | None]:
+        """Parallel to `messages`: the ids that the client gave them, where the pool keeps ids of that length."""
+        return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
+
+    @property
     def echo(self) -> dict[str, Any]:
         """The fields of the response object that the request decides."""
         optional = {"user": self.user} if self.user is not None else {}
@@ -157,3 +188,9 @@ class ResponseRequest(GenerationFields):
             "safety_identifier": self.safety_identifier,
             "prompt_cache_key": self.prompt_cache_key,
         }
+
+
+class InputTokensRequest(ResponseRequest):
+    """`POST /v1/responses/input_tokens`: whatever a create takes, and OpenAI's one field that a create has not."""
+
+    personality: Annotated[None, only()] = None

@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
+from services.text.tokenizer_config import TokenizerConfig
 
 
 class ChatTemplate:
@@ -32,12 +33,8 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
         """The template in chat_template.jinja, else that in tokenizer_config.json; None if there is neither."""
-        config = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.exists() else _default_of(config.get("chat_template"))
-        if source is None:
-            return None
-        return cls(source, _special_tokens(_read_json(folder / "special_tokens_map.json") | config))
+        config = TokenizerConfig.load(folder)
+        return None if config.chat_template is None else cls(config.chat_template, config.named_tokens)
 
     def apply(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The prompt for `messages`; fields that are None count as absent.
@@ -99,26 +96,3 @@ def _tojson(
 ) -> str:
     """Jinja's own filter escapes HTML, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _default_of(template: Any) -> str | None:
-    """A template is one string, or a list of named ones of which `default` is meant."""
-    if isinstance(template, list):
-        return next((t["template"] for t in template if t["name"] == "default"), None)
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    named = {key: value for key, value in config.items() if key.endswith("_token") and value}
-    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
-    return {key: value for key, value in contents.items() if isinstance(value, str)}

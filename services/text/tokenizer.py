@@ -11,17 +11,25 @@ import tokenizers
 from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
 from services.text.token_bytes import TextTables
+from services.text.tokenizer_config import TokenizerConfig
 
 
 class Tokenizer:
     """A model's tokenizer, its chat template and its tables. Safe to use from several threads."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, tables: TextTables, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        tables: TextTables,
+        template: ChatTemplate | None,
+        config: TokenizerConfig,
+    ) -> None:
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
         self._template = template
         self.tables = tables
+        self.config = config
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -32,7 +40,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{path} cannot be read: {error}") from None
-        return cls(backend, tables, ChatTemplate.load(folder))
+        return cls(backend, tables, ChatTemplate.load(folder), TokenizerConfig.load(folder))
 
     @property
     def vocab_size(self) -> int:

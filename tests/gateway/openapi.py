@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,49 @@ PREFIX = "#/components/schemas/"
 
 
 @cache
-def _schemas() -> dict[str, Any]:
+def _document() -> dict[str, Any]:
     folder = os.environ.get("ORCA_SCHEMAS")
     if not folder:
         pytest.skip("ORCA_SCHEMAS does not name a folder with openai_openapi.yaml")
     document = yaml.load((Path(folder) / "openai_openapi.yaml").read_text(), yaml.CSafeLoader)
-    return {name: _as_json_schema(schema) for name, schema in document["components"]["schemas"].items()}
+    schemas = {name: _as_json_schema(schema) for name, schema in document["components"]["schemas"].items()}
+    by_path = {_unnamed(path): operations for path, operations in document["paths"].items()}
+    return {"schemas": schemas, "paths": by_path}
+
+
+def _schemas() -> dict[str, Any]:
+    schemas: dict[str, Any] = _document()["schemas"]
+    return schemas
+
+
+def components() -> dict[str, Any]:
+    return {"schemas": _schemas()}
+
+
+def operation(method: str, path: str) -> dict[str, Any] | None:
+    """OpenAI's operation at our `path`, whatever its parameters are called; None where there is none."""
+    found: dict[str, Any] | None = _document()["paths"].get(_unnamed(path.removeprefix("/v1")), {}).get(method)
+    return found
+
+
+def _unnamed(path: str) -> str:
+    return re.sub("{.*?}", "{}", path)
 
 
 def check(name: str, value: Any) -> None:
     """`value` is what the document calls `name`. Skips where there is no document."""
-    root = {"$ref": PREFIX + name, "components": {"schemas": _schemas()}}
-    jsonschema.Draft202012Validator(root).validate(value)
+    check_schema({"$ref": PREFIX + name}, value)
+
+
+def check_schema(schema: dict[str, Any], value: Any) -> None:
+    """`value` is what `schema`, a part of the document, says."""
+    jsonschema.Draft202012Validator({**schema, "components": components()}).validate(value)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema `name`. Skips where there is no document."""
+    found: dict[str, Any] = _schemas()[name]
+    return found
 
 
 def fields(name: str) -> set[str]:

@@ -45,6 +45,9 @@ def client(guarded: Stack) -> Iterator[httpx.Client]:
         ("GET", "/v1/streams/x"),
         ("GET", "/version"),
         ("POST", "/tokenize"),
+        ("GET", "/tokenizer_info"),
+        ("GET", "/load"),
+        ("GET", "/v1/health"),
         ("GET", "/nowhere"),
     ],
 )
@@ -59,8 +62,14 @@ def test_who_has_no_key_is_refused(client: httpx.Client, method: str, path: str,
 
 def test_probes_need_none(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
+    assert client.get("/ping").status_code == 200
     assert client.get("/ready").status_code in (200, 503)
     assert client.get("/metrics").status_code == 200
+
+
+def test_a_browser_opens_the_documentation_without_one(client: httpx.Client) -> None:
+    paths = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/favicon-32x32.png", "/openapi.json")
+    assert {client.get(path).status_code for path in paths} == {200}
 
 
 def test_the_official_client_s_key(guarded: Stack) -> None:

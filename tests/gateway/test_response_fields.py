@@ -65,7 +65,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a prompt of the dashboard": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    "another thing to include": ({"include": ["reasoning.encrypted_content"]}, "include"),
+    "another thing to include": ({"include": ["message.smell"]}, "include"),
     "several choices": ({"n": 2}, "n"),
     "chat's maximum": ({"max_tokens": 5}, "max_tokens"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, version, tokenizing, and what comes back around every response."""
+"""Health, load, metrics, version, the tokenizer, and what comes back around every response."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import httpx
 from clients import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from stack import NAME, Stack
+from tiny_text import TEMPLATE
 
 from services.config import Settings
 
@@ -80,3 +81,29 @@ def test_the_client_s_request_id_comes_back(http: httpx.Client) -> None:
     ):
         assert response.headers["x-request-id"] == "mine-17"
     assert "x-request-id" not in http.get("/health").headers
+
+
+def test_other_names_of_health(http: httpx.Client) -> None:
+    for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/v1/health")):
+        assert http.request(method, path).status_code == 200
+
+
+def test_load_counts_what_is_answered_now(http: httpx.Client) -> None:
+    assert http.get("/load").json() == {"server_load": 0}
+    body = {"prompt": "SLOWhello", "max_tokens": 300, "stream": True, "n": 2}
+    with http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert http.get("/load").json() == {"server_load": 1}
+    wait_until(lambda: http.get("/load").json() == {"server_load": 0})
+
+
+def test_tokenizer_info(http: httpx.Client, stack: Stack, tiny_folder: Path) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["chat_template"] == TEMPLATE
+    assert info["eos_token"] == "<eos>"
+    assert info["additional_special_tokens"] == ["<user>", "<assistant>", "<system>"]
+    assert info["vocab_size"] == stack.tokenizer.vocab_size
+    assert info["model_max_length"] == 512
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert str(tiny_folder) not in str(info)

@@ -1,0 +1,59 @@
+"""TokenizerConfig: what a model's tokenizer_config.json says of its text side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from services.errors import ModelError
+
+DEFAULT_CLASS = "PreTrainedTokenizerFast"  # transformers' class for a tokenizer.json of which nothing else is known
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """`named_tokens`: `bos_token`, `eos_token` and the like, as text. `chat_template`: its source, None without one."""
+
+    tokenizer_class: str
+    named_tokens: dict[str, str]
+    chat_template: str | None
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Of the model in `folder`; a file that is missing says nothing. Raises ModelError where one is not JSON.
+
+        chat_template.jinja wins over the template in tokenizer_config.json.
+        """
+        config = _read_json(folder / "tokenizer_config.json")
+        file = folder / "chat_template.jinja"
+        return cls(
+            str(config.get("tokenizer_class") or DEFAULT_CLASS),
+            _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
+            file.read_text(encoding="utf-8") if file.exists() else _default_of(config.get("chat_template")),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _default_of(template: Any) -> str | None:
+    """A template is one string, or a list of named ones of which `default` is meant."""
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t["name"] == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    named = {key: value for key, value in config.items() if key.endswith("_token") and value}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: value for key, value in contents.items() if isinstance(value, str)}

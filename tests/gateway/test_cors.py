@@ -1,0 +1,106 @@
+"""CORS: which pages of browsers may call the API, by the settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from stack import Stack
+
+from cli.serve_flags import parse
+from services.config import Settings
+from services.errors import UsageError
+
+PAGE, OTHER = "http://localhost:3000", "http://elsewhere.example"
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,idempotency-key,last-event-id",
+}
+PATH = "/v1/chat/completions"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+KEY = {"Authorization": "Bearer key-of-alice"}
+
+
+@pytest.fixture(scope="module")
+def opened(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
+    settings = Settings(allowed_origins=[PAGE], api_keys={"key-of-alice": "alice"})
+    with (
+        Stack(redis_url, "opened", tiny_folder, settings) as stack,
+        httpx.Client(base_url=stack.url, timeout=20) as client,
+    ):
+        yield client
+
+
+def allowed(response: httpx.Response) -> str | None:
+    return response.headers.get("access-control-allow-origin")
+
+
+def test_a_preflight_needs_no_key(opened: httpx.Client) -> None:
+    answer = opened.options(PATH, headers=PREFLIGHT | {"Origin": PAGE})
+    assert answer.status_code == 200
+    assert allowed(answer) == PAGE
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_a_page_of_another_origin_is_told_nothing(opened: httpx.Client) -> None:
+    refused = opened.options(PATH, headers=PREFLIGHT | {"Origin": OTHER})
+    assert refused.status_code == 400
+    assert allowed(refused) is None
+    assert allowed(opened.post(PATH, json=CHAT, headers=KEY | {"Origin": OTHER})) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_page_may_read_answers(opened: httpx.Client, stream: bool) -> None:
+    answer = opened.post(PATH, json=CHAT | {"stream": stream}, headers=KEY | {"Origin": PAGE})
+    assert answer.status_code == 200
+    assert allowed(answer) == PAGE
+    assert "Origin" in answer.headers["vary"]
+    exposed = {name.strip().lower() for name in answer.headers["access-control-expose-headers"].split(",")}
+    assert exposed == {"orca-request", "retry-after", "x-request-id"}
+
+
+def test_a_page_may_read_errors(opened: httpx.Client) -> None:
+    for path, headers, status in ((PATH, {}, 401), ("/nowhere", KEY, 404), (PATH, KEY, 400)):
+        answer = opened.post(path, content=b"{", headers=headers | {"Origin": PAGE})
+        assert (answer.status_code, allowed(answer)) == (status, PAGE)
+
+
+def test_methods_headers_and_credentials_can_be_named(redis_url: str, tiny_folder: Path) -> None:
+    settings = Settings(
+        allowed_origins=["*"], allow_credentials=True, allowed_methods=["GET"], allowed_headers=["X-Mine"]
+    )
+    with Stack(redis_url, "narrow", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
+        refused = client.options(PATH, headers=PREFLIGHT | {"Origin": OTHER})
+        assert refused.status_code == 400
+        asked = {"Origin": OTHER, "Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "x-mine"}
+        answer = client.options("/v1/models", headers=asked)
+        assert answer.status_code == 200
+        assert allowed(answer) == OTHER
+        assert answer.headers["access-control-allow-credentials"] == "true"
+
+
+def test_without_the_setting_nothing_is_said(http: httpx.Client) -> None:
+    asked = http.options(PATH, headers=PREFLIGHT | {"Origin": PAGE})
+    assert asked.status_code == 405
+    plain = http.get("/health", headers={"Origin": PAGE})
+    for response in (asked, plain):
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("words", [[PAGE, OTHER], [f'["{PAGE}", "{OTHER}"]']])
+def test_the_command_line_takes_words_or_json(words: list[str]) -> None:
+    assert parse(["--allowed-origins", *words]).allowed_origins == [PAGE, OTHER]
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(UsageError, match="allowed_origins"):
+        parse(["--allowed-origins", "[http"])
+
+
+def test_a_variable_takes_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_ALLOWED_ORIGINS", f'["{PAGE}"]')
+    assert parse([]).allowed_origins == [PAGE]
