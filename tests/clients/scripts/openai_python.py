@@ -179,7 +179,8 @@ def _() -> None:
     expect(job.output_text, job)
     client.responses.delete(job.id)
     long = client.responses.create(model=MODEL, input="Count for ever.", background=True, max_output_tokens=2000)
-    expect(client.responses.cancel(long.id).status == "cancelled")
+    cancelled = client.responses.cancel(long.id)
+    expect(cancelled.status == "cancelled", cancelled)
     try:
         client.responses.retrieve(job.id)
         expect(False, "a deleted response was found")
