@@ -9,6 +9,7 @@ from gateway.door import Ticket, chat_tokens
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway
 from gateway.plan import AnswerKind
+from gateway.responses.conversation import turns
 from gateway.responses.finding import find
 from gateway.responses.items import ids_of
 from gateway.responses.stored import Extra
@@ -39,7 +40,7 @@ async def _prompt(gateway: Gateway, fields: ResponseRequest, tenant: str) -> tup
         earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, tenant)
         conversation, ids = [*earlier, *conversation], [*earlier_ids, *ids]
     told = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
-    prompt = await chat_tokens(gateway.model, [*told, *conversation], param="input")
+    prompt = await chat_tokens(gateway.model, [*told, *turns(conversation)], param="input")
     return prompt, Extra(fields.echo, conversation, ids)
 
 

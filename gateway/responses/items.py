@@ -78,6 +78,17 @@ def ids_of(asked: Asked, given: Sequence[str | None]) -> list[str]:
 
 
 def _item(id: str, message: Message) -> dict[str, Any]:
+    if message.tool_calls:
+        (call,) = message.tool_calls
+        arguments = call.function.arguments
+        said = {"call_id": call.id, "name": call.function.name, "arguments": arguments}
+        return {"id": id, "type": "function_call", "status": "completed", **said}
+    if message.role == "tool":
+        said = {"call_id": message.tool_call_id, "output": message.text}
+        return {"id": id, "type": "function_call_output", "status": "completed", **said}
+    if message.reasoning_content is not None:
+        content = [{"type": "reasoning_text", "text": message.reasoning_content}]
+        return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": content}
     if message.role == "assistant":
         part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
     else:

@@ -31,7 +31,7 @@ class InputText(TypedDict):
     text: str
 
 
-class InputItem(TypedDict):
+class InputMessageItem(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["user", "system", "developer"]
@@ -39,9 +39,39 @@ class InputItem(TypedDict):
     content: list[InputText]
 
 
+class FunctionCallItem(TypedDict):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputItem(TypedDict):
+    id: str
+    type: Literal["function_call_output"]
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
 class InputItemList(TypedDict):
     object: Literal["list"]
-    data: list[InputItem | OutputMessage]
+    data: list[InputMessageItem | OutputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
     first_id: str
     last_id: str
     has_more: bool

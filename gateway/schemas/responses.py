@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
-from typing_extensions import TypedDict
 
 from gateway.schemas.chat import Message
 from gateway.schemas.common import Count, GenerationFields, StreamOptions, Strict, contradiction, only, unsupported
+from gateway.schemas.response_items import InputItem
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text
@@ -27,44 +27,11 @@ Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded
 Word = Annotated[str, Field(max_length=512)]
 Included = Annotated[list[str], WithJsonSchema({"type": "array", "items": {"enum": sorted(INCLUDABLE)}})]
 MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
-PART_FIELDS = {
-    "input_text": {"type", "text", "prompt_cache_breakpoint"},
-    "output_text": {"type", "text", "annotations", "logprobs"},
-}
-
-
-def _content(value: Any) -> str:
-    """The text of a message: a string, or its text parts joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of text parts")
-    return "".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise ValueError("has a part that is not an object with a type")
-    known = PART_FIELDS.get(part["type"])
-    if known is None:
-        raise unsupported("has a part that is neither input_text nor output_text; this server takes text alone")
-    text = part.get("text")
-    unknown = {name for name, value in part.items() if name not in known and value is not None}
-    if unknown or not isinstance(text, str):
-        raise ValueError(f"has a part that is not {{'type': '{part['type']}', 'text': string}}")
-    return text
 
 
 def _items(value: Any) -> Any:
     """A string is one message of the user."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def _item(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "message":
-        raise unsupported(f"is a '{kind[:64]}'; this server takes messages alone")
-    return value
 
 
 def _included(value: Any) -> bool:
@@ -75,26 +42,6 @@ def _included(value: Any) -> bool:
     if unknown:
         raise unsupported(f"has '{unknown[0][:64]}', which is not one of {', '.join(sorted(INCLUDABLE))}")
     return LOGPROBS in value
-
-
-class ResponseTextPart(TypedDict):
-    """What the document says of a part; `_part` reads it."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: NotRequired[list[Any]]
-    logprobs: NotRequired[list[Any] | None]
-
-
-class InputMessage(Strict):
-    """One message, its content as one text; what `output` of an earlier response says is taken as it is."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content, str | list[ResponseTextPart])]
-    type: Literal["message"] | None = None
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class TextOptions(Strict):
@@ -110,8 +57,8 @@ class ResponseRequest(GenerationFields):
     """OpenAI's fields, and of ours those that chat has too, but for several choices and token ids."""
 
     input: Annotated[
-        list[Annotated[InputMessage, BeforeValidator(_item)]],
-        BeforeValidator(_items, str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]),
+        list[InputItem],
+        BeforeValidator(_items, str | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]),
         Field(min_length=1, max_length=4096),
     ]
     instructions: str | None = None
@@ -162,8 +109,8 @@ class ResponseRequest(GenerationFields):
 
     @property
     def messages(self) -> list[Message]:
-        """The input as messages of a chat."""
-        return [Message(role=item.role, content=item.content) for item in self.input]
+        """The input as messages of a chat, one for each item."""
+        return [item.as_message() for item in self.input]
 
     @property
     def item_ids(self) -> list[str | None]:

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.body import validate
 from gateway.errors import ApiError, Kind
+from gateway.responses.conversation import turns
 from gateway.schemas.responses import LOGPROBS, ResponseRequest
 
 OUTPUT = {
@@ -42,6 +43,12 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "a message as text": ({"input": ["hi"]}, "input[0]"),
     "a message without content": ({"input": [{"role": "user"}]}, "input[0].content"),
     "an unknown role": ({"input": [{"role": "king", "content": "a"}]}, "input[0].role"),
+    "no role": ({"input": [{"content": "a"}]}, "input[0].role"),
+    "a call without a name": (
+        {"input": [{"type": "function_call", "call_id": "a", "arguments": "{}"}]},
+        "input[0].name",
+    ),
+    "an output of no call": ({"input": [{"type": "function_call_output", "output": "b"}]}, "input[0].call_id"),
     "a part without text": ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content"),
     "a number of tokens below 1": ({"max_output_tokens": 0}, "max_output_tokens"),
     "background without store": ({"background": True, "store": False}, "background"),
@@ -69,7 +76,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "several choices": ({"n": 2}, "n"),
     "chat's maximum": ({"max_tokens": 5}, "max_tokens"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
-    "a tool's output": ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input[0]"),
+    "a call of another tool": ({"input": [{"type": "web_search_call", "id": "a"}]}, "input[0].type"),
     "an unknown field": ({"nonsense": 1}, "nonsense"),
     "an unknown field of a message": ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
 }
@@ -88,6 +95,26 @@ def test_input_becomes_messages() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     fields = parsed(input=[{"role": "developer", "content": parts}, OUTPUT, {"role": "user", "content": "c"}])
     assert [(m.role, m.content) for m in fields.messages] == [("developer", "ab"), ("assistant", "yes"), ("user", "c")]
+
+
+CALLS = [{"type": "function_call", "call_id": id, "name": "f", "arguments": f'{{"a": "{id}"}}'} for id in ("c1", "c2")]
+OUTPUTS = [{"type": "function_call_output", "call_id": id, "output": f"of {id}"} for id in ("c1", "c2")]
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "because"}]}
+
+
+def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
+    """Of the items that agents send back: each is kept by itself, and a template is given turns."""
+    user = {"role": "user", "content": "go"}
+    fields = parsed(input=[user, REASONING, OUTPUT, *CALLS, *OUTPUTS, REASONING, *CALLS[:1], *OUTPUTS[:1], user])
+    assert len(fields.messages) == len(fields.item_ids) == 11
+    said = [message.for_template() for message in turns(fields.messages)]
+    assert [message["role"] for message in said] == ["user", "assistant", "tool", "tool", "assistant", "tool", "user"]
+    first, second = said[1], said[4]
+    assert (first["content"], first["reasoning_content"]) == ("yes", "because")
+    assert [call["function"]["arguments"] for call in first["tool_calls"]] == [{"a": "c1"}, {"a": "c2"}]
+    assert (second["content"], second["reasoning_content"]) == ("", "because")
+    assert [call["id"] for call in second["tool_calls"]] == ["c1"]
+    assert [message["content"] for message in said if message["role"] == "tool"] == ["of c1", "of c2", "of c1"]
 
 
 def test_what_says_nothing_about_tokens_is_taken() -> None:

@@ -202,3 +202,16 @@ def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
     assert {turn.output_text for turn in turns} == {turns[0].output_text}
     items = list(client.responses.input_items.list(turns[0].id, order="asc"))
     assert items[1].id == first.output[0].id
+
+
+def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client) -> None:
+    items: list[dict[str, Any]] = [
+        {"id": "m", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {"id": "r", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"id": "c", "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"id": "o", "type": "function_call_output", "call_id": "c1", "output": "3"},
+    ]
+    id = http.post("/v1/responses", json={"input": items}).json()["id"]
+    listed = http.get(f"/v1/responses/{id}/input_items?order=asc").json()
+    openapi.check("ResponseItemList", listed)
+    assert listed["data"] == [item | {"status": "completed"} for item in items]
