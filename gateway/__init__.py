@@ -1,1 +1,1 @@
-"""HTTP in, server-sent events out. Knows OpenAI's API, text and the pool; never talks to a scheduler or an engine."""
+"""HTTP in, server-sent events out. Knows OpenAI's API, Anthropic's, text and the pool; no scheduler and no engine."""

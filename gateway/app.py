@@ -14,6 +14,8 @@ from gateway import docs_routes, routes, side_routes, stream_routes
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.keys import Keys
+from gateway.messages import routes as messages
+from gateway.messages.errors import error_response
 from gateway.middleware import Envelope
 from gateway.model import ServedModel
 from gateway.responses import routes as responses
@@ -41,6 +43,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(routes.router)
     app.include_router(stream_routes.router)
     app.include_router(responses.router)
+    app.include_router(messages.router)
     app.include_router(side_routes.router)
     app.include_router(docs_routes.router)
     app.add_exception_handler(ApiError, _api_error)
@@ -69,7 +72,7 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error_response(error, request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -77,11 +80,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = Kind.METHOD_NOT_ALLOWED if error.status_code == 405 else Kind.NOT_FOUND
     text = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return ApiError(kind, text).response(dict(error.headers or {}))
+    return error_response(ApiError(kind, text), request.scope, dict(error.headers or {}))
 
 
 async def _pool_unavailable(request: Request, error: Exception) -> Response:
-    return ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.").response()
+    away = ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.")
+    return error_response(away, request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -89,4 +93,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _stopping(request: Request, error: Exception) -> Response:
-    return ApiError(Kind.STOPPING, "This gateway is shutting down; ask again.").response()
+    return error_response(ApiError(Kind.STOPPING, "This gateway is shutting down; ask again."), request.scope)

@@ -92,11 +92,17 @@ class Choice:
         return piece
 
     def _finish(self, end: End) -> str:
-        if end.reason is FinishReason.ERROR:
-            self.error = ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
-        elif end.reason is FinishReason.CANCELLED:
-            self.error = ApiError(Kind.CANCELLED, "The request was cancelled.")
-        else:
-            self._end = end
-            return self._detokenizer.finish(end.cut)
-        return ""
+        self.error = failure(end)
+        if self.error is not None:
+            return ""
+        self._end = end
+        return self._detokenizer.finish(end.cut)
+
+
+def failure(end: End) -> ApiError | None:
+    """The error that a client gets for an end without an answer; None for an end with one."""
+    if end.reason is FinishReason.ERROR:
+        return ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
+    if end.reason is FinishReason.CANCELLED:
+        return ApiError(Kind.CANCELLED, "The request was cancelled.")
+    return None

@@ -175,13 +175,18 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
 
 
 async def chat_tokens(
-    model: ServedModel, messages: list[Message], add_generation_prompt: bool = True, param: str = "messages"
+    model: ServedModel,
+    messages: list[Message],
+    add_generation_prompt: bool = True,
+    param: str = "messages",
+    continue_final_message: bool = False,
 ) -> list[int]:
     """The prompt that `messages` make, which came in the field `param`. Raises ApiError where the model's template
     refuses them."""
 
     def tokens() -> list[int]:
-        text = model.tokenizer.apply_chat_template([m.for_template() for m in messages], add_generation_prompt)
+        said = [message.for_template() for message in messages]
+        text = model.tokenizer.apply_chat_template(said, add_generation_prompt, continue_final_message)
         return model.tokenizer.encode(text, add_special_tokens=False)
 
     try:

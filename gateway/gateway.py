@@ -21,6 +21,7 @@ from gateway.reader import Reader
 from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
+from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
@@ -44,6 +45,12 @@ class Gateway:
         self.put_back = PutBack(pool, self.reader, self.leaving)
         self.generations = Generations(pool, self.reader, self.leaving, self.counters)
         self.door = Door(self.id, model, settings)
+
+    def overview(self) -> Overview:
+        """The pool as of the last second, at no cost to it. Raises PoolUnavailable while it is away."""
+        if self.reader.away:
+            raise PoolUnavailable("the pool is away")
+        return self.heartbeat.known()
 
     async def figures(self) -> EngineFigures:
         """What the largest engine can take. Raises ApiError while there has not been an engine, PoolUnavailable."""

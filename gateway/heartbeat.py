@@ -13,6 +13,8 @@ from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 PERIOD = 1.0  # seconds
+PERIOD_UNREADY = 0.2  # while no engine is ready: somebody may be waiting for one
+STALE = 5.0  # seconds without a heartbeat after which what the last one read is not passed on
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +33,19 @@ class Heartbeat:
         self._unsent: dict[str, float] | None = None  # of a call that was not answered: it is repeated unchanged
         self._missed = False
         self._overview: Overview | None = None
+        self._read_at = 0.0  # when it was read, seconds on the loop's clock
+        self._trouble: PoolUnavailable | None = None  # why the last beat failed
 
     async def run(self) -> None:
         """Beat until cancelled; an outage of the pool is waited for."""
         while True:
             try:
                 await self.beat()
+                self._trouble = None
             except PoolUnavailable as error:
+                self._trouble = error
                 log.debug("no heartbeat: %s", error)
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY)
 
     async def beat(self) -> None:
         """One heartbeat. Raises PoolUnavailable."""
@@ -51,7 +57,18 @@ class Heartbeat:
         if self._missed:
             await self._on_missed()
             self._missed = False
-        self._overview = await self._pool.overview()
+        self._overview, self._read_at = await self._pool.overview(), asyncio.get_running_loop().time()
+
+    def known(self) -> Overview:
+        """The pool as the last heartbeat read it, so that whoever asks costs the pool nothing.
+
+        Raises PoolUnavailable where the pool does not take heartbeats: it would take no requests either.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        if self._overview is None or asyncio.get_running_loop().time() - self._read_at > STALE:
+            raise PoolUnavailable("no heartbeat reached the pool yet")
+        return self._overview
 
     async def figures(self) -> EngineFigures | None:
         """Those of the largest engine, the last known ones; None if there never was one. Raises PoolUnavailable."""

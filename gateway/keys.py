@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
+from gateway.messages.errors import error_response
 from services.config import DEFAULT_TENANT
 
 DOCS = {
@@ -29,8 +32,8 @@ class Keys:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             tenant = self._tenant(scope)
             if tenant is None:
-                text = "No API key of this server was given; send 'Authorization: Bearer KEY'."
-                response = ApiError(Kind.INVALID_KEY, text).response({"WWW-Authenticate": "Bearer"})
+                text = "No API key of this server was given; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+                response = error_response(ApiError(Kind.INVALID_KEY, text), scope, {"WWW-Authenticate": "Bearer"})
                 return await response(scope, receive, send)
             scope.setdefault("state", {})["tenant"] = tenant
         return await self._app(scope, receive, send)
@@ -38,6 +41,14 @@ class Keys:
     def _tenant(self, scope: Scope) -> str | None:
         if not self._tenants:
             return DEFAULT_TENANT
-        given: bytes = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        return self._tenants.get(key.strip().decode(errors="replace")) if scheme.lower() == b"bearer" else None
+        return next((tenant for key in _keys(scope) if (tenant := self._tenants.get(key)) is not None), None)
+
+
+def _keys(scope: Scope) -> Iterator[str]:
+    """OpenAI's clients send a bearer token, Anthropic's the one header or the other, or both."""
+    for name, value in scope["headers"]:
+        scheme, _, token = value.partition(b" ")
+        if name == b"authorization" and scheme.lower() == b"bearer":
+            yield token.strip().decode(errors="replace")
+        elif name == b"x-api-key":
+            yield value.strip().decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from services.models import ModelInfo
@@ -19,11 +20,15 @@ class ServedModel:
     created: int
 
     def card(self) -> dict[str, Any]:
-        """OpenAI's model object; `max_model_len` is vLLM's."""
+        """The model object of OpenAI and of Anthropic, whose fields do not clash; `max_model_len` is vLLM's."""
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "orca",
             "max_model_len": self.info.max_model_len,
+            "type": "model",
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
+            "lifecycle": "active",
         }

@@ -14,6 +14,7 @@ class AnswerKind(StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSE = "response"
+    MESSAGE = "message"
 
     @property
     def prefix(self) -> str:
@@ -21,7 +22,12 @@ class AnswerKind(StrEnum):
         return _PREFIXES[self]
 
 
-_PREFIXES = {AnswerKind.CHAT: "chatcmpl-", AnswerKind.COMPLETION: "cmpl-", AnswerKind.RESPONSE: "resp_"}
+_PREFIXES = {
+    AnswerKind.CHAT: "chatcmpl-",
+    AnswerKind.COMPLETION: "cmpl-",
+    AnswerKind.RESPONSE: "resp_",
+    AnswerKind.MESSAGE: "msg_",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,14 @@ class Position:
         return cls.parse(id) if id else None
 
     @classmethod
+    def of_post(cls, request: Request, stream: bool) -> Self | None:
+        """The same for a request that may ask for a stream. Raises ApiError also where it asks for none."""
+        position = cls.of(request)
+        if position is not None and not stream:
+            raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")
+        return position
+
+    @classmethod
     def parse(cls, id: str) -> Self:
         """Raises ApiError for what is no event's id."""
         match = _ID.fullmatch(id)

@@ -34,7 +34,7 @@ class Reader:
         self._gateway = gateway
         self._inboxes: dict[str, list[Inbox]] = {}  # by sequence
         self._from_start = True  # the next read begins at the stream's start: it is another stream
-        self._away = False
+        self.away = False
         self._returned = -math.inf  # when the pool last came back
         self.lost: dict[str, float] = {}
         self.anything_lost = asyncio.Event()
@@ -70,7 +70,7 @@ class Reader:
     @property
     def settled(self) -> bool:
         """What the pool does not know now, nobody is about to put back."""
-        return not self._away and self._now() - self._returned > PATIENCE
+        return not self.away and self._now() - self._returned > PATIENCE
 
     async def run(self) -> None:
         """Read and hand out, until cancelled."""
@@ -81,9 +81,9 @@ class Reader:
                 after, self._from_start = "0" if self._from_start else cursor, False
                 cursor, events = await self._pool.read_events(self._gateway, after, BLOCK)
                 gaps = self._hand_out(events)
-                if self._away:
+                if self.away:
                     await self.reread()
-                    self._away, self._returned = False, self._now()
+                    self.away, self._returned = False, self._now()
                 elif gaps:
                     await self.reread(gaps)
                 if self._now() - checked > SILENCE:
@@ -96,9 +96,9 @@ class Reader:
                 retry = min(2 * retry, LAST_RETRY)
 
     def _lose(self, error: PoolUnavailable) -> None:
-        if not self._away:
+        if not self.away:
             log.warning("the pool is away: %s", error)
-        self._away = self._from_start = True
+        self.away = self._from_start = True
         self.lost.clear()
         self.anything_lost.clear()
 

@@ -63,8 +63,9 @@ async def chat_completions(request: Request) -> Response:
 
 @router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
-    """The one model that is served."""
-    return {"object": "list", "data": [of(request).model.card()]}
+    """One page is all there is; its place in the list is for Anthropic's clients."""
+    card = of(request).model.card()
+    return {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
 
 
 @router.get("/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
@@ -80,7 +81,7 @@ async def _answered(request: Request, chat: bool) -> Response:
     received = asyncio.get_running_loop().time()
     try:
         ticket = await _ticket(gateway, request, chat)
-        position = _position(request, ticket)
+        position = Position.of_post(request, ticket.stream)
         if position is None:
             generation = await gateway.generations.open(ticket, request.receive, received)
         else:
@@ -92,13 +93,6 @@ async def _answered(request: Request, chat: bool) -> Response:
         with_ids = ticket.submission.resumable or position is not None
         return await streamed(generation, writer(generation, gateway.model, position, with_ids))
     return await whole(generation, Answer(generation.plan, gateway.model, generation.request))
-
-
-def _position(request: Request, ticket: Ticket) -> Position | None:
-    position = Position.of(request)
-    if position is not None and not ticket.stream:
-        raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")
-    return position
 
 
 async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:

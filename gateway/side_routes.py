@@ -38,18 +38,17 @@ async def load(request: Request) -> dict[str, object]:
 
 @router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 only while a scheduler holds a seat and says that its engine is attached and gets on; however busy."""
-    overview = await of(request).pool.overview()
-    if not any(seat.alive and seat.gauges.get("ready") == 1 for seat in overview.seats):
+    """200 while the pool takes requests and an engine is ready for them, however busy; as of the last second."""
+    if not of(request).overview().ready:
         raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
     return Response()
 
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
-    """The pool's figures: every gateway gives the same."""
+    """The pool's figures as of the last second: every gateway gives the same."""
     gateway = of(request)
-    page = render(await gateway.pool.overview(), gateway.model.name)
+    page = render(gateway.overview(), gateway.model.name)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -57,7 +56,7 @@ async def metrics(request: Request) -> Response:
 async def version(request: Request) -> dict[str, object]:
     """`numerics` names what the tokens depend on besides the request."""
     gateway = of(request)
-    figures = (await gateway.pool.overview()).figures
+    figures = gateway.overview().figures
     return {
         "version": program_version(),
         "model": gateway.model.info.name,

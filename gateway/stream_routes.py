@@ -10,6 +10,7 @@ from gateway.documented import LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.generation import Generation
+from gateway.messages.resuming import writer as message_writer
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.position import Position
@@ -34,6 +35,8 @@ async def stream(request: Request, name: str) -> Response:
     if position is not None and position.request != name:
         raise position.wrong(f"is not of request '{name[:100]}'")
     generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
+    if generation.plan.kind is AnswerKind.MESSAGE:
+        return await streamed(generation, message_writer(generation, gateway.model, position, request, with_ids=True))
     return await streamed(generation, writer(generation, gateway.model, position, with_ids=True))
 
 

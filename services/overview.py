@@ -32,3 +32,8 @@ class Overview:
     seats: list[Seat]
     counters: dict[str, float]
     gateways: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether a scheduler holds a seat and says that its engine is attached and finishes iterations."""
+        return any(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.errors import ApiError
 from gateway.responses.objects import Asked, begun, message, response, text_part
-from gateway.responses.transcript import UNANSWERED, Transcript
+from gateway.transcript import UNANSWERED, Transcript
 from services.messages import TokenEvent
 from services.requests import FinishReason
 

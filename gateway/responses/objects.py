@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.choice import failure
 from gateway.plan import AnswerKind
-from gateway.responses.transcript import Transcript
+from gateway.transcript import Transcript
 from services.messages import End
 from services.requests import FinishReason
 
@@ -54,7 +55,7 @@ def response(asked: Asked, transcript: Transcript) -> dict[str, Any]:
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
-        made["error"] = {"code": "server_error", "message": failure(end)}
+        made["error"] = {"code": "server_error", "message": str(failure(end))}
     return made
 
 
@@ -70,10 +71,6 @@ def text_part(transcript: Transcript | None) -> dict[str, Any]:
     """The text of the message, empty without a transcript."""
     text, logprobs = (transcript.text, transcript.logprobs) if transcript else ("", [])
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def failure(end: End) -> str:
-    return f"The generation failed: {end.error or 'no reason given'}"
 
 
 def counted(input_tokens: int) -> dict[str, Any]:

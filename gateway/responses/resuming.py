@@ -32,9 +32,7 @@ def after_of(request: Request, id: str) -> int | None:
 
 def position_of(request: Request, stream: bool) -> Position | None:
     """What `Last-Event-ID` says. Raises ApiError where it is no id of a response's event, or no stream is asked for."""
-    position = Position.of(request)
-    if position is not None and not stream:
-        raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")
+    position = Position.of_post(request, stream)
     if position is not None and len(position.said) != 1:
         raise position.wrong("is not the id of a response's event: <response>:<sequence_number>")
     return position

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.caller import Caller
+from gateway.choice import failure
 from gateway.documented import (
     BODY_ERRORS,
     COMING_BACK,
@@ -40,7 +41,6 @@ from gateway.schemas.response_answers import (
 )
 from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
 from gateway.streams import EventStream
-from services.requests import FinishReason
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
 
@@ -189,10 +189,9 @@ async def _whole(stored: StoredResponse) -> Response:
     await stored.read(None)
     end = stored.transcript.end
     assert end is not None
-    if end.reason is FinishReason.ERROR:
-        raise ApiError(Kind.FAILED, objects.failure(end))
-    if end.reason is FinishReason.CANCELLED:
-        raise ApiError(Kind.CANCELLED, "The request was cancelled.")
+    error = failure(end)
+    if error is not None:
+        raise error
     return _json(objects.response(stored.asked, stored.transcript))
 
 

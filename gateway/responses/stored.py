@@ -12,8 +12,8 @@ from gateway.generation import Generation
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.responses.objects import Asked
-from gateway.responses.transcript import Transcript
 from gateway.schemas.chat import Message
+from gateway.transcript import Transcript
 
 PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and its text say
 

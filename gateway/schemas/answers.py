@@ -151,11 +151,18 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    type: Literal["model"]  # from here on the fields of Anthropic's object
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
 
 
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
+    has_more: bool  # from here on Anthropic's
+    first_id: str
+    last_id: str
 
 
 class Tokens(TypedDict):

@@ -53,7 +53,7 @@ def contradiction(param: str, text: str) -> PydanticCustomError:
     return PydanticCustomError("contradiction", "{text}", {"text": text, "param": param})
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def stop_strings(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
         raise ValueError("must be a string or a list of strings")
@@ -143,7 +143,7 @@ class GenerationFields(Strict, ABC):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias, dict[str, Bias] | None)] = {}
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stops, str | Stops | None)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings, str | Stops | None)] = ()
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Id | None = None
     ignore_eos: bool | None = None

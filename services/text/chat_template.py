@@ -6,6 +6,7 @@ Templates come with models and are not trusted: they run in Jinja's immutable sa
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
+
+# Put behind the message to continue, to find its end; no message has it. Its space shows whether a template strips
+# contents.
+_MARK = f"<<{secrets.token_hex(16)}>> "
 
 
 class ChatTemplate:
@@ -36,8 +41,14 @@ class ChatTemplate:
         config = TokenizerConfig.load(folder)
         return None if config.chat_template is None else cls(config.chat_template, config.named_tokens)
 
-    def apply(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt for `messages`; fields that are None count as absent.
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for `messages`; fields that are None count as absent. With `continue_final_message` it ends with
+        the content of the last message, for the model to go on with.
 
         Raises ValueError with the template's own words where it refuses them (`raise_exception`), and saying what went
         wrong where it cannot render them.
@@ -45,9 +56,18 @@ class ChatTemplate:
         if not messages:
             raise ValueError("a chat needs at least one message")
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if not continue_final_message:
+            return self._render(given, add_generation_prompt)
+        content = given[-1].get("content")
+        if not isinstance(content, str):
+            raise ValueError("the last message has no text to continue")
+        given[-1]["content"] = content + _MARK
+        return _open(self._render(given, add_generation_prompt), content)
+
+    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=given,
+                messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -57,6 +77,17 @@ class ChatTemplate:
             raise ValueError(str(error)) from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+def _open(text: str, content: str) -> str:
+    """The rendered `text` up to the end of its last message, whose `content` was rendered with `_MARK` behind it."""
+    mark = _MARK.rstrip()
+    if content.strip() not in text or mark not in text:
+        raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
+    end = text.rindex(mark)
+    before = text[:end].replace(_MARK, "").replace(mark, "")  # a template may write the content twice
+    # one that strips the content would have stripped what the mark kept at its end, too
+    return before if text.startswith(_MARK, end) else before.rstrip()
 
 
 class _RefusedError(TemplateError):

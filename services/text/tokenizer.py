@@ -85,8 +85,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt text for a chat; ValueError where the template refuses it or the model has none."""
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text for a chat, see `ChatTemplate.apply`; ValueError where the template refuses it or the model
+        has none."""
         if self._template is None:
             raise ValueError("this model has no chat template; use completions, which take plain text")
-        return self._template.apply(messages, add_generation_prompt)
+        return self._template.apply(messages, add_generation_prompt, continue_final_message)

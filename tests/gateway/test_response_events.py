@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,20 @@ import openapi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lives import CACHED, Life, events_of, grouped, lives
 
 from gateway.choice import Choice
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import EventWriter
 from gateway.responses.objects import Asked
-from gateway.responses.transcript import Transcript
-from services.messages import End, Logprobs, TokenEvent
+from gateway.transcript import Transcript
 from services.requests import FinishReason, SamplingParams
-from services.scheduling.judge import Judge, Rules
 from services.text import Tokenizer
 
 ECHO = {"background": False, "store": True}
 ASKED = Asked("resp_1", "tiny", 7, 5, "default", ECHO)
 OPENING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 CLOSING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-CACHED = 3
-TEXTS = ["hello world", "né 🐳 漢", "one STOP two", "STOSTOP", "a"]
 
 
 @pytest.fixture(scope="module")
@@ -63,49 +59,13 @@ class Said:
         return self
 
 
-@st.composite
-def lives(draw: st.DrawFn) -> tuple[str, SamplingParams, FinishReason | None, int]:
-    """A text that is said over and over, how it is sampled, and what ends it from outside after how many tokens."""
-    stops = draw(st.sampled_from([(), ("STOP",), ("TOP", "STO")]))
-    sampling = SamplingParams(draw(st.integers(1, 12)), stop=stops, logprobs=draw(st.sampled_from([None, 1])))
-    outside = draw(st.sampled_from([None, FinishReason.CANCELLED, FinishReason.ERROR]))
-    return draw(st.sampled_from(TEXTS)), sampling, outside, draw(st.integers(0, 12))
-
-
-def events_of(tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReason | None, int]) -> list[TokenEvent]:
-    """The events of a life, as scheduler and pool would tell them."""
-    text, sampling, outside, after = life
-    judge = Judge(Rules(512, frozenset(), tokenizer.tables), sampling, 5)
-    events: list[TokenEvent] = []
-    said = tokenizer.encode(text)
-    while True:
-        index = len(events)
-        if outside is not None and index == after:
-            return [*events, TokenEvent("resp_1/0", index, None, end=End(outside, error="why", cached=CACHED))]
-        token = said[index % len(said)]
-        logprobs = None if sampling.logprobs is None else Logprobs(-0.5, [(token, -0.5)])
-        events.append(TokenEvent("resp_1/0", index, token, logprobs))
-        end = judge(token, index + 1)
-        if end is not None:
-            return [*events, TokenEvent("resp_1/0", index + 1, None, end=replace(end, cached=CACHED))]
-
-
 def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
     choice = Choice(0, tokenizer.tables, sampling.stop, frozenset())
     return EventWriter(ASKED, Transcript(choice, tokenizer, sampling.logprobs is not None), after, with_ids=True)
 
 
-def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:
-    while events:
-        size = draw(st.integers(1, len(events)))
-        yield events[:size]
-        events = events[size:]
-
-
 @given(data=st.data(), life=lives())
-def test_any_grouping_tells_the_same_story(
-    tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
-) -> None:
+def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
     events = events_of(tokenizer, life)
     fine, coarse = Said(), Said()
     one, many = writer(tokenizer, life[1]), writer(tokenizer, life[1])
@@ -123,7 +83,7 @@ def test_any_grouping_tells_the_same_story(
 
 @given(data=st.data(), life=lives())
 def test_a_resume_says_everything_after_and_nothing_before(
-    tokenizer: Tokenizer, data: st.DataObject, life: tuple[str, SamplingParams, FinishReason | None, int]
+    tokenizer: Tokenizer, data: st.DataObject, life: Life
 ) -> None:
     events = events_of(tokenizer, life)
     first, whole = writer(tokenizer, life[1]), Said()
@@ -141,9 +101,7 @@ def test_a_resume_says_everything_after_and_nothing_before(
 
 
 @given(life=lives())
-def test_the_order_is_openai_s(
-    tokenizer: Tokenizer, life: tuple[str, SamplingParams, FinishReason | None, int]
-) -> None:
+def test_the_order_is_openai_s(tokenizer: Tokenizer, life: Life) -> None:
     events = events_of(tokenizer, life)
     said = Said().read(writer(tokenizer, life[1]).write(events))
     types = [other["type"] for other in said.others]

@@ -35,6 +35,7 @@ def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 def test_no_engine_yet(lonely: Stack) -> None:
     with httpx.Client(base_url=lonely.url) as http:
         assert http.get("/health").status_code == 200
+        wait_until(lambda: http.get("/metrics").status_code == 200)  # the first heartbeat has read the pool
         check(http.get("/ready"), 503, "no_engine")
         check(http.post("/v1/completions", json=BODY), 503, "no_engine")
         assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
@@ -43,6 +44,7 @@ def test_no_engine_yet(lonely: Stack) -> None:
 @pytest.mark.parametrize(("gauges", "status"), [({"ready": 1}, 200), ({"ready": 0}, 503), ({}, 503)])
 def test_ready_is_what_a_living_seat_says(lonely: Stack, gauges: dict[str, float], status: int) -> None:
     lonely.call(show_an_engine(lonely, **gauges))
+    wait_until(lambda: httpx.get(lonely.url + "/version").json().get("numerics") is not None)
     assert httpx.get(lonely.url + "/ready").status_code == status
 
 
@@ -53,6 +55,7 @@ def test_a_seat_that_was_given_back_is_not_ready(lonely: Stack) -> None:
 
     lonely.call(show_an_engine(lonely, ready=1))
     lonely.call(leave())
+    wait_until(lambda: httpx.get(lonely.url + "/ready").status_code == 503)
     check(httpx.get(lonely.url + "/ready"), 503, "no_engine")
 
 

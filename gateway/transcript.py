@@ -1,4 +1,4 @@
-"""What a response has said so far: a pure function of its token events, at whatever gateway they arrive."""
+"""What an answer of one choice has said so far: a function of its token events, at whatever gateway they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
 class Transcript:
-    """Text and log probabilities of one response. `said` counts its token events, of which the end is one."""
+    """Text and log probabilities of one answer. `said` counts its token events, of which the end is one."""
 
     def __init__(self, choice: Choice, tokenizer: Tokenizer, with_logprobs: bool) -> None:
         self._choice = choice
@@ -30,7 +30,7 @@ class Transcript:
         return self._choice.completion_tokens
 
     def add(self, event: TokenEvent) -> None:
-        """Take the next event. One that ends the response without an answer leaves the text as it stands."""
+        """Take the next event. One that ends it without an answer leaves the text as it stands."""
         self.said = event.index + 1
         if event.end is not None:
             self.end = event.end
@@ -41,7 +41,7 @@ class Transcript:
     def take(self, silent: bool = False) -> tuple[str, list[dict[str, Any]]]:
         """The text that became final since the last take and the log probabilities of its tokens.
 
-        Tokens without text wait for the next one that has some, unless `silent` or the response has ended.
+        Tokens without text wait for the next one that has some, unless `silent` or the answer has ended.
         """
         piece = self._choice.take(silent or self.end is not None)
         if piece is None:

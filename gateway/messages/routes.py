@@ -1,0 +1,71 @@
+"""Anthropic's routes for messages: create, and count the tokens of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.body import parse
+from gateway.caller import Caller
+from gateway.choice import failure
+from gateway.documented import COMING_BACK, documented
+from gateway.errors import ApiError
+from gateway.gateway import of
+from gateway.generation import Generation
+from gateway.messages.creation import prompt_of, ticket_of
+from gateway.messages.errors import PATH
+from gateway.messages.objects import Asked, message, transcript_of
+from gateway.messages.resuming import writer
+from gateway.model import ServedModel
+from gateway.position import Position
+from gateway.schemas.message_answers import MessageEvent, MessageObject, TokenCount
+from gateway.schemas.messages import CountTokensRequest, MessageRequest
+from gateway.streams import streamed
+
+router = APIRouter(prefix=PATH)
+
+
+@router.post("", **documented(takes=MessageRequest, gives=MessageObject, streams=MessageEvent, parameters=COMING_BACK))
+async def create(request: Request) -> Response:
+    """Answers a conversation; whole or as a stream."""
+    gateway, received = of(request), asyncio.get_running_loop().time()
+    try:
+        fields = await parse(request, MessageRequest)
+        caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
+        ticket = await ticket_of(gateway, fields, caller)
+        if position is None:
+            generation = await gateway.generations.open(ticket, request.receive, received)
+        else:
+            generation = await gateway.generations.resume(ticket, position, request.receive, received)
+    except ApiError as error:
+        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
+        raise
+    if not fields.stream:
+        return await _whole(generation, gateway.model)
+    with_ids = caller.resumable or position is not None
+    return await streamed(generation, writer(generation, gateway.model, position, request, with_ids))
+
+
+@router.post("/count_tokens", **documented(takes=CountTokensRequest, gives=TokenCount))
+async def count_tokens(request: Request) -> dict[str, int]:
+    """What `usage` of the same message would count as prompt."""
+    gateway = of(request)
+    fields = await parse(request, CountTokensRequest)
+    return {"input_tokens": len(await prompt_of(gateway, fields))}
+
+
+async def _whole(generation: Generation, model: ServedModel) -> Response:
+    """Raises ApiError where there is no answer."""
+    with generation:
+        transcript = transcript_of(generation, model)
+        while transcript.end is None:
+            for event in await generation.take():
+                transcript.add(event)
+    error = failure(transcript.end)
+    if error is not None:
+        raise error
+    transcript.take()
+    return Response(orjson.dumps(message(Asked.of(generation, model), transcript)), media_type="application/json")
