@@ -12,7 +12,7 @@ from typing import Any
 
 from steps import BIN, SCRATCH, URL, expect, run, step
 
-SECONDS = 120
+SECONDS = 60
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 LENGTHS = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 16, "n": 2}
 
