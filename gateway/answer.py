@@ -24,15 +24,15 @@ class Answer:
 
     def __init__(self, plan: Plan, model: ServedModel, request: str, said: Sequence[int] = ()) -> None:
         eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
-        stop_ids, tables = eos.union(plan.stop_token_ids), model.tokenizer.tables
+        stop_ids, tables = eos.union(plan.stop_token_ids), model.tokenizer.tables.of(plan.skip_special_tokens)
         sent = [*said, *[0] * (plan.choices - len(said))]
         self.plan = plan
         self.request = request
         self.model = model
-        self.choices = [Choice(i, tables, plan.stop, stop_ids, sent[i]) for i in range(plan.choices)]
+        self.choices = [Choice(i, tables, plan.stop, stop_ids, sent[i], plan.include_stop) for i in range(plan.choices)]
         self.error: ApiError | None = None
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
-        self._completion_logprobs = [CompletionLogprobs(model.tokenizer) for _ in self.choices]
+        self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables) for _ in self.choices]
 
     @property
     def ended(self) -> bool:

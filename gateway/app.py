@@ -66,7 +66,7 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
         allow_credentials=settings.allow_credentials,
         allow_methods=settings.allowed_methods,
         allow_headers=settings.allowed_headers,
-        expose_headers=["Orca-Request", "Retry-After", "x-request-id"],
+        expose_headers=["Orca-Request", "Retry-After", "x-request-id", "request-id"],
     )
 
 

@@ -40,15 +40,22 @@ class Choice:
     )
 
     def __init__(
-        self, index: int, tables: TextTables, stops: tuple[str, ...], stop_ids: frozenset[int], sent: int = 0
+        self,
+        index: int,
+        tables: TextTables,
+        stops: tuple[str, ...],
+        stop_ids: frozenset[int],
+        sent: int = 0,
+        include_stop: bool = False,
     ) -> None:
-        """`stop_ids`: the tokens that end this choice, EOS among them; `End.cut` takes their text off the answer."""
+        """`stop_ids`: the tokens that end this choice, EOS among them; `End.cut` takes their text off the answer.
+        With `include_stop` it stays, and so does the text of a stop string."""
         self.index = index
         self.sent = sent
         self.added = 0  # events taken
         self.completion_tokens = 0
         self.error: ApiError | None = None  # it ended without an answer
-        self._detokenizer = Detokenizer(tables, stops, stop_ids)
+        self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gateway.bad_words import Words, bad_word_ids
 from gateway.caller import Caller
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
@@ -16,6 +17,7 @@ from gateway.plan import AnswerKind, Plan
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
+from gateway.truncation import truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.pool.limits import sequence_bytes
@@ -49,19 +51,26 @@ class Door:
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
-        encoded = iter(await off_loop(sum(map(len, texts)), self._model.tokenizer.encode_batch, texts))
+        special = fields.add_special_tokens is not False
+        encoded = iter(await off_loop(sum(map(len, texts)), self._model.tokenizer.encode_batch, texts, special))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
-        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller)
+        return await self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller)
 
     async def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
-        prompt = await chat_tokens(self._model, fields.messages)
-        return self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
+        prompt = await chat_tokens(
+            self._model,
+            fields.messages,
+            fields.add_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
+        return await self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 
-    def ticket(
+    async def ticket(
         self,
         kind: AnswerKind,
         fields: GenerationFields,
@@ -75,10 +84,17 @@ class Door:
         `extra` goes into the plan. Raises ApiError naming the field, its value and the limit."""
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
+        self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")
+        bad_words = await off_loop(
+            sum(map(len, fields.bad_words)), bad_word_ids, self._model.tokenizer, fields.bad_words
+        )
+        self.check_ids([id for word in bad_words for id in word], "bad_words")
+        longest = self._longest(kind, fields, figures)
+        prompts = [truncated(prompt, fields, longest) for prompt in prompts]
         digest = _digest(fields)
         self._check_class(fields)
         request = kind.prefix + caller.name(digest)
-        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed())
+        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
         tier = _service_tier(kind, fields, self._settings.order)
         plan = _plan(kind, fields, digest, prompts, sequences, tier, extra)
         submission = Submission(
@@ -118,13 +134,15 @@ class Door:
         param: str,
         figures: EngineFigures,
         seed: int,
+        bad_words: Words,
     ) -> list[NewSequence]:
         """`n` choices of each prompt; choice index = prompt index x n + j."""
         sequences: list[NewSequence] = []
         for prompt in prompts:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
-            sampling = fields.sampling(self._max_new_tokens(kind, fields, len(prompt), param, figures), seed)
+            most = self._max_new_tokens(kind, fields, len(prompt), param, figures)
+            sampling = fields.sampling(most, seed, bad_words)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
@@ -136,6 +154,11 @@ class Door:
             text = f"The request needs {size} bytes in the pool over all its choices, the pool holds {limit} in all."
             raise ApiError(Kind.INVALID, text, param)
         return sequences
+
+    def _longest(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
+        """How many tokens of a prompt leave room for the output that is asked for."""
+        default = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+        return max(1, min(figures.max_model_len, figures.num_slots) - (fields.asked_max_tokens or default))
 
     def _max_new_tokens(
         self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
@@ -177,17 +200,19 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
 async def chat_tokens(
     model: ServedModel,
     messages: list[Message],
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
     param: str = "messages",
     continue_final_message: bool = False,
+    add_special_tokens: bool = False,
 ) -> list[int]:
-    """The prompt that `messages` make, which came in the field `param`. Raises ApiError where the model's template
-    refuses them."""
+    """The prompt that `messages` make, which came in the field `param`; unless said, it ends with the beginning of an
+    answer if it does not end with an open message. Raises ApiError where the model's template refuses them."""
+    begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
     def tokens() -> list[int]:
         said = [message.for_template() for message in messages]
-        text = model.tokenizer.apply_chat_template(said, add_generation_prompt, continue_final_message)
-        return model.tokenizer.encode(text, add_special_tokens=False)
+        text = model.tokenizer.apply_chat_template(said, begin, continue_final_message)
+        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
         return await off_loop(sum(32 + m.size for m in messages), tokens)
@@ -231,6 +256,8 @@ def _plan(
         service_tier=tier,
         prompts=prompts if fields.return_token_ids else [],
         extra=extra,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
         continuous_usage=fields.continuous_usage,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.choice import Piece
-from services.text import Tokenizer
+from services.text import TextTables, Tokenizer
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
@@ -31,8 +31,10 @@ class CompletionLogprobs:
     has the offset behind it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tables: TextTables) -> None:
+        """`tables` are those of the choice's text."""
         self._tokenizer = tokenizer
+        self._tables = tables
         self._offset = 0
 
     def of(self, piece: Piece) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class CompletionLogprobs:
 
     def skip(self, token: int) -> None:
         """Go on behind a token that was said before."""
-        self._offset += _characters(self._tokenizer.tables.bytes_of(token))
+        self._offset += _characters(self._tables.bytes_of(token))
 
     def _name(self, token: int) -> str:
         """The token as text, or as OpenAI writes bytes that are none: two tokens must not share a key."""

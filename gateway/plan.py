@@ -56,6 +56,8 @@ class Plan:
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
     continuous_usage: bool = False  # with `include_usage`: each chunk tells the usage so far
+    include_stop: bool = False
+    skip_special_tokens: bool = True
 
     @property
     def chat(self) -> bool:

@@ -73,10 +73,17 @@ async def tokenize(request: Request) -> dict[str, object]:
     fields = await parse(request, TokenizeRequest)
     gateway.door.check_model(fields.model)
     if fields.messages is not None:
-        tokens = await chat_tokens(model, fields.messages, fields.add_generation_prompt)
+        tokens = await chat_tokens(
+            model,
+            fields.messages,
+            fields.add_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
     else:
         prompt = fields.prompt or ""
-        tokens = await off_loop(len(prompt), model.tokenizer.encode, prompt, fields.add_special_tokens)
+        special = fields.add_special_tokens is not False
+        tokens = await off_loop(len(prompt), model.tokenizer.encode, prompt, special)
     names = [model.tokenizer.literal_bytes(t).decode(errors="replace") for t in tokens]
     return {
         "count": len(tokens),

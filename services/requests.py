@@ -43,3 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids; the last token of one is not sampled behind the others
+    allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; none: all are
+    include_stop: bool = False  # the text of the stop string or stop token that ends the request stays
+    skip_special_tokens: bool = True  # false: special tokens are text

@@ -75,6 +75,8 @@ def _dataclass_converter(kind: Any) -> Convert:
 
     def convert(values: list[Any]) -> Any:
         for i, c in converters:
+            if i >= len(values):  # an older build does not know the last fields
+                break
             values[i] = c(values[i])
         return kind(*values)
 

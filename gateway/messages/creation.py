@@ -12,7 +12,7 @@ from gateway.schemas.messages import Conversation, MessageRequest
 async def ticket_of(gateway: Gateway, fields: MessageRequest, caller: Caller) -> Ticket:
     """Raises ApiError naming the field, its value and the limit."""
     prompt = await prompt_of(gateway, fields)
-    return gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", await gateway.figures(), caller)
+    return await gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", await gateway.figures(), caller)
 
 
 async def prompt_of(gateway: Gateway, fields: Conversation) -> list[int]:

@@ -24,7 +24,7 @@ async def ticket_of(gateway: Gateway, fields: ResponseRequest, caller: Caller) -
     """Raises ApiError naming the field, its value and the limit."""
     prompt, extra = await _prompt(gateway, fields, caller.tenant)
     figures = await gateway.figures()
-    return gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra.pack())
+    return await gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra.pack())
 
 
 async def input_tokens(gateway: Gateway, fields: ResponseRequest, tenant: str) -> int:

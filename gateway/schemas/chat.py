@@ -14,6 +14,7 @@ from gateway.schemas.common import Count, GenerationFields, Strict, contradictio
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 # Fields of a text part that change no token.
 PART_EXTRAS = {"type", "prompt_cache_breakpoint", "cache_control", "annotations"}
+OPEN = "'continue_final_message' leaves the last message open, 'add_generation_prompt' begins another: not both"
 
 
 def _content(value: Any) -> str | None:
@@ -133,6 +134,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_special_tokens: bool | None = None  # false unless said: templates write them
+    add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
+    continue_final_message: bool | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
     tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
@@ -155,6 +159,8 @@ class ChatRequest(GenerationFields):
             raise contradiction("max_completion_tokens", text)
         if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise contradiction("continue_final_message", OPEN)
         return self
 
     @property

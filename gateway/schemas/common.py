@@ -6,7 +6,15 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from services.requests import SamplingParams
@@ -15,6 +23,9 @@ MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_BYTES = 256
+MAX_ALLOWED_TOKEN_IDS = 16_384
 LAST_CLASS = 8  # and -8 is the first
 NO_EFFORT = ("effort", "none")
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
@@ -78,6 +89,24 @@ def _logit_bias(value: Any) -> dict[int, float]:
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise ValueError(f"the bias of token {token} must be a number from -100 to 100")
     return {int(token): float(bias) for token, bias in value.items()}
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    words = [] if value is None else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("must be a list of strings")
+    if len(words) > MAX_BAD_WORDS:
+        raise ValueError(f"has {len(words)} strings, at most {MAX_BAD_WORDS} are taken")
+    for word in words:
+        if not 1 <= len(word.encode()) <= MAX_BAD_WORD_BYTES:
+            raise ValueError(f"a word has {len(word.encode())} bytes, it must have 1 to {MAX_BAD_WORD_BYTES}")
+    return tuple(dict.fromkeys(words))
+
+
+def _kept(value: int) -> int:
+    if value < -1 or value == 0:
+        raise ValueError("must be at least 1, or -1 for all that leaves room for the output")
+    return value
 
 
 class Strict(BaseModel):
@@ -147,6 +176,13 @@ class GenerationFields(Strict, ABC):
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Id | None = None
     ignore_eos: bool | None = None
+    bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words)] = ()
+    allowed_token_ids: Annotated[list[Id], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # no token's text depends on its neighbours: nothing to do
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_kept)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # which tokens go; `left` unless said
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -222,8 +258,8 @@ class GenerationFields(Strict, ABC):
     def continuous_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def sampling(self, max_new_tokens: int, seed: int) -> SamplingParams:
-        """As scheduler and engine know it; `seed` is used where the client gave none."""
+    def sampling(self, max_new_tokens: int, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
+        """As scheduler and engine know it; `seed` is used where the client gave none, `bad_words` are token ids."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=_default(self.temperature, 1.0),
@@ -240,6 +276,10 @@ class GenerationFields(Strict, ABC):
             ignore_eos=bool(self.ignore_eos),
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=bad_words,
+            allowed_token_ids=tuple(dict.fromkeys(self.allowed_token_ids or ())),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
         )
 
 

@@ -34,7 +34,8 @@ Prompts = str | list[int] | list[str | list[int]]
 
 class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Any], BeforeValidator(_prompts, Prompts)]  # of str | list[int]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # OpenAI has 5 at most, vLLM 20
+    add_special_tokens: bool | None = None  # true unless said
     echo: Annotated[None, only(False)] = None
     suffix: Annotated[None, only("")] = None
 

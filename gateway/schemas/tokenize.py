@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from gateway.schemas.chat import Message
-from gateway.schemas.common import Id, Strict, contradiction
+from gateway.schemas.chat import OPEN, Message
+from gateway.schemas.common import Id, Strict, contradiction, only
 
 
 class TokenizeRequest(Strict):
@@ -16,14 +16,18 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None  # true for a prompt, false for messages, unless said
+    add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[None, only({})] = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise contradiction("prompt", "exactly one of 'prompt' and 'messages' is required")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise contradiction("continue_final_message", OPEN)
         return self
 
 

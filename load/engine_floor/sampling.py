@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     "logprobs 5": {"temperature": 0.0, "logprobs": 5},
 }
+LIMITED: dict[str, dict[str, Any]] = {  # not part of the mix
+    "greedy, 1,000 allowed": {"temperature": 0.0, "allowed_token_ids": tuple(range(1000))},
+    "top_p 0.95, 1,000 allowed": {"top_p": 0.95, "allowed_token_ids": tuple(range(1000))},
+    "top_p 0.95, 16,384 allowed": {"top_p": 0.95, "allowed_token_ids": tuple(range(16_384))},
+    "greedy, 128 bad words": {"temperature": 0.0, "bad_words": tuple((i, i + 1) for i in range(64)) + ((7,),) * 64},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]
     for batch in BATCHES:
         iteration = _iteration(engine, batch)
         logits = _logits(batch, vocab).to(device)  # float32, as the lean path has them
-        for kind, several in {**{kind: [one] for kind, one in KINDS.items()}, "a mix": list(KINDS.values())}.items():
+        alone = {kind: [one] for kind, one in (KINDS | LIMITED).items()}
+        for kind, several in {**alone, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
                 seconds = seconds_of([partial(engine.sampler.sample, logits, rows)], device).best
@@ -96,5 +103,6 @@ def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[Row]:
     for i in range(batch):
         tokens = [draw.randrange(vocab) for _ in range(CONTEXT + OUTPUT)]
         sampling = SamplingParams(**{"max_new_tokens": 2 * OUTPUT, "seed": i, **several[i % len(several)]})
+        sampling = replace(sampling, allowed_token_ids=sampling.allowed_token_ids[:vocab])
         rows.append(Row(str(i), tokens, CONTEXT, sampling))
     return rows

@@ -36,6 +36,8 @@ class Sent:
     top_p: torch.Tensor
     keys: torch.Tensor
     asking: torch.Tensor  # [asking]: requests by number that ask for log probabilities
+    limited: torch.Tensor  # [limited]: which of the special ones have allowed tokens
+    forbidden: torch.Tensor  # [limited, vocab], bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +69,26 @@ class Batch:
         settings = [row.sampling for row in drawn]
         changes = adjustments.gather(special, vocab_size)
         limits = Truncation.of(settings, vocab_size)
-        return Sent(
-            *send(
-                [
-                    np.array(self.special, np.int64),
-                    changes.index,
-                    changes.columns,
-                    changes.settings,
-                    limits.temperature,
-                    limits.lowest,
-                    limits.top_k,
-                    limits.top_p,
-                    keys((s.seed for s in settings), (s.choice for s in settings), (len(r.token_ids) for r in drawn)),
-                    np.array(self.asking, np.int64),
-                ],
-                device,
-            )
+        limited = [(i, row.allowed) for i, row in enumerate(special) if row.allowed]
+        forbidden = [allowed.forbidden(device) for _, allowed in limited]
+        sent = send(
+            [
+                np.array(self.special, np.int64),
+                changes.index,
+                changes.columns,
+                changes.settings,
+                limits.temperature,
+                limits.lowest,
+                limits.top_k,
+                limits.top_p,
+                keys((s.seed for s in settings), (s.choice for s in settings), (len(r.token_ids) for r in drawn)),
+                np.array(self.asking, np.int64),
+                np.array([i for i, _ in limited], np.int64),
+            ],
+            device,
         )
+        nobody = torch.empty(0, vocab_size, dtype=torch.bool, device=device)
+        return Sent(*sent, *[torch.stack(forbidden) if forbidden else nobody])
 
     def parts(self, vocab_size: int) -> Iterator[slice]:
         """The drawn ones in parts that fit at once and are alike in what truncates them."""
@@ -116,6 +121,9 @@ def launch(logits: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
         if len(sent.index):
             values = adjustments.adjusted(scores, sent.index, sent.columns, sent.settings)
             scores.view(-1).index_copy_(0, sent.index, values)
+        if len(sent.limited):
+            left = scores.index_select(0, sent.limited).masked_fill_(sent.forbidden, -torch.inf)
+            scores.index_copy_(0, sent.limited, left)
         tops, chosen = scores.max(dim=-1)
         told.append(tops.double().view(torch.int64))
         if drawn := len(batch.groups):

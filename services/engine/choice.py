@@ -20,4 +20,4 @@ class Choice:
 
 def is_plain(row: Row) -> bool:
     """Whether its token is the likeliest one, whatever it computed before."""
-    return row.sampling.temperature <= 0.0 and row.adjustments is None
+    return row.sampling.temperature <= 0.0 and row.adjustments is None and row.allowed is None

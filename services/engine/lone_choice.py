@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from services.engine import adjustments
+from services.engine.allowed import only_allowed
 from services.engine.blocks import Floats, Ids, maxima
 from services.engine.choice import Choice, is_plain
 from services.engine.contenders import Draws, Search
@@ -33,7 +34,8 @@ def choose(logits: torch.Tensor, rows: Sequence[Row], search: Search) -> Choice:
     numbers = logits.float().contiguous().numpy()
     if special:
         with _adjusted(numbers, tops, rows, special) as changed:
-            _choose_special(choice, numbers, changed, rows, special, search)
+            _choose_special(choice, numbers, changed, rows, [i for i in special if not rows[i].allowed], search)
+            _choose_allowed(choice, numbers, rows, special, search)
     if asking:
         _add_logprobs(choice, numbers, tops, rows, np.array(asking), search)
     return choice
@@ -82,7 +84,7 @@ def _neighbours(which: list[int]) -> Iterator[tuple[int, int]]:
 def _choose_special(
     choice: Choice, numbers: Floats, tops: Floats, rows: Sequence[Row], special: list[int], search: Search
 ) -> None:
-    """The tokens of those that are drawn or have adjustments, and whether there are any."""
+    """The tokens of those that are drawn, have adjustments or allowed tokens, and whether there are any."""
     for i, best in zip(special, tops.max(axis=1)[special].tolist(), strict=True):
         choice.possible[i] = best > -math.inf
     _choose_likeliest(
@@ -94,6 +96,18 @@ def _choose_special(
             drawn, _drawn(numbers, tops, [rows[i] for i in drawn], np.array(drawn), search), strict=True
         ):
             choice.tokens[i] = token
+
+
+def _choose_allowed(choice: Choice, numbers: Floats, rows: Sequence[Row], special: list[int], search: Search) -> None:
+    """The same for those that have allowed tokens, among these."""
+    which = [(i, allowed) for i in special if (allowed := rows[i].allowed)]
+    if not which:
+        return
+    limited = Choice([0] * len(which), [True] * len(which), [True] * len(which), {})
+    own = [rows[i] for i, _ in which]
+    _choose_special(limited, *only_allowed(numbers, which), own, list(range(len(which))), search)
+    for place, (i, _) in enumerate(which):
+        choice.tokens[i], choice.possible[i] = limited.tokens[place], limited.possible[place]
 
 
 def _drawn(numbers: Floats, tops: Floats, rows: Sequence[Row], which: Ids, search: Search) -> list[int]:

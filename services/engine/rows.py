@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.engine.adjustments import Adjustments
+from services.engine.allowed import Allowed
 from services.messages import Iteration
 from services.requests import SamplingParams
 
@@ -22,6 +23,7 @@ class Row:
     num_computed_tokens: int = 0
     blocks: array[int] = field(default_factory=lambda: array("i"))
     adjustments: Adjustments | None = None  # of its logits; the sampler's
+    allowed: Allowed | None = None  # the only tokens that may be sampled; None: all. The sampler's, too
     dead: bool = False  # it failed; iterations that were sent before that was known may still name it
 
     @property

@@ -8,11 +8,14 @@ import torch
 
 from services.engine import batch_choice, lone_choice
 from services.engine.adjustments import Adjustments
+from services.engine.allowed import Allowed
 from services.engine.contenders import PlainSearch, Search
 from services.engine.rows import Row
 from services.engine.truncation import MOST_TOKENS
 from services.errors import ModelError
 from services.messages import Logprobs
+
+NONE_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ class Sampler:
             if not choice.sound[i]:
                 result.failed[row.id] = f"the model's logits at position {len(row.token_ids)} are not finite"
             elif not choice.possible[i]:
-                result.failed[row.id] = "logit_bias, stop_token_ids and min_tokens leave no token to choose"
+                result.failed[row.id] = NONE_LEFT
             else:
                 result.tokens[row.id] = choice.tokens[i]
                 if i in choice.logprobs:
@@ -58,10 +61,12 @@ class Sampler:
         return result
 
     def _adjust(self, row: Row) -> None:
-        """See that it has its adjustments, if its logits are to be changed."""
+        """See that it has its adjustments and allowed tokens, if its logits are to be changed."""
         s = row.sampling
         penalties = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-        if penalties or s.logit_bias or row.num_output_tokens < s.min_tokens:
+        if s.allowed_token_ids and row.allowed is None:
+            row.allowed = Allowed(s.allowed_token_ids, self._vocab_size)
+        if penalties or s.logit_bias or s.bad_words or row.num_output_tokens < s.min_tokens:
             if row.adjustments is None:
                 row.adjustments = Adjustments(s, self._eos, self._vocab_size)
             row.adjustments.take(row.token_ids, row.num_prompt_tokens)

@@ -13,6 +13,8 @@ TOKEN_BYTES = 4
 # One packed `Logprobs` with its list entry, and one (id, logprob) in it.
 LOGPROBS_BYTES = 16
 TOP_LOGPROB_BYTES = 15
+# One packed id of `allowed_token_ids` or `bad_words`.
+ID_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,14 @@ class Limits:
 
 
 def sequence_bytes(sequence: NewSequence) -> int:
-    """What the sequence counts for from submit to expiry: its prompt and the place for all its output tokens.
+    """What the sequence counts for from submit to expiry: its prompt and the place for all its output tokens, and the
+    ids that its settings name, which may be many.
 
     Counted before anything is written, so that commits always fit.
     """
     new_tokens = sequence.sampling.max_new_tokens
     total = OVERHEAD_BYTES + TOKEN_BYTES * (len(sequence.prompt) + new_tokens)
+    total += ID_BYTES * (len(sequence.sampling.allowed_token_ids) + sum(map(len, sequence.sampling.bad_words)))
     if sequence.sampling.logprobs is not None:
         total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sequence.sampling.logprobs)
     return total

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from math import inf
 
 from services.messages import Claim, Commit, End, IterationResult, Logprobs, NewRequest
@@ -72,8 +74,10 @@ class Entry:
         self.next_full = inf  # computed tokens from which on one more can be published
 
     @property
-    def logit_bias(self) -> dict[int, float]:
-        return self._claim.sampling.logit_bias
+    def named_ids(self) -> Iterator[int]:
+        """The token ids that its settings name, some of them several times."""
+        sampling = self._claim.sampling
+        return chain(sampling.logit_bias, sampling.allowed_token_ids, *sampling.bad_words)
 
     @property
     def suspect(self) -> bool:

@@ -24,13 +24,14 @@ class Rules:
 class Judge:
     """Judges one request, told each of its output tokens once, in order."""
 
-    __slots__ = ("_eos", "_first_end", "_matcher", "_stop_ids", "_text", "last")
+    __slots__ = ("_eos", "_first_end", "_include_stop", "_matcher", "_stop_ids", "_text", "last")
 
     def __init__(self, rules: Rules, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         assert sampling.max_new_tokens > 0, f"{sampling.max_new_tokens = }"
         self.last = min(sampling.max_new_tokens, rules.max_model_len - num_prompt_tokens)
         """The number of output tokens at which the request ends by length."""
-        self._text = rules.text
+        self._text = rules.text.of(sampling.skip_special_tokens) if rules.text else None
+        self._include_stop = sampling.include_stop
         self._eos: frozenset[int] = frozenset() if sampling.ignore_eos else rules.eos_token_ids
         self._stop_ids = self._eos.union(sampling.stop_token_ids)
         self._matcher = self._make_matcher(sampling.stop)
@@ -48,11 +49,10 @@ class Judge:
         A token that is both a stop and the last one allowed ends by `stop`; EOS goes before a stop token id.
         """
         if token in self._stop_ids and count >= self._first_end:
-            if token in self._eos:
-                return End(FinishReason.STOP)
-            return End(FinishReason.STOP, token, cut=len(self._text.bytes_of(token)) if self._text else 0)
+            cut = 0 if self._include_stop or self._text is None else len(self._text.bytes_of(token))
+            return End(FinishReason.STOP, None if token in self._eos else token, cut)
         if self._matcher is not None:
             match = self._matcher.push(token)
             if match is not None and count >= self._first_end:
-                return End(FinishReason.STOP, match.stop, match.cut)
+                return End(FinishReason.STOP, match.stop, match.behind if self._include_stop else match.cut)
         return End(FinishReason.LENGTH) if count >= self.last else None

@@ -10,7 +10,7 @@ def refusal(entry: Entry, figures: EngineFigures) -> str | None:
     """The reason, with the value and the limit; None where it can run. The gateway refuses the same at its door, from
     the figures of the largest engine, which may be another. An id outside the vocabulary would take a CUDA process
     down."""
-    for id in (min(entry.prompt), max(entry.prompt), *entry.logit_bias):
+    for id in (min(entry.prompt), max(entry.prompt), *entry.named_ids):
         if not 0 <= id < figures.vocab_size:
             return f"token id {id} is outside the vocabulary of {figures.vocab_size}"
     if len(entry.prompt) >= figures.max_model_len:

@@ -19,6 +19,11 @@ class StopMatch:
     stop: str
     cut: int
 
+    @property
+    def behind(self) -> int:
+        """How many of those bytes follow the stop string."""
+        return self.cut - len(self.stop.encode())
+
 
 def encode_stops(stops: Iterable[str]) -> list[bytes]:
     """The stop strings as bytes; ValueError for one that is empty or no valid Unicode."""

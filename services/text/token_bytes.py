@@ -22,10 +22,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TextTables:
-    """What each token id adds to the text. Special tokens and ids without a token add nothing."""
+    """What each token id adds to the text. Ids without a token add nothing. Special tokens add nothing either, but in
+    `with_special` they do."""
 
     token_bytes: list[bytes]
     special_ids: frozenset[int]
+    with_special: TextTables | None = None  # the tables of requests whose special tokens are text
 
     @classmethod
     def load(cls, folder: Path) -> TextTables:
@@ -35,6 +37,13 @@ class TextTables:
             return _build(raw)
         except (ModelError, UnicodeEncodeError) as error:  # a token may be spelled as half of a character
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
+
+    def of(self, skip_special_tokens: bool) -> TextTables:
+        """The tables of a request that says so: its text and its stop strings go by the same ones."""
+        if skip_special_tokens:
+            return self
+        assert self.with_special is not None, "these tables do not know how special tokens are spelled"
+        return self.with_special
 
     def bytes_of(self, token: int) -> bytes:
         """Token's bytes; b"" beyond the tokenizer, since a model may have more logits than its tokenizer has ids."""
@@ -65,9 +74,9 @@ def _build(raw: dict[str, Any]) -> TextTables:
     # an added token is matched in the text as it is written
     pieces |= {t["id"]: t["content"].encode() if literal else spell(t["content"]) for t in added}
     special = frozenset(t["id"] for t in added if t["special"])
-    pieces |= dict.fromkeys(special, b"")
-    table = [pieces.get(i, b"") for i in range(max(pieces, default=-1) + 1)]
-    return TextTables(table, special)
+    spelled = [pieces.get(i, b"") for i in range(max(pieces, default=-1) + 1)]
+    skipped = [b"" if i in special else piece for i, piece in enumerate(spelled)]
+    return TextTables(skipped, special, TextTables(spelled, frozenset()))
 
 
 def _vocabulary(model: dict[str, Any]) -> Iterable[tuple[str, int]]:

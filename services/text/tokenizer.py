@@ -72,8 +72,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as output: what `Detokenizer` gives, or with the special tokens spelled out."""
-        piece = self.tables.bytes_of if skip_special_tokens else self.literal_bytes
-        return b"".join(map(piece, ids)).decode(errors="replace")
+        return self.tables.of(skip_special_tokens).join(ids).decode(errors="replace")
 
     def literal_bytes(self, token: int) -> bytes:
         """The token's bytes, those of a special token being its name: what logprobs show."""

@@ -21,6 +21,7 @@ class EchoEngine:
         self.figures = figures
         self._tokenizer = tokenizer
         self._epoch: str | None = None
+        self.asked: list[NewRequest] = []  # all that came
         self._rows: dict[str, tuple[NewRequest, int]] = {}
 
     def reset(self, epoch: str) -> None:
@@ -32,6 +33,7 @@ class EchoEngine:
         for id in iteration.released:
             self._rows.pop(id, None)
         for new in iteration.new:
+            self.asked.append(new)
             self._rows[new.id] = (new, len(new.token_ids) - new.num_prompt_tokens)
         result = IterationResult(iteration.epoch, iteration.step, {})
         for id in iteration.scheduled:

@@ -9,9 +9,9 @@ from typing import Any
 from gateway.answer import Answer
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
-from services.messages import End, Logprobs, TokenEvent
-from services.requests import FinishReason
-from services.text import StopMatcher
+from services.messages import Logprobs, TokenEvent
+from services.requests import SamplingParams
+from services.scheduling.judge import Judge, Rules
 
 REQUEST = "cmpl-" + 32 * "0"
 STOPS = ("ab", "bcd", "🐳")
@@ -24,17 +24,19 @@ def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fie
     return Answer(Plan(**asked | LENGTHS | fields), model, REQUEST, said)
 
 
-def events_of(model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False) -> list[TokenEvent]:
-    """As a scheduler would commit them, up to the end it finds."""
-    matcher = StopMatcher(model.tokenizer.tables, STOPS)
+def events_of(
+    model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False, **sampling: Any
+) -> list[TokenEvent]:
+    """As a scheduler would commit them, up to the end its judge finds."""
+    rules = Rules(1000, model.info.eos_token_ids, model.tokenizer.tables)
+    judge = Judge(rules, SamplingParams(len(tokens), stop=STOPS, **sampling), 2)
     events = []
     for index, token in enumerate(tokens):
         found = Logprobs(-1.0, [(token, -1.0)]) if logprobs else None
         events.append(TokenEvent(f"{REQUEST}/{choice}", index, token, found))
-        if match := matcher.push(token):
-            end = End(FinishReason.STOP, match.stop, match.cut)
+        if end := judge(token, index + 1):
             return [*events, TokenEvent(f"{REQUEST}/{choice}", index + 1, None, end=end)]
-    return [*events, TokenEvent(f"{REQUEST}/{choice}", len(tokens), None, end=End(FinishReason.LENGTH))]
+    raise AssertionError(f"no end after {len(tokens)} tokens")
 
 
 def read(frames: bytes) -> tuple[list[str], list[Any]]:

@@ -142,9 +142,9 @@ class Stack(Background):
 
     async def _engine_loop(self) -> EngineLoop:
         epoch = (await self.pool.acquire(SEAT, "test", LEASE)).epoch
-        engine = EchoEngine(self.figures, self.tokenizer)
-        engine.reset(epoch)
-        self._engine = LocalEngine(engine)
+        self.engine = EchoEngine(self.figures, self.tokenizer)
+        self.engine.reset(epoch)
+        self._engine = LocalEngine(self.engine)
         scheduler = Scheduler(
             epoch=epoch,
             figures=self.figures,

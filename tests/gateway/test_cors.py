@@ -60,7 +60,7 @@ def test_a_page_may_read_answers(opened: httpx.Client, stream: bool) -> None:
     assert allowed(answer) == PAGE
     assert "Origin" in answer.headers["vary"]
     exposed = {name.strip().lower() for name in answer.headers["access-control-expose-headers"].split(",")}
-    assert exposed == {"orca-request", "retry-after", "x-request-id"}
+    assert exposed == {"orca-request", "retry-after", "x-request-id", "request-id"}
 
 
 def test_a_page_may_read_errors(opened: httpx.Client) -> None:

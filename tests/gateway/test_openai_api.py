@@ -264,6 +264,10 @@ NEUTRAL_CHAT = {
     "verbosity": "medium",
     "max_completion_tokens": 2,
     "max_tokens": 2,
+    "add_special_tokens": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template_kwargs": {},
 }
 SAMPLING = {
     "temperature": 0.5,
@@ -279,6 +283,12 @@ SAMPLING = {
     "ignore_eos": True,
     "stop": None,
     "stop_token_ids": None,
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
 }
 
 

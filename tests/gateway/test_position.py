@@ -16,22 +16,31 @@ from gateway.position import Position
 from gateway.sse import SseWriter
 from services.messages import TokenEvent
 
+TEXT_FIELDS = ("include_stop", "skip_special_tokens")
+
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
-    flags = {
-        name: draw(st.booleans()) for name in ("include_usage", "continuous_usage", "return_token_ids", "with_logprobs")
-    }
+    names = ("include_usage", "continuous_usage", "return_token_ids", "with_logprobs", *TEXT_FIELDS)
+    flags = {name: draw(st.booleans()) for name in names}
     return flags | {"kind": draw(st.sampled_from([AnswerKind.CHAT, AnswerKind.COMPLETION]))}
 
 
-TEXTS = st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join), min_size=1, max_size=3)
+TEXTS = st.lists(
+    st.lists(st.sampled_from([*PIECES, "<user>", "<eos>"]), min_size=1, max_size=6).map("".join), min_size=1, max_size=3
+)
 
 
 def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: dict[str, Any]) -> list[TokenEvent]:
     """Those of all choices, each choice's in order."""
     queues = [
-        events_of(model, choice, model.tokenizer.encode(text), fields["with_logprobs"])
+        events_of(
+            model,
+            choice,
+            model.tokenizer.encode(text),
+            fields["with_logprobs"],
+            **{name: fields[name] for name in TEXT_FIELDS},
+        )
         for choice, text in enumerate(texts)
     ]
     order = data.draw(st.permutations([choice for choice, queue in enumerate(queues) for _ in queue]))

@@ -1,12 +1,15 @@
 """Every message survives the wire unchanged."""
 
+import msgpack
 import pytest
 
 from services.messages import Commit, End, Exchange, Iteration, IterationResult, Logprobs, NewRequest, Room
 from services.requests import FinishReason, SamplingParams
 from services.wire import pack, unpack
 
-SAMPLING = SamplingParams(5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2)
+SAMPLING = SamplingParams(
+    5, seed=2**64 - 1, stop=("ab", "é"), stop_token_ids=(7,), logit_bias={4: 1.5}, logprobs=2, bad_words=((1, 2), (3,))
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,9 @@ def test_message_comes_back_equal(message: object) -> None:
 def test_batch_order_survives() -> None:
     scheduled = {f"r/{i}": 1 for i in (3, 1, 2)}
     assert list(unpack(Iteration, pack(Iteration("e", 0, scheduled))).scheduled) == ["r/3", "r/1", "r/2"]
+
+
+def test_settings_of_an_older_build_lack_the_last_fields() -> None:
+    """A request that waits in the pool while the programs around it are replaced."""
+    older = msgpack.packb(msgpack.unpackb(pack(SamplingParams(5, stop_token_ids=(7,))), strict_map_key=False)[:16])
+    assert unpack(SamplingParams, older) == SamplingParams(5, stop_token_ids=(7,))

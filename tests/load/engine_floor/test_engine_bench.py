@@ -62,7 +62,7 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (whole["weights"], whole["cache"]) == ("float32", "float32")
     assert all(abs(other["value"] / whole["value"] - 1.0) < 0.05 for other in others)
     assert {(one["kind"], one["batch"]) for one in found["sampling"]} == {
-        (kind, batch) for kind in [*sampling.KINDS, "a mix"] for batch in (3, 8)
+        (kind, batch) for kind in [*sampling.KINDS, *sampling.LIMITED, "a mix"] for batch in (3, 8)
     }
     assert all(one["seconds"] > 0.0 for one in found["sampling"])
     assert all(one["iteration"] > 0.0 for one in found["sampling"])

@@ -28,7 +28,7 @@ def check_draws(search: NativeSearch) -> None:
     for vocab in (50, 29 * 53, 6400):
         check_weights(search, vocab)
         logits = torch.randn(200, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
-        rows = mixed(200)
+        rows = mixed(200, vocab)
         expected = [plain_token(one, row, EOS) for one, row in zip(logits, rows, strict=True)]
         assert lone_choice.choose(logits, rows, search).tokens == expected
 

@@ -28,7 +28,7 @@ def plain_token(logits: torch.Tensor, row: Row, eos: frozenset[int]) -> int | No
 
 
 def change(scores: torch.Tensor, row: Row, eos: frozenset[int]) -> None:
-    """Bias, ends held back, penalties, an id at a time."""
+    """Bias, ends held back, bad words, allowed tokens, penalties, an id at a time."""
     s = row.sampling
     for id, bias in s.logit_bias.items():
         scores[id] += bias
@@ -36,6 +36,12 @@ def change(scores: torch.Tensor, row: Row, eos: frozenset[int]) -> None:
         for id in {*s.stop_token_ids, *(() if s.ignore_eos else eos)}:
             if id < len(scores):
                 scores[id] = -torch.inf
+    for *beginning, last in s.bad_words:
+        if row.output_ids[max(0, row.num_output_tokens - len(beginning)) :] == beginning:
+            scores[last] = -torch.inf
+    for id in range(len(scores)) if s.allowed_token_ids else ():
+        if id not in s.allowed_token_ids:
+            scores[id] = -torch.inf
     for id in set(row.token_ids):
         scores[id] = scores[id] / s.repetition_penalty if scores[id] > 0 else scores[id] * s.repetition_penalty
     for id, count in Counter(row.output_ids).items():

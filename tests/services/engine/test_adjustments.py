@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.engine.adjustments import BIAS, COUNT, END, SEEN, Adjustments
+from services.engine.adjustments import BANNED, BIAS, COUNT, END, SEEN, Adjustments
 from services.requests import SamplingParams
 
 EOS = frozenset({9})
@@ -40,3 +40,13 @@ def test_bias_and_ends_are_there_from_the_start() -> None:
     adjustments.take([1, 2, 3], 3)
     assert noted(adjustments, BIAS) == {9: 1.5, 4: -2.0}
     assert set(noted(adjustments, END)) == {4, 8, 9}
+
+
+def test_bad_words_are_those_that_the_output_has_begun() -> None:
+    """A word that the prompt begins is not one of them; the same token may complete several."""
+    s = SamplingParams(50, bad_words=((4,), (1, 2, 9), (2, 9), (2, 4), (3, 8)))
+    adjustments = Adjustments(s, EOS, 1000)
+    prompt, output = [1, 2, 3], [2, 1, 2, 5, 3]
+    for length, banned in ((0, {4}), (1, {4, 9}), (1, {4, 9}), (3, {4, 9}), (4, {4}), (5, {4, 8})):
+        adjustments.take(prompt + output[:length], len(prompt))
+        assert set(noted(adjustments, BANNED)) == banned

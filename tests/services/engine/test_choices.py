@@ -38,6 +38,12 @@ WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [
 ]
 
 
+def words(vocab: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """Bad words; of few tokens, so that outputs end with their beginnings."""
+    ids = st.integers(0, min(vocab, 3) - 1)
+    return st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+
+
 @st.composite
 def requests(draw: st.DrawFn, vocab: int) -> Row:
     """A request of any settings and history."""
@@ -60,9 +66,12 @@ def requests(draw: st.DrawFn, vocab: int) -> Row:
         min_tokens=draw(often([0, 0, 2])),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, vocab + 5), max_size=3))),
+        bad_words=draw(words(vocab)),
+        allowed_token_ids=tuple(draw(st.lists(ids, max_size=10))) if draw(st.booleans()) else (),
     )
     prompt = draw(st.lists(ids, min_size=1, max_size=20))
-    return Row(str(draw(st.uuids())), prompt + draw(st.lists(ids, max_size=6)), len(prompt), sampling)
+    output = draw(st.lists(ids, max_size=6)) + draw(st.lists(st.integers(0, min(vocab, 3) - 1), max_size=3))
+    return Row(str(draw(st.uuids())), prompt + output, len(prompt), sampling)
 
 
 @st.composite
@@ -101,7 +110,7 @@ def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, lis
 def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
     """Tokens and log probabilities, bit for bit, in any order."""
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    rows = mixed(40)
+    rows = mixed(40, 3000)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(3)).tolist()
     together = way(logits[order], [rows[i] for i in order])
     for place, i in enumerate(order):
@@ -112,14 +121,14 @@ def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Seq
 
 def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    whole = batch_choice.choose(logits, mixed(40))
+    whole = batch_choice.choose(logits, mixed(40, 3000))
     monkeypatch.setattr(batch_choice, "AT_ONCE", 7000)
-    assert batch_choice.choose(logits, mixed(40)) == whole
+    assert batch_choice.choose(logits, mixed(40, 3000)) == whole
 
 
 def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
     """A fake tensor has no values: whoever asks for one, where a device would have to be waited for, is refused."""
-    rows = mixed(16)
+    rows = mixed(16, 3000)
     batch = batch_choice.Batch.of(rows, 3000)
     sent = batch.send(3000, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -139,15 +148,15 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_device_draws_the_same_tokens() -> None:
     logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
-    expected = choose_plainly(logits, mixed(80))
-    choice = batch_choice.choose(logits.cuda(), mixed(80))
+    expected = choose_plainly(logits, mixed(80, 50_000))
+    choice = batch_choice.choose(logits.cuda(), mixed(80, 50_000))
     assert (choice.tokens, choice.possible, choice.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
 @pytest.mark.parametrize("on_cpu", WAYS[:2])
 def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    one, other = (way(logits, mixed(16)).logprobs for way in (on_cpu, batch_choice.choose))
+    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batch_choice.choose))
     assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
     for i in one:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)

@@ -26,6 +26,8 @@ SEEDED: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5},
     {"temperature": 1.2, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
     {"temperature": 1.0, "min_p": 0.05, "logit_bias": {7: 2.0}, "min_tokens": 6},
+    {"temperature": 1.0, "bad_words": tuple((a, b) for a in range(200) for b in range(a % 3, 200, 3)), "top_k": 20},
+    {"temperature": 1.5, "allowed_token_ids": tuple(range(5, 200, 6)), "presence_penalty": 1.0},
 ]
 
 
@@ -35,7 +37,9 @@ def seeded_jobs() -> list[Job]:
         Job(
             id=f"s{i}/0",
             prompt=[rng.randrange(200) for _ in range(rng.randint(1, 30))],
-            sampling=SamplingParams(max_new_tokens=12, seed=rng.getrandbits(64), choice=i % 2, **SEEDED[i % 4]),
+            sampling=SamplingParams(
+                max_new_tokens=12, seed=rng.getrandbits(64), choice=i % 2, **SEEDED[i % len(SEEDED)]
+            ),
         )
         for i in range(8)
     ]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_search import compiled_search
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.engine import batch_choice, lone_choice
 from services.engine.rows import Row
@@ -106,6 +108,74 @@ def test_logprobs_only_where_asked() -> None:
     result = SAMPLER.sample(logits, [row("a"), row("b", logprobs=0)])
     assert set(result.logprobs) == {"b"}
     assert result.logprobs["b"].top == []
+
+
+def test_bad_words_are_not_completed() -> None:
+    logits = noise_free(7, 3, 20)
+    assert token(logits, row(bad_words=((7,),))) == 3
+    assert token(logits, row(bad_words=((7,), (3,)), temperature=0.01)) == 20
+    assert token(logits, row(bad_words=((5, 6, 7),), output=(5, 6))) == 3
+    assert token(logits, row(bad_words=((5, 6, 7),), output=(6,))) == 7
+    assert token(logits, row(bad_words=((2, 3, 7),))) == 7  # 2, 3 is the end of the prompt
+    assert token(logits, row(bad_words=((3, 7),), output=(3,), logit_bias={7: 100.0}, repetition_penalty=0.5)) == 3
+
+
+def test_only_allowed_tokens_are_sampled() -> None:
+    logits = noise_free(7, 3, 20)
+    assert token(logits, row(allowed_token_ids=(20, 3))) == 3
+    assert token(logits, row(allowed_token_ids=(45,), temperature=1.0, top_k=1, top_p=0.1, min_p=0.5)) == 45
+    assert token(logits, row(allowed_token_ids=(3, 3, 45), logit_bias={7: 100.0, 45: 50.0})) == 45
+    assert token(noise_free(EOS, 7, 3), row(allowed_token_ids=(EOS, 3), min_tokens=1)) == 3
+    assert token(logits, row(allowed_token_ids=(3, 20), bad_words=((3,),))) == 20
+
+
+def test_logprobs_do_not_know_what_is_allowed() -> None:
+    logits = noise_free(7, 3, 20)
+    one, plain = row(allowed_token_ids=(20,), bad_words=((3,),), logprobs=2), row(logprobs=2)
+    got, expected = (SAMPLER.sample(logits, [each]).logprobs["r"] for each in (one, plain))
+    assert got.top == expected.top
+    assert got.token == pytest.approx(expected.token - 2.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_nothing_allowed_is_left_the_request_fails_alone(temperature: float) -> None:
+    logits = noise_free(7, 3).repeat(3, 1)
+    logits[0, 4] = -math.inf
+    none = row("a", allowed_token_ids=(4,), temperature=temperature)
+    bad = row("b", allowed_token_ids=(7,), bad_words=((7,),), temperature=temperature)
+    result = SAMPLER.sample(logits, [none, bad, row("c")])
+    assert set(result.failed) == {"a", "b"}
+    assert "allowed_token_ids" in result.failed["a"]
+    assert result.tokens == {"c": 7}
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_no_output_has_a_bad_word(data: st.DataObject) -> None:
+    """Nor a token that is not allowed, over whole outputs, at every temperature."""
+    ids = st.integers(0, 5)
+    words = tuple(data.draw(st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=5)))
+    allowed = tuple(data.draw(st.lists(ids, max_size=5)))
+    one = row(
+        prompt=2,
+        bad_words=words,
+        allowed_token_ids=allowed,
+        temperature=data.draw(st.sampled_from([0.0, 1.0])),
+        seed=data.draw(st.integers(0, 9)),
+    )
+    sampler = Sampler(frozenset(), 6)
+    logits = torch.randn(12, 1, 6, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9))))
+    for step in range(12):
+        result = sampler.sample(logits[step], [one])
+        if result.failed:
+            begun = {last for *start, last in words if one.output_ids[len(one.output_ids) - len(start) :] == start}
+            assert begun >= set(allowed or range(6))
+            break
+        one.token_ids.append(result.tokens["r"])
+    spoken = one.output_ids
+    assert not allowed or set(spoken) <= set(allowed)
+    for word in words:
+        assert all(tuple(spoken[i : i + len(word)]) != word for i in range(len(spoken)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -210,4 +280,5 @@ def test_the_raw_logits_are_left_alone() -> None:
     logits = noise_free(7, 3)
     before = logits.clone()
     SAMPLER.sample(logits, [row(temperature=1.0, top_k=2, logit_bias={7: -5.0}, repetition_penalty=1.5)])
+    SAMPLER.sample(logits, [row(logit_bias={7: -5.0, 3: 1.0}, allowed_token_ids=(3, 9), bad_words=((3,),), logprobs=1)])
     assert torch.equal(logits, before)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
 
+from services import wire
 from services.messages import Group, Room, SubmitReply
 from services.pool.limits import sequence_bytes
 
@@ -85,6 +86,12 @@ async def test_bytes_count_the_output_before_it_is_there(pool):
 async def test_log_probabilities_count_where_asked():
     plain, asked = (sequence_bytes(group("a", new=100, logprobs=k).sequences[0]) for k in (None, 20))
     assert asked > plain + 100 * 20 * 8
+
+
+async def test_the_ids_that_settings_name_count():
+    asked = group("a", new=100, allowed_token_ids=tuple(range(40_000, 50_000)), bad_words=((2**31, 2**31),) * 100)
+    packed = len(wire.pack(asked.sequences[0].sampling))
+    assert sequence_bytes(asked.sequences[0]) - sequence_bytes(group("a", new=100).sequences[0]) > packed - 1024
 
 
 async def test_a_group_is_found_by_anyone(pool):

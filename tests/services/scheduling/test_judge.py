@@ -1,5 +1,7 @@
 """Judge: why a request ends, and what of its text is to be cut."""
 
+from typing import Any
+
 import pytest
 
 from services.messages import End
@@ -74,6 +76,26 @@ def test_min_tokens_holds_back_stop_strings_too() -> None:
 def test_a_stop_token_that_is_text_is_cut() -> None:
     assert ends([THE], TEXT, max_new_tokens=9, stop_token_ids=(THE,)) == [End(FinishReason.STOP, THE, cut=4)]
     assert ends([EOS], TEXT, max_new_tokens=9) == [END]
+
+
+SPELLED = [b"", b"", b"<eos>", *PIECES[3:]]
+SHOWN = Rules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS}), TextTables(SPELLED, frozenset())))
+
+
+def test_where_the_stop_stays_only_what_follows_it_is_cut() -> None:
+    kept: dict[str, Any] = {"max_new_tokens": 9, "include_stop": True}
+    assert ends([E, N, D], TEXT, **kept, stop=("END",))[-1] == End(FinishReason.STOP, "END", cut=1)
+    assert ends([E, ND], TEXT, **kept, stop=("END",))[-1] == End(FinishReason.STOP, "END")
+    assert ends([THE], TEXT, **kept, stop_token_ids=(THE,)) == [End(FinishReason.STOP, THE)]
+
+
+def test_where_special_tokens_are_text_they_are_cut_as_such() -> None:
+    shown: dict[str, Any] = {"max_new_tokens": 9, "skip_special_tokens": False}
+    assert ends([EOS], SHOWN, **shown) == [End(FinishReason.STOP, cut=5)]
+    assert ends([EOS], SHOWN, **shown, include_stop=True) == [END]
+    assert ends([EOS], SHOWN, **shown, stop_token_ids=(EOS,), ignore_eos=True) == [End(FinishReason.STOP, EOS, cut=5)]
+    found = ends([THE, EOS, E], SHOWN, **shown, stop=("s>E",), ignore_eos=True)
+    assert found == [None, None, End(FinishReason.STOP, "s>E", cut=3)]
 
 
 def test_stop_strings_need_text() -> None:

@@ -15,10 +15,12 @@ stop_ids = st.sets(st.integers(0, len(PIECES) - 1), max_size=2)
 
 
 @settings(max_examples=150)
-@given(tokens, stop_lists, stop_ids, st.data())
-def test_grouping_changes_nothing(output: list[int], stops: list[str], ids: set[int], data: st.DataObject) -> None:
+@given(tokens, stop_lists, stop_ids, st.booleans(), st.data())
+def test_grouping_changes_nothing(
+    output: list[int], stops: list[str], ids: set[int], include_stop: bool, data: st.DataObject
+) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
-    one_by_one, grouped = Detokenizer(TABLES, stops, ids), Detokenizer(TABLES, stops, ids)
+    one_by_one, grouped = (Detokenizer(TABLES, stops, ids, include_stop) for _ in range(2))
     texts = [""]
     for token in output:
         texts.append(texts[-1] + one_by_one.push([token]))
@@ -32,16 +34,22 @@ def test_grouping_changes_nothing(output: list[int], stops: list[str], ids: set[
 
 
 @settings(max_examples=150)
-@given(tokens, stop_lists, stop_ids, st.integers(0, 8))
-def test_what_stops_never_leaks(output: list[int], stops: list[str], ids: set[int], min_tokens: int) -> None:
-    """A gateway and a scheduler together: tokens go out until one stops, or completes a stop string, and counts."""
-    matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops, ids)
+@given(tokens, stop_lists, stop_ids, st.integers(0, 8), st.booleans())
+def test_what_stops_never_leaks(
+    output: list[int], stops: list[str], ids: set[int], min_tokens: int, include_stop: bool
+) -> None:
+    """A gateway and a scheduler together: tokens go out until one stops, or completes a stop string, and counts. What
+    follows a stop string goes in any case."""
+    matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops, ids, include_stop)
     text, seen, cut = "", 0, 0
     for seen, token in enumerate(output, 1):
         match = matcher.push(token)
         text += detokenizer.push([token])
         if seen >= min_tokens and (token in ids or match):
-            cut = len(TABLES.bytes_of(token)) if token in ids or match is None else match.cut
+            if token in ids or match is None:
+                cut = 0 if include_stop else len(TABLES.bytes_of(token))
+            else:
+                cut = match.behind if include_stop else match.cut
             break
     kept = TABLES.join(output[:seen])
     assert text + detokenizer.finish(cut) == kept[: len(kept) - cut].decode(errors="replace")
@@ -77,3 +85,12 @@ def test_a_stop_token_is_held_back_until_it_is_known_whether_it_ends_the_text() 
     assert detokenizer.push([6]) == "abx"
     assert detokenizer.push([3]) == ""
     assert detokenizer.finish(cut=2) == ""
+
+
+def test_where_the_stop_stays_nothing_but_what_follows_it_is_held_back() -> None:
+    detokenizer = Detokenizer(TABLES, ["ab"], stop_token_ids=(6,), include_stop=True)
+    assert detokenizer.push([1]) == "a"
+    assert detokenizer.push([2]) == "b"
+    assert detokenizer.push([6]) == "x"
+    assert detokenizer.push([5]) == "ab"
+    assert detokenizer.finish(cut=3) == ""

@@ -81,6 +81,20 @@ def test_special_tokens_add_nothing(byte_level: Path) -> None:
     assert tokenizer.literal_bytes(0) == b"<|end|>"
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_bpe", "unigram", "default_model"])
+def test_where_special_tokens_are_text_they_are_as_the_library_spells_them(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(kind)
+    tokenizer, backend = Tokenizer.load(folder), Backend.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.special_ids
+    for special in sorted(tokenizer.special_ids):
+        ids = [*tokenizer.encode("cat", add_special_tokens=False), special, special]
+        shown = tokenizer.tables.of(skip_special_tokens=False).join(ids).decode()
+        assert shown.removeprefix(" ") == backend.decode(ids, skip_special_tokens=False).removeprefix(" ")
+        assert shown.removesuffix(2 * tokenizer.literal_bytes(special).decode()) == tokenizer.decode(ids)
+
+
 def test_ids_beyond_the_tokenizer_add_nothing(byte_level: Path) -> None:
     tables = TextTables.load(byte_level)
     assert tables.bytes_of(len(tables.token_bytes)) == b""

@@ -57,7 +57,8 @@ def test_embedding() -> None:
 
 
 def test_draws_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of flat and of sharp distributions, with equal scores, with impossible tokens; the last block is not whole."""
+    """Of flat and of sharp distributions, with equal scores, with impossible tokens, with few that are possible, where
+    top_k may be more; the last block is not whole."""
     monkeypatch.setattr(drawing, "BLOCK", 128)
     kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
     rows, vocab = [], 200
@@ -67,6 +68,8 @@ def test_draws_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(len(rows), vocab) * torch.tensor([0.1, 3.0, 10.0]).repeat(len(rows) // 3)[:, None]
     logits[::2] = logits[::2].round()
     logits[::5, ::3] = -torch.inf
+    logits[1::4, 5:] = -torch.inf
+    logits[3::20, :199] = -torch.inf
     limits = Truncation.of([row.sampling for row in rows], vocab)
     settings = (limits.temperature, limits.lowest, limits.top_k, limits.top_p)
     secret = keys((row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows))

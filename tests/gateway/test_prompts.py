@@ -1,0 +1,114 @@
+"""Fields that say which tokens the prompt is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from stack import Stack
+from tiny_text import make_folder
+
+from services.config import Settings
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+OPEN = [*HI, {"role": "assistant", "content": "he"}]
+ROOM = 400  # KV slots of the engine
+WHOLE = "".join(chr(ord("a") + i % 26) for i in range(300))  # a token for each letter
+
+
+@pytest.fixture(scope="module")
+def beginning(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A model whose texts begin with a token of their own, `<system>`."""
+    folder = make_folder(tmp_path_factory.mktemp("beginning"))
+    file = folder / "tokenizer.json"
+    raw = json.loads(file.read_bytes())
+    id = next(token["id"] for token in raw["added_tokens"] if token["content"] == "<system>")
+    raw["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<system>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<system>": {"id": "<system>", "ids": [id], "tokens": ["<system>"]}},
+    }
+    file.write_text(json.dumps(raw))
+    with Stack(redis_url, "beginning", folder, Settings()) as stack:
+        yield stack
+
+
+def prompt(stack: Stack, path: str, body: dict[str, Any]) -> str:
+    """The prompt that the engine is given, special tokens by name."""
+    answered = httpx.post(stack.url + path, json=body, timeout=20)
+    assert answered.status_code == 200, answered.text
+    new = stack.engine.asked[-1]
+    usage = answered.json()["usage"]
+    assert usage.get("prompt_tokens", usage.get("input_tokens")) == new.num_prompt_tokens
+    return stack.tokenizer.decode(new.token_ids[: new.num_prompt_tokens], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (COMPLETIONS, {"prompt": "hi"}, "<system>hi"),
+        (COMPLETIONS, {"prompt": "hi", "add_special_tokens": True}, "<system>hi"),
+        (COMPLETIONS, {"prompt": "hi", "add_special_tokens": False}, "hi"),
+        (CHAT, {"messages": HI}, "<user>hi<eos><assistant>"),
+        (CHAT, {"messages": HI, "add_special_tokens": True}, "<system><user>hi<eos><assistant>"),
+        (CHAT, {"messages": HI, "add_generation_prompt": False}, "<user>hi<eos>"),
+        (CHAT, {"messages": OPEN, "continue_final_message": True}, "<user>hi<eos><assistant>he"),
+        (
+            CHAT,
+            {"messages": OPEN, "continue_final_message": True, "add_generation_prompt": False},
+            "<user>hi<eos><assistant>he",
+        ),
+        (CHAT, {"messages": OPEN, "continue_final_message": False}, "<user>hi<eos><assistant>he<eos><assistant>"),
+        (CHAT, {"messages": HI, "truncate_prompt_tokens": 3}, "i<eos><assistant>"),
+        ("/v1/responses", {"input": "hi", "truncate_prompt_tokens": 2}, "<eos><assistant>"),
+        (COMPLETIONS, {"prompt": WHOLE, "truncate_prompt_tokens": 5}, WHOLE[-5:]),
+        (COMPLETIONS, {"prompt": WHOLE, "truncate_prompt_tokens": 5, "truncation_side": "left"}, WHOLE[-5:]),
+        (COMPLETIONS, {"prompt": WHOLE, "truncate_prompt_tokens": 5, "truncation_side": "right"}, "<system>abcd"),
+        (COMPLETIONS, {"prompt": "hi", "truncate_prompt_tokens": 5}, "<system>hi"),
+        (COMPLETIONS, {"prompt": "hi", "truncate_prompt_tokens": -1}, "<system>hi"),
+        (COMPLETIONS, {"prompt": 2 * WHOLE, "truncate_prompt_tokens": -1}, (2 * WHOLE)[16 - ROOM :]),
+        (COMPLETIONS, {"prompt": 2 * WHOLE, "truncate_prompt_tokens": -1, "max_tokens": 3}, (2 * WHOLE)[3 - ROOM :]),
+    ],
+)
+def test_the_prompt_is_what_was_asked_for(beginning: Stack, path: str, body: dict[str, Any], expected: str) -> None:
+    assert prompt(beginning, path, body) == expected
+
+
+def test_chat_keeps_as_much_as_leaves_room_for_a_token(beginning: Stack) -> None:
+    long = [{"role": "user", "content": 2 * WHOLE}]
+    kept = prompt(beginning, CHAT, {"messages": long, "truncate_prompt_tokens": -1})
+    assert kept == (2 * WHOLE)[3 - ROOM :] + "<eos><assistant>"
+
+
+def test_a_prompt_is_cut_before_its_length_is_checked(beginning: Stack) -> None:
+    body = {"prompt": 2 * WHOLE, "max_tokens": 1, "truncate_prompt_tokens": ROOM}
+    refused = httpx.post(beginning.url + COMPLETIONS, json=body).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    assert f"{ROOM} tokens in 'prompt'" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "hi"}, "<system>hi"),
+        ({"prompt": "hi", "add_special_tokens": False}, "hi"),
+        ({"messages": HI}, "<user>hi<eos><assistant>"),
+        ({"messages": HI, "add_special_tokens": True}, "<system><user>hi<eos><assistant>"),
+        ({"messages": HI, "add_generation_prompt": False}, "<user>hi<eos>"),
+        ({"messages": OPEN, "continue_final_message": True}, "<user>hi<eos><assistant>he"),
+    ],
+)
+def test_tokenize_makes_the_same_prompts(beginning: Stack, body: dict[str, Any], expected: str) -> None:
+    tokens = httpx.post(beginning.url + "/tokenize", json=body).json()["tokens"]
+    assert beginning.tokenizer.decode(tokens, skip_special_tokens=False) == expected
+
+
+def test_an_open_message_and_another_contradict_each_other_in_tokenize_too(beginning: Stack) -> None:
+    body = {"messages": OPEN, "continue_final_message": True, "add_generation_prompt": True}
+    refused = httpx.post(beginning.url + "/tokenize", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")

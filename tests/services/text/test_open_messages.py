@@ -1,0 +1,83 @@
+"""With `continue_final_message` the prompt is the one transformers makes, and refused where transformers refuses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from services.text import ChatTemplate, Tokenizer
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+# how the families write their turns, each in small
+TEMPLATES = {
+    "ChatML": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "Llama 3, which strips contents": "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}",
+    "Mistral, which ends turns of the assistant alone": "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}",
+    "Zephyr, whose turns end with a line": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content + eos_token }}\n"
+    "{% endfor %}",
+    "one that takes the thoughts out of earlier turns": "{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}</{{ m.role }}>{% endfor %}",
+    "one that keeps the first word": "{% for m in messages %}{{ m.content.split(' ')[0] }}<end>{% endfor %}",
+    "one that leaves the assistant out": "{% for m in messages if m.role == 'user' %}{{ m.content }}<end>{% endfor %}",
+}
+ENDS = ["Paris", "The capital of France is", "  It is ", "Line\n", "\n", "", "a<end>b", "東京 🎉", "x</think>y"]
+
+
+def chats(end: str) -> list[list[dict[str, Any]]]:
+    asked = {"role": "user", "content": "What is it?"}
+    earlier = [asked, {"role": "assistant", "content": "<think>hm</think>What?"}, {"role": "user", "content": end}]
+    return [
+        [asked, {"role": "assistant", "content": end}],
+        earlier,
+        [{"role": "assistant", "content": end, "name": None}],
+    ]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("end", ENDS)
+def test_it_is_rendered_as_in_transformers(name: str, end: str, default_model: Path) -> None:
+    file, template = str(default_model / "tokenizer.json"), TEMPLATES[name]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=file, chat_template=template, **SPECIAL)
+    for chat in chats(end):
+        asked: dict[str, Any] = {"tokenize": False, "continue_final_message": True}
+        try:
+            expected = theirs.apply_chat_template(chat, **asked)
+        except ValueError:
+            expected = None
+        assert rendered(ChatTemplate(template, SPECIAL), chat) == expected
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_default_model_s_is_rendered_as_in_transformers(end: str, default_model: Path) -> None:
+    theirs, ours = AutoTokenizer.from_pretrained(default_model), Tokenizer.load(default_model)
+    for chat in chats(end):
+        expected = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+        assert ours.apply_chat_template(chat, add_generation_prompt=False, continue_final_message=True) == expected
+        assert expected.endswith(end)
+
+
+@pytest.mark.parametrize(("content", "prompt"), [("a ", "a |a "), ("", "|")])
+def test_a_template_may_write_the_last_message_twice(content: str, prompt: str) -> None:
+    """transformers leaves the mark behind the first one in the prompt."""
+    twice = ChatTemplate("{{ messages[-1].content }}|{{ messages[-1].content }}<end>", {})
+    assert rendered(twice, [{"role": "assistant", "content": content}]) == prompt
+
+
+def test_a_message_without_text_cannot_go_on() -> None:
+    with pytest.raises(ValueError, match="no text to continue"):
+        ChatTemplate(TEMPLATES["ChatML"], {}).apply([{"role": "assistant", "content": None}], False, True)
+
+
+def rendered(template: ChatTemplate, chat: list[dict[str, Any]]) -> str | None:
+    try:
+        return template.apply(chat, add_generation_prompt=False, continue_final_message=True)
+    except ValueError:
+        return None
