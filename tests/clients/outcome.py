@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -54,6 +55,9 @@ def run(client: Client, command: list[str], environment: dict[str, str], log: Pa
             problem = f"not within {client.timeout:.0f} s"
             os.killpg(process.pid, signal.SIGKILL)
             said, _ = process.communicate()
+        finally:  # also what it left running, and after Ctrl-C
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     with log.open("a") as more:
         more.write(said)
     steps = read(said)
