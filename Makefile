@@ -2,6 +2,7 @@
 # make test    set up, lint, types, import contracts, all tests
 # make chaos   the tests of faults that take long to get over, then random faults under load for five minutes
 # make verify  the paper trace over HTTP, each output against generate() alone
+# make clients each client that people use, in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make simulate  the real scheduler on virtual time: the paper's evaluation, chunked prefill, pools and their engines
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
@@ -13,7 +14,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # what a process compiled, the next one need not; images of containers often ask for the opposite
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test chaos lint verify bench simulate clean
+.PHONY: serve test chaos lint verify bench clients simulate clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -36,6 +37,10 @@ verify: .venv/serve
 
 bench: .venv/serve
 	$(BIN)/python -m load.bench
+
+clients: .venv/serve
+	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
+		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
 
 simulate: .venv/serve
 	$(BIN)/python -m load.simulate
@@ -61,4 +66,4 @@ simulate: .venv/serve
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

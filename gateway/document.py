@@ -59,7 +59,8 @@ def _lock(path: str, operation: dict[str, Any]) -> None:
         operation["security"] = []
         return
     error = {"description": f"{Kind.INVALID_KEY.value[2]}; only where the server has API keys"}
-    operation["responses"]["401"] = error | {"content": {JSON: {"schema": {"$ref": COMPONENTS + "ErrorResponse"}}}}
+    content = {"content": {JSON: {"schema": {"$ref": COMPONENTS + "ErrorResponse"}}}}
+    operation["responses"]["401"] = {**content, **operation["responses"].get("401", {}), **error}
 
 
 def _collect(part: Any, schemas: dict[str, Any]) -> None:

@@ -76,6 +76,8 @@ def documented(
     binary: bool = False,
     parameters: Sequence[dict[str, Any]] = (),
     errors: Sequence[Kind] = (),
+    error: Any = ErrorResponse,
+    statuses: Mapping[int, int] = MappingProxyType({}),
     empty: Mapping[int, str] = MappingProxyType({}),
     takes_type: str = JSON,
 ) -> dict[str, Any]:
@@ -83,8 +85,8 @@ def documented(
 
     `takes` is the type of the request's body, `gives` that of the answer's, `streams` that of each event's data where
     the answer may be a stream. `text`: the answer is plain text; `binary`: bytes of any kind. Without any of these the
-    answer's body is empty. `errors` are answered with an error object, `empty` statuses without a body. `takes_type`:
-    the body's content type.
+    answer's body is empty. `errors` are answered with an object of the type `error`, with another status where `statuses`
+    has one; `empty` statuses are answered without a body. `takes_type`: the body's content type.
     """
     content: dict[str, Any] = {}
     if gives is not None:
@@ -100,7 +102,7 @@ def documented(
         name = {"description": "the name of the request, for `/v1/streams`", "schema": {"type": "string"}}
         extra["responses"]["200"]["headers"] = {"Orca-Request": name}
     extra["responses"] |= {str(status): {"description": meaning} for status, meaning in empty.items()}
-    extra["responses"] |= _errors(errors)
+    extra["responses"] |= _errors(errors, error, statuses)
     if takes is not None:
         body = {"content": {takes_type: {"schema": _schema(takes, "validation")}}, "required": True}
         extra["requestBody"] = body
@@ -121,15 +123,16 @@ def _schema(type_: Any, mode: JsonSchemaMode) -> dict[str, Any]:
     return {"$ref": COMPONENTS + name, "$defs": {**definitions, name: made}}
 
 
-def _errors(kinds: Sequence[Kind]) -> dict[str, Any]:
+def _errors(kinds: Sequence[Kind], type_: Any, statuses: Mapping[int, int]) -> dict[str, Any]:
     """By status, with all codes that it may have."""
     made: dict[str, Any] = {}
     for status, same in groupby(sorted(set(kinds), key=lambda kind: kind.status), key=lambda kind: kind.status):
         found = list(same)
         codes = sorted(str(kind.value[2] or kind.value[1]) for kind in found)
-        schema = {"schema": _schema(ErrorResponse, "serialization")}
-        made[str(status)] = {"description": ", ".join(codes), "content": {JSON: schema}}
+        schema = {"schema": _schema(type_, "serialization")}
+        said = str(statuses.get(status, status))
+        made[said] = {"description": ", ".join(codes), "content": {JSON: schema}}
         if any(kind.value[3] is not None for kind in found):
             when = {"description": "seconds after which to try again", "schema": {"type": "integer"}}
-            made[str(status)]["headers"] = {"Retry-After": when}
+            made[said]["headers"] = {"Retry-After": when}
     return made

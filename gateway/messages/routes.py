@@ -11,24 +11,36 @@ from starlette.responses import Response
 from gateway.body import parse
 from gateway.caller import Caller
 from gateway.choice import failure
-from gateway.documented import COMING_BACK, documented
-from gateway.errors import ApiError
+from gateway.documented import BODY_ERRORS, COMING_BACK, GENERATION_ERRORS, documented
+from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.generation import Generation
 from gateway.messages.creation import prompt_of, ticket_of
-from gateway.messages.errors import PATH
+from gateway.messages.errors import OVERLOADED, PATH
 from gateway.messages.objects import Asked, message, transcript_of
 from gateway.messages.resuming import writer
 from gateway.model import ServedModel
 from gateway.position import Position
-from gateway.schemas.message_answers import MessageEvent, MessageObject, TokenCount
+from gateway.schemas.message_answers import MessageError, MessageEvent, MessageObject, TokenCount
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.streams import streamed
 
 router = APIRouter(prefix=PATH)
+STATUSES = {503: OVERLOADED}
 
 
-@router.post("", **documented(takes=MessageRequest, gives=MessageObject, streams=MessageEvent, parameters=COMING_BACK))
+@router.post(
+    "",
+    **documented(
+        takes=MessageRequest,
+        gives=MessageObject,
+        streams=MessageEvent,
+        parameters=COMING_BACK,
+        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY),
+        error=MessageError,
+        statuses=STATUSES,
+    ),
+)
 async def create(request: Request) -> Response:
     """Answers a conversation; whole or as a stream."""
     gateway, received = of(request), asyncio.get_running_loop().time()
@@ -49,7 +61,16 @@ async def create(request: Request) -> Response:
     return await streamed(generation, writer(generation, gateway.model, position, request, with_ids))
 
 
-@router.post("/count_tokens", **documented(takes=CountTokensRequest, gives=TokenCount))
+@router.post(
+    "/count_tokens",
+    **documented(
+        takes=CountTokensRequest,
+        gives=TokenCount,
+        errors=(*BODY_ERRORS, Kind.INVALID_KEY),
+        error=MessageError,
+        statuses=STATUSES,
+    ),
+)
 async def count_tokens(request: Request) -> dict[str, int]:
     """What `usage` of the same message would count as prompt."""
     gateway = of(request)

@@ -95,6 +95,7 @@ class Message(Strict):
     audio: Annotated[None, only()] = None
     annotations: list[Any] | None = None  # of an answer: says nothing to a template
     parsed: Any = None  # likewise, as the openai package dumps it
+    provider_specific_fields: Any = None  # likewise, as LiteLLM dumps it
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:

@@ -32,6 +32,17 @@ class MessageObject(TypedDict):
     usage: MessageUsage
 
 
+class MessageErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessageError(TypedDict):
+    type: Literal["error"]
+    error: MessageErrorDetail
+    request_id: str | None
+
+
 class TokenCount(TypedDict):
     input_tokens: int
 

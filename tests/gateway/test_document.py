@@ -160,6 +160,22 @@ def test_errors_and_headers_are_in_it(document: dict[str, Any]) -> None:
     assert "security" not in chat
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_errors_of_messages_are_in_it_in_anthropics_shape(
+    http: httpx.Client, document: dict[str, Any], path: str
+) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    assert "503" not in responses, "Anthropic's status is 529"
+    for body in (b"", b'{"model": "other", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}'):
+        assert str(http.post(path, content=body).status_code) in responses
+    for status in responses.keys() - {"200"}:
+        schema = responses[status]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/MessageError"}
+    error = http.post(path, content=b"").json()
+    properties = document["components"]["schemas"]["MessageError"]["properties"]
+    assert error.keys() == properties.keys()
+
+
 # --- the page ------------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,10 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"role": "assistant", "content": "hello"},
     ),
+    "what LiteLLM dumps": (
+        {"role": "assistant", "content": "hello", "tool_calls": None, "provider_specific_fields": {"refusal": None}},
+        {"role": "assistant", "content": "hello"},
+    ),
     "no content": ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
     "content left out": ({"role": "assistant"}, {"role": "assistant", "content": ""}),
     "a refusal": (

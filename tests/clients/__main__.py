@@ -1,0 +1,98 @@
+"""`make clients`: each client that people use against a real server, and a table of what passed.
+
+Each client is installed in an environment of its own and runs one script of `scripts/`. The exit status is 1 when a
+step failed that needs neither structured output nor tools. A client that cannot be installed is said so in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+
+from load.server import ROOT, OrcaServer
+from services.models import resolve
+from services.user_folders import user_cache
+from tests.clients import outcome, report
+from tests.clients.catalogue import Client, chosen
+from tests.clients.environments import Environments, NotInstalled
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def main() -> int:
+    options = _options()
+    try:
+        clients = chosen(options.names)
+    except ValueError as error:
+        sys.exit(str(error))
+    with contextlib.ExitStack() as stack:
+        url = options.url or stack.enter_context(_server(stack)).url
+        environment = _environment(url, options.model)
+        environments = Environments(options.folder)
+        outcomes = [_run(client, environments, environment, options.folder) for client in clients]
+    table = report.markdown(outcomes)
+    print("\n" + table)
+    if options.markdown:
+        options.markdown.write_text(replaced(options.markdown, table))
+    return int(any(done.failures for done in outcomes))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.clients", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="clients whose name begins so; all without")
+    parser.add_argument("--url", help="a server that runs already, in float32 (default: start one)")
+    parser.add_argument("--model", default="default", help="the model that it serves (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="for the clients' environments and logs")
+    parser.add_argument("--markdown", type=Path, help="a document whose table is replaced by the new one")
+    return parser.parse_args()
+
+
+def _server(stack: contextlib.ExitStack) -> OrcaServer:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    print("starting the server", flush=True)
+    return OrcaServer(folder, "--dtype", "float32", "--gateways", "1")
+
+
+def _environment(url: str, model: str) -> dict[str, str]:
+    """What scripts are told."""
+    return {
+        "ORCA_URL": url,
+        "ORCA_MODEL": httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"],
+        "ORCA_MODEL_FOLDER": str(resolve(model, user_cache())),
+        "ORCA_PYTHON": sys.executable,
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def _run(client: Client, environments: Environments, environment: dict[str, str], folder: Path) -> outcome.Outcome:
+    print(f"{client.name} {client.version}", flush=True)
+    try:
+        command = environments.command(client, SCRIPTS / client.script)
+    except NotInstalled as error:
+        print(f"  cannot be installed here: {error}", flush=True)
+        return outcome.Outcome(client, missing=str(error))
+    with tempfile.TemporaryDirectory() as scratch:
+        log = folder / f"{client.script}.log"
+        done = outcome.run(client, command, environment | {"ORCA_SCRATCH": scratch}, log)
+    for step in done.steps:
+        print(report.line(step), flush=True)
+    return done
+
+
+def replaced(document: Path, table: str) -> str:
+    """The document with everything from its table's head on replaced."""
+    head = "| " + " | ".join(report.HEAD) + " |"
+    before = document.read_text().partition(head)[0] if document.exists() else ""
+    return before + table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

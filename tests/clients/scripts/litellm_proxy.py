@@ -1,0 +1,83 @@
+"""LiteLLM's proxy in front of the server, and the packages of OpenAI and Anthropic in front of the proxy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from anthropic import Anthropic
+from openai import OpenAI
+from steps import API_KEY, BASE_URL, BIN, MODEL, QUESTION, SCRATCH, URL, expect, free_port, process, step
+
+PORT = free_port()
+PROXY = f"http://127.0.0.1:{PORT}"
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+KEY = "sk-of-the-proxy-of-this-run-alone-0123456789"
+MODELS = {
+    "by-openai": {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY},
+    "by-vllm": {"model": f"hosted_vllm/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY},
+    "by-anthropic": {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": API_KEY},
+}
+CONFIG = {
+    "model_list": [{"model_name": name, "litellm_params": settings} for name, settings in MODELS.items()],
+    "router_settings": {"disable_cooldowns": True},  # a step that fails says nothing of the next one
+}
+ANSWERED = f"{PROXY}/health/liveliness"
+
+
+def main() -> None:
+    config = SCRATCH / "proxy.yaml"
+    config.write_text(json.dumps(CONFIG))
+    command = [BIN / "litellm", "--config", config, "--host", "127.0.0.1", "--port", PORT, "--num_workers", 1]
+    with process(command, ANSWERED, LITELLM_MASTER_KEY=KEY):
+        by_openai(OpenAI(base_url=f"{PROXY}/v1", api_key=KEY, max_retries=0))
+        by_anthropic(Anthropic(base_url=PROXY, api_key=KEY, max_retries=0))
+
+
+def by_openai(client: OpenAI) -> None:
+    @step("openai: chat")
+    def _() -> None:
+        for model in ("by-openai", "by-vllm"):
+            answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=12)
+            expect(answer.choices[0].message.content, answer)
+
+    @step("openai: chat stream with usage")
+    def _() -> None:
+        options: Any = {"include_usage": True}
+        chunks = list(
+            client.chat.completions.create(
+                model="by-openai", messages=MESSAGES, max_tokens=12, stream=True, stream_options=options
+            )
+        )
+        expect(any(chunk.choices and chunk.choices[0].delta.content for chunk in chunks), chunks)
+        expect(chunks[-1].usage and chunks[-1].usage.completion_tokens > 0, chunks[-1])
+
+    @step("openai: completions")
+    def _() -> None:
+        expect(client.completions.create(model="by-openai", prompt="Once upon", max_tokens=8).choices[0].text)
+
+    @step("openai: responses")
+    def _() -> None:
+        expect(client.responses.create(model="by-openai", input=QUESTION, max_output_tokens=12).output_text)
+
+    @step("openai: chat through anthropic/")
+    def _() -> None:
+        answer = client.chat.completions.create(model="by-anthropic", messages=MESSAGES, max_tokens=12)
+        expect(answer.choices[0].message.content, answer)
+
+
+def by_anthropic(client: Anthropic) -> None:
+    for model in MODELS:
+
+        @step(f"anthropic: messages through {MODELS[model]['model'].split('/')[0]}/")
+        def _(model: str = model) -> None:
+            answer = client.messages.create(model=model, messages=MESSAGES, max_tokens=20)
+            expect(answer.content[0].text, answer)  # type: ignore[union-attr]
+
+        @step(f"anthropic: messages stream through {MODELS[model]['model'].split('/')[0]}/")
+        def _(model: str = model) -> None:
+            with client.messages.stream(model=model, messages=MESSAGES, max_tokens=20) as stream:
+                expect("".join(stream.text_stream))
+
+
+main()

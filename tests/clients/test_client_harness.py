@@ -1,0 +1,92 @@
+"""What `make clients` makes of its scripts. The clients themselves run there, not here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients import outcome, report
+from tests.clients.__main__ import SCRIPTS, replaced
+from tests.clients.catalogue import CLIENTS, Client, chosen
+
+CLIENT = Client("some client", "some.py", ("some-client[extra]==1.2.3",), timeout=20)
+BEGIN = """
+from steps import expect, step
+
+@step("chat")
+def _() -> str:
+    return "Paris"
+
+@step("stream")
+async def _() -> None:
+    expect(1 + 1 == 3, "two")
+
+@step("tools", needs="tools")
+def _() -> None:
+    raise ValueError("no tools | here")
+
+print("a library says something")
+"""
+
+
+def run(folder: Path, source: str, client: Client = CLIENT) -> outcome.Outcome:
+    script = folder / "some.py"
+    script.write_text(source)
+    told = {"ORCA_URL": "http://127.0.0.1:1", "ORCA_MODEL": "m", "ORCA_MODEL_FOLDER": "f", "ORCA_SCRATCH": str(folder)}
+    command = [sys.executable, str(script)]
+    return outcome.run(client, command, told | {"PYTHONPATH": str(SCRIPTS)}, folder / "log")
+
+
+def test_steps_of_a_script_and_their_row(tmp_path: Path) -> None:
+    done = run(tmp_path, BEGIN)
+    assert done.steps == [
+        outcome.Step("chat", True, "Paris"),
+        outcome.Step("stream", False, "AssertionError: unexpected: 'two'"),
+        outcome.Step("tools", False, "ValueError: no tools | here", "tools"),
+    ]
+    assert done.failures == [done.steps[1]]
+    text = report.markdown([done])
+    assert "| some client | 1.2.3 | chat; stream; tools (needs tools) | 1 of 2; 0 of 1 that need structured" in text
+    assert text.endswith("- some client, stream: AssertionError: unexpected: 'two'\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [("raise SystemExit('it broke')", "ended with 1: it broke"), ("import time; time.sleep(60)", "not within 1 s")],
+)
+def test_a_script_that_ends_badly_is_a_failure(tmp_path: Path, end: str, detail: str) -> None:
+    impatient = Client("some client", "some.py", CLIENT.packages, timeout=1 if "sleep" in end else 20)
+    done = run(tmp_path, end, impatient)
+    assert done.failures == [outcome.Step("the script", False, detail)]
+
+
+def test_a_script_that_says_nothing_is_a_failure(tmp_path: Path) -> None:
+    assert run(tmp_path, "").failures == [outcome.Step("the script", False, "said nothing")]
+
+
+def test_a_client_that_is_not_there_is_no_failure() -> None:
+    missing = outcome.Outcome(CLIENT, missing="no such\nversion")
+    assert not missing.failures
+    assert "cannot be installed here: no such version | not run |" in report.markdown([missing])
+
+
+def test_a_document_keeps_what_stands_before_its_table(tmp_path: Path) -> None:
+    table, document = report.markdown([outcome.Outcome(CLIENT, [outcome.Step("chat", True)])]), tmp_path / "clients.md"
+    document.write_text("# Clients\n\n" + table + "\nFailed:\n")
+    assert replaced(document, table) == "# Clients\n\n" + table
+
+
+def test_every_script_is_there_and_every_version_is_pinned() -> None:
+    assert {client.script for client in CLIENTS} <= {file.name for file in SCRIPTS.iterdir()}
+    for client in CLIENTS:
+        assert all(("==" if client.kind == "python" else "@") in package[1:] for package in client.packages)
+        assert client.version[0].isdigit()
+
+
+def test_clients_are_chosen_by_the_beginning_of_a_name() -> None:
+    assert [client.name for client in chosen(["litellm", "vercel"])] == ["Vercel ai", "litellm SDK", "litellm proxy"]
+    assert chosen([]) == list(CLIENTS)
+    with pytest.raises(ValueError, match="no client 'nobody'; there are: openai"):
+        chosen(["nobody"])
