@@ -85,8 +85,8 @@ def documented(
 
     `takes` is the type of the request's body, `gives` that of the answer's, `streams` that of each event's data where
     the answer may be a stream. `text`: the answer is plain text; `binary`: bytes of any kind. Without any of these the
-    answer's body is empty. `errors` are answered with an object of the type `error`, with another status where `statuses`
-    has one; `empty` statuses are answered without a body. `takes_type`: the body's content type.
+    answer's body is empty. `errors` are answered with an object of the type `error`, with another status where
+    `statuses` has one; `empty` statuses are answered without a body. `takes_type`: the body's content type.
     """
     content: dict[str, Any] = {}
     if gives is not None:
