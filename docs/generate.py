@@ -44,9 +44,9 @@ VLLM_SAME = """
 
 These flags of `vllm serve`, and the same names in a settings file, mean what they mean there. So do `--model`,
 `--served-model-name` (one name), `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
-`--block-size`, `--max-model-len`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers` and
-`--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16`
-and `float32`, not `half` and `float`.
+`--block-size`, `--max-model-len`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`
+and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16` and `float32`, not `half` and
+`float`.
 
 | vLLM | setting |
 |---|---|
