@@ -19,7 +19,7 @@ from load.chaos.faults import FAULTS, NoTarget, Site
 from load.prompts import BEGINNINGS
 from load.server import OrcaServer
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FLAGS = (
     "--dtype",

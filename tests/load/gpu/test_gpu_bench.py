@@ -65,7 +65,7 @@ def test_the_iterations_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert one["share"] == pytest.approx(one["floor_seconds"] / one["seconds"])
     assert all(one["ratio"] > 0.0 for one in parts["mixed"])
     assert parts["graphs"] == []
-    assert {one["kind"] for one in parts["sampler"]} == {*sampling.KINDS, "a mix"}
+    assert {one["kind"] for one in parts["sampler"]} == {*sampling.KINDS, *sampling.LIMITED, "a mix"}
     assert [(one["prompt"], one["batch"]) for one in parts["section-6.1"]] == [(32, 1), (32, 4), (128, 1), (128, 4)]
     assert (tmp_path / "tiny-section-6.1.png").stat().st_size > 0
     for named in names.values():
