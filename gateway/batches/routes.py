@@ -101,6 +101,10 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         batches.mark_ended(record.id)
         text = f"There is no file '{fields.input_file_id}' (any more)."
         raise ApiError(Kind.NO_SUCH_OBJECT, text, "input_file_id") from None
+    except OSError:
+        if folder.record() is None:
+            batches.mark_ended(record.id)
+        raise
     return folder
 
 

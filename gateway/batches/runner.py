@@ -28,6 +28,7 @@ class BatchRunner:
         self._gateway = gateway
         self._places = asyncio.Semaphore(gateway.settings.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
         self._life = asyncio.create_task(forever(self._look))
@@ -44,7 +45,12 @@ class BatchRunner:
             await asyncio.sleep(PERIOD)
             for folder in await asyncio.to_thread(lambda: list(self._gateway.batches.open())):
                 if folder.id not in self._runs and len(self._runs) < MOST:
-                    await self._try(folder)
+                    try:
+                        await self._try(folder)
+                    except Exception:  # it is about this batch alone: those behind it go on
+                        if folder.id not in self._unreadable:
+                            log.exception("batch %s cannot be read; it is tried again each second", folder.id)
+                        self._unreadable.add(folder.id)
 
     async def _try(self, folder: BatchFolder) -> None:
         """Run it if nobody does."""

@@ -44,9 +44,13 @@ def sync_folder(folder: Path) -> None:
 
 def _write(path: Path, data: bytes, durable: bool) -> Path:
     written = temporary(path)
-    with written.open("xb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with written.open("xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:  # the disk is full: what is left would keep it so
+        written.unlink(missing_ok=True)
+        raise
     return written

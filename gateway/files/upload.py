@@ -29,7 +29,7 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
         raise ApiError(Kind.INVALID, "A file is sent as multipart/form-data, with the parts 'file' and 'purpose'.")
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-    if size > store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES:
+    if size > _longest_body(store):
         raise _too_large(store.max_file_bytes)
     await asyncio.to_thread(store.check_room, tenant, size)
     id = "file-" + new_id()
@@ -37,16 +37,20 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
     try:
         with content.open("xb") as file:
             form = _Form(file, options[b"boundary"], store.max_file_bytes)
-            await _read(request, form)
+            await _read(request, form, store)
             await asyncio.to_thread(form.end)
         return await asyncio.to_thread(_store, store, tenant, id, form, content)
     finally:
         content.unlink(missing_ok=True)
 
 
-async def _read(request: Request, form: _Form) -> None:
+async def _read(request: Request, form: _Form, store: FileStore) -> None:
+    size = 0
     try:
         async for chunk in request.stream():
+            size += len(chunk)
+            if size > _longest_body(store):  # in headers, or behind the last boundary: parts have bounds of their own
+                raise _too_large(store.max_file_bytes)
             if chunk:
                 await asyncio.to_thread(form.feed, chunk)
     except ClientDisconnect:
@@ -83,6 +87,10 @@ def _life(fields: dict[str, str]) -> int | None:
         text = f"Invalid 'expires_after[seconds]': must be {LEAST_LIFE} to {LONGEST_LIFE} (got {got})."
         raise ApiError(Kind.INVALID, text, "expires_after")
     return number
+
+
+def _longest_body(store: FileStore) -> int:
+    return store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES
 
 
 def _too_large(limit: int) -> ApiError:

@@ -85,6 +85,17 @@ def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served
     assert left_over(served) == []
 
 
+def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
+    """Its length is not known before: it comes in chunks."""
+    before = {file.id for file in alice.files.list()}
+    headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
+    body = [(PURPOSE + FILE + "--b--\r\n").encode(), *[b"x" * 100_000] * 4]
+    sent = httpx.post(served.url + "/v1/files", headers=headers, content=iter(body))
+    assert sent.status_code == 413
+    assert {file.id for file in alice.files.list()} == before
+    assert left_over(served) == []
+
+
 def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
