@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
@@ -36,7 +36,10 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
     content = disk.temporary(store.folder(tenant) / f"{id}.data")
     try:
         with content.open("xb") as file:
-            form = _Form(file, options[b"boundary"], store.max_file_bytes)
+            try:
+                form = _Form(file, options[b"boundary"], store.max_file_bytes)
+            except FormParserError as error:
+                raise _invalid(error) from None
             await _read(request, form, store)
             await asyncio.to_thread(form.end)
         return await asyncio.to_thread(_store, store, tenant, id, form, content)
@@ -89,6 +92,10 @@ def _life(fields: dict[str, str]) -> int | None:
     return number
 
 
+def _invalid(error: FormParserError) -> ApiError:
+    return ApiError(Kind.INVALID, f"The body is not valid multipart/form-data: {error}")
+
+
 def _longest_body(store: FileStore) -> int:
     return store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES
 
@@ -127,8 +134,8 @@ class _Form:
     def feed(self, chunk: bytes) -> None:
         try:
             self._parser.write(chunk)
-        except MultipartParseError as error:
-            raise ApiError(Kind.INVALID, f"The body is not valid multipart/form-data: {error}") from None
+        except FormParserError as error:
+            raise _invalid(error) from None
 
     def end(self) -> None:
         """All was fed: make the file durable."""

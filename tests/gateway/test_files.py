@@ -85,6 +85,15 @@ def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served
     assert left_over(served) == []
 
 
+def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) -> None:
+    boundary = "b" * 300
+    headers = {"Authorization": "Bearer key-of-alice", "Content-Type": f"multipart/form-data; boundary={boundary}"}
+    sent = httpx.post(served.url + "/v1/files", headers=headers, content=f"--{boundary}--".encode())
+    assert sent.status_code == 400
+    assert "300" in sent.json()["error"]["message"]
+    assert left_over(served) == []
+
+
 def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
     """Its length is not known before: it comes in chunks."""
     before = {file.id for file in alice.files.list()}
