@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from pathlib import Path
@@ -31,7 +30,7 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
     if size > _longest_body(store):
         raise _too_large(store.max_file_bytes)
-    await asyncio.to_thread(store.check_room, tenant, size)
+    await disk.in_thread(store.check_room, tenant, size)
     id = "file-" + new_id()
     content = disk.temporary(store.folder(tenant) / f"{id}.data")
     try:
@@ -41,8 +40,8 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
             except FormParserError as error:
                 raise _invalid(error) from None
             await _read(request, form, store)
-            await asyncio.to_thread(form.end)
-        return await asyncio.to_thread(_store, store, tenant, id, form, content)
+            await disk.in_thread(form.end)
+        return await disk.in_thread(_store, store, tenant, id, form, content)
     finally:
         content.unlink(missing_ok=True)
 
@@ -55,7 +54,7 @@ async def _read(request: Request, form: _Form, store: FileStore) -> None:
             if size > _longest_body(store):  # in headers, or behind the last boundary: parts have bounds of their own
                 raise _too_large(store.max_file_bytes)
             if chunk:
-                await asyncio.to_thread(form.feed, chunk)
+                await disk.in_thread(form.feed, chunk)
     except ClientDisconnect:
         raise ClientGone from None
 
