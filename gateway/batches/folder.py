@@ -80,7 +80,7 @@ class BatchFolder:
 
     def tidy(self) -> None:
         """It has ended: remove what only its lines needed."""
-        for path in (self.input, self.path / "progress", *self.segments()):
+        for path in (self.input, self.path / "progress", *self.path.glob(".progress.*.tmp"), *self.segments()):
             path.unlink(missing_ok=True)
 
     def segments(self) -> list[Path]:

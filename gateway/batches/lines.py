@@ -86,7 +86,7 @@ class Lines:
     """Reads lines of a checked file, which stays readable whoever deletes it."""
 
     def __init__(self, path: Path, checked: Checked) -> None:
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = path.open("rb", buffering=0)
         self._checked = checked
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Lines:
 
     def read(self, number: int) -> bytes:
         """Line `number`, counted from 0."""
-        return os.pread(self._file, self._checked.lengths[number], self._checked.starts[number])
+        return os.pread(self._file.fileno(), self._checked.lengths[number], self._checked.starts[number])
 
     def portions(self, numbers: Iterable[int], count: int) -> Iterator[list[int]]:
         """`numbers` in portions of `count` lines or `READ_AT_ONCE` bytes at most, or one line."""
@@ -111,4 +111,4 @@ class Lines:
             yield portion
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from gateway.batches.record import BatchRecord
 from gateway.body import parse
 from gateway.documented import BODY_ERRORS, documented
 from gateway.errors import ApiError, Kind
+from gateway.files import disk
 from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.files.store import new_id, tenant_folder
 from gateway.gateway import Gateway, of
@@ -37,7 +37,7 @@ async def create(request: Request) -> dict[str, Any]:
     """Begins to answer the lines of a file, behind all other requests."""
     gateway = of(request)
     fields = await parse(request, BatchRequest)
-    folder = await asyncio.to_thread(_create, gateway, request.state.tenant, fields)
+    folder = await disk.in_thread(_create, gateway, request.state.tenant, fields)
     return await _body(folder)
 
 
@@ -45,10 +45,10 @@ async def create(request: Request) -> dict[str, Any]:
 async def listed(request: Request) -> dict[str, Any]:
     """The tenant's batches, the newest first."""
     limit = limit_of(request, PAGE, LONGEST_PAGE)
-    folders = await asyncio.to_thread(of(request).batches.of_tenant, tenant_folder(request.state.tenant))
+    folders = await disk.in_thread(of(request).batches.of_tenant, tenant_folder(request.state.tenant))
     folders.reverse()
     first = after_of(request, [folder.id for folder in folders], newest_first=True)
-    bodies = await asyncio.to_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
+    bodies = await disk.in_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
     return page([body for body in bodies if body is not None], len(folders) > first + limit)
 
 
@@ -66,7 +66,7 @@ async def cancel(request: Request, id: str) -> dict[str, Any]:
     if status in ("completed", "failed", "expired"):
         raise ApiError(Kind.INVALID, f"Batch '{id}' cannot be cancelled any more: it is {status}.")
     if status != "cancelled":
-        await asyncio.to_thread(folder.cancel, int(time.time()))
+        await disk.in_thread(folder.cancel, int(time.time()))
     return await _body(folder)
 
 
@@ -101,6 +101,10 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         batches.mark_ended(record.id)
         text = f"There is no file '{fields.input_file_id}' (any more)."
         raise ApiError(Kind.NO_SUCH_OBJECT, text, "input_file_id") from None
+    except OSError:
+        if folder.record() is None:
+            batches.mark_ended(record.id)
+        raise
     return folder
 
 
@@ -111,7 +115,7 @@ def _found(request: Request, id: str) -> BatchFolder:
 
 
 async def _body(folder: BatchFolder) -> dict[str, Any]:
-    body = await asyncio.to_thread(folder.body)
+    body = await disk.in_thread(folder.body)
     if body is None:
         raise _missing(folder.id)
     return body

@@ -14,6 +14,7 @@ from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import Answered
 from gateway.batches.work import Work
+from gateway.files import disk
 from gateway.gateway import Gateway
 from services.errors import PoolUnavailable
 
@@ -43,7 +44,7 @@ class BatchRun:
     async def run(self) -> None:
         """To the batch's end. It may be cancelled at any moment: what was answered is on disk, whoever goes on."""
         settings = self._gateway.settings
-        work = await asyncio.to_thread(
+        work = await disk.in_thread(
             Work, self._folder, self._record, self._gateway.files, self._epoch, settings.max_batch_lines
         )
         try:
@@ -126,7 +127,7 @@ class BatchRun:
     async def _off_loop(self, function: Callable[..., T], *args: Any) -> T:
         """`Work` is for one thread at a time, which also a cancelled caller waits for."""
         async with self._disk:
-            call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+            call = asyncio.ensure_future(disk.in_thread(function, *args))
             try:
                 return await asyncio.shield(call)
             except asyncio.CancelledError:

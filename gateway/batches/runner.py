@@ -11,6 +11,7 @@ import time
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
 from gateway.batches.run import BatchRun
+from gateway.files import disk
 from gateway.gateway import Gateway, forever
 from services.errors import PoolUnavailable
 
@@ -28,6 +29,7 @@ class BatchRunner:
         self._gateway = gateway
         self._places = asyncio.Semaphore(gateway.settings.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
         self._life = asyncio.create_task(forever(self._look))
@@ -42,20 +44,25 @@ class BatchRunner:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
-            for folder in await asyncio.to_thread(lambda: list(self._gateway.batches.open())):
+            for folder in await disk.in_thread(lambda: list(self._gateway.batches.open())):
                 if folder.id not in self._runs and len(self._runs) < MOST:
-                    await self._try(folder)
+                    try:
+                        await self._try(folder)
+                    except Exception:  # it is about this batch alone: those behind it go on
+                        if folder.id not in self._unreadable:
+                            log.exception("batch %s cannot be read; it is tried again each second", folder.id)
+                        self._unreadable.add(folder.id)
 
     async def _try(self, folder: BatchFolder) -> None:
         """Run it if nobody does."""
-        record = await asyncio.to_thread(folder.record)
+        record = await disk.in_thread(folder.record)
         if record is None:
-            await asyncio.to_thread(self._gateway.batches.forget_stillborn, folder.id)
+            await disk.in_thread(self._gateway.batches.forget_stillborn, folder.id)
             return
         if record.model != self._gateway.model.name and time.time() < record.expires_at:
             return  # a server of its model may come back until then
-        if await asyncio.to_thread(folder.final) is not None:  # its owner died before it could say so
-            await asyncio.to_thread(self._tidy, folder)
+        if await disk.in_thread(folder.final) is not None:  # its owner died before it could say so
+            await disk.in_thread(self._tidy, folder)
             return
         hold = _Hold(self._gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
@@ -71,11 +78,11 @@ class BatchRunner:
             await asyncio.wait({run, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
-                await asyncio.to_thread(self._tidy, folder)
+                await disk.in_thread(self._tidy, folder)
             else:
                 log.warning("batch %s is another gateway's by now", folder.id)
         except FileNotFoundError:
-            if await asyncio.to_thread(folder.final) is None:
+            if await disk.in_thread(folder.final) is None:
                 log.exception("batch %s cannot be run: a part of it is gone", folder.id)
                 await asyncio.sleep(LEASE)
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -107,31 +108,32 @@ class Work:
         """Write the entries of these lines, in the order of the input, as a file of the tenant's; its id."""
         id, now, tenant = self._file_id(self._segment.name, kind), _now(), self.record.tenant
         content = disk.temporary(self._store.folder(tenant) / f"{id}.data")
-        with content.open("xb") as file:
-            for line in self._entries(numbers, found, segments, status):
-                file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        expires_at = now + self.record.output_life if self.record.output_life else None
-        name = f"{self.record.id}_{kind}.jsonl"
-        size = content.stat().st_size
-        self._store.add(tenant, StoredFile(id, size, now, name, "batch_output", expires_at), content)
+        try:
+            with content.open("xb") as file:
+                for line in self._entries(numbers, found, segments, status):
+                    file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            expires_at = now + self.record.output_life if self.record.output_life else None
+            name = f"{self.record.id}_{kind}.jsonl"
+            size = content.stat().st_size
+            self._store.add(tenant, StoredFile(id, size, now, name, "batch_output", expires_at), content)
+        finally:
+            content.unlink(missing_ok=True)
         return id
 
     def _entries(
         self, numbers: Sequence[int], found: dict[int, Place], segments: Sequence[Path], status: Status
     ) -> Iterator[bytes]:
-        files = [os.open(segment, os.O_RDONLY) for segment in segments]
-        try:
+        with contextlib.ExitStack() as stack:
+            used = {place.segment for number in numbers if (place := found.get(number))}
+            files = {index: stack.enter_context(segments[index].open("rb")) for index in used}
             for number in numbers:
                 place = found.get(number)
                 if place is None:
                     yield self._unanswered(number, status)
                 else:
-                    yield os.pread(files[place.segment], place.length, place.start)
-        finally:
-            for number in files:
-                os.close(number)
+                    yield os.pread(files[place.segment].fileno(), place.length, place.start)
 
     def _unanswered(self, number: int, status: Status) -> bytes:
         code, message = UNANSWERED[status]
@@ -146,8 +148,12 @@ class Work:
         return f"file-{self.record.id.removeprefix('batch_')[:14]}{digest[:18]}"
 
     def close(self) -> None:
+        """A segment without answers goes: an owner that fails, because the disk is full, tries again and again."""
         self._writer.close()
         self.lines.close()
+        with contextlib.suppress(FileNotFoundError):
+            if not self._segment.stat().st_size:
+                self._segment.unlink()
 
 
 def entry_id(batch: str, number: int) -> str:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Their own: a slow disk must not hold up prompts that are tokenized in the loop's threads.
+_threads = ThreadPoolExecutor(8, "disk")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `function`, which uses the disk."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, partial(function, *args, **kwargs))
 
 
 def temporary(path: Path) -> Path:
@@ -44,9 +60,13 @@ def sync_folder(folder: Path) -> None:
 
 def _write(path: Path, data: bytes, durable: bool) -> Path:
     written = temporary(path)
-    with written.open("xb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with written.open("xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:  # the disk is full: what is left would keep it so
+        written.unlink(missing_ok=True)
+        raise
     return written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,6 +9,7 @@ from starlette.responses import FileResponse, Response
 
 from gateway.documented import documented, query
 from gateway.errors import ApiError, Kind
+from gateway.files import disk
 from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.files.upload import receive
 from gateway.gateway import of
@@ -49,7 +49,7 @@ async def listed(request: Request) -> dict[str, Any]:
     if order not in ORDERS:
         raise ApiError(Kind.INVALID, f"Invalid 'order': must be 'asc' or 'desc' (got '{order[:50]}').", "order")
     limit, newest_first = limit_of(request, MOST, MOST), ORDERS[order]
-    files = await asyncio.to_thread(of(request).files.all, request.state.tenant, purpose, newest_first)
+    files = await disk.in_thread(of(request).files.all, request.state.tenant, purpose, newest_first)
     first = after_of(request, [file.id for file in files], newest_first)
     return page([file.body() for file in files[first : first + limit]], len(files) > first + limit)
 
@@ -57,19 +57,19 @@ async def listed(request: Request) -> dict[str, Any]:
 @router.get("/{id}", **documented(gives=FileObject, errors=ERRORS))
 async def retrieve(request: Request, id: str) -> dict[str, Any]:
     """The file object."""
-    return (await asyncio.to_thread(of(request).files.get, request.state.tenant, id)).body()
+    return (await disk.in_thread(of(request).files.get, request.state.tenant, id)).body()
 
 
 @router.get("/{id}/content", **documented(binary=True, errors=ERRORS))
 async def content(request: Request, id: str) -> Response:
     """The file's content, as it was uploaded or written by a batch."""
     store, tenant = of(request).files, request.state.tenant
-    file = await asyncio.to_thread(store.get, tenant, id)
+    file = await disk.in_thread(store.get, tenant, id)
     return FileResponse(store.content(tenant, id), media_type="application/octet-stream", filename=file.filename)
 
 
 @router.delete("/{id}", **documented(gives=FileDeleted, errors=ERRORS))
 async def delete(request: Request, id: str) -> dict[str, Any]:
     """Deletes the file; a batch that reads it goes on."""
-    await asyncio.to_thread(of(request).files.delete, request.state.tenant, id)
+    await disk.in_thread(of(request).files.delete, request.state.tenant, id)
     return {"id": id, "object": "file", "deleted": True}

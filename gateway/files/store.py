@@ -20,7 +20,7 @@ import orjson
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
 
-STALE = 86_400.0  # seconds after which a temporary file is what a killed process left
+STALE = 86_400.0  # seconds after which a file that is not whole is what a killed process left
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -32,6 +32,11 @@ def new_id() -> str:
 def tenant_folder(tenant: str) -> str:
     """The name of a tenant's folder; tenants have any names."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def _whole(path: Path) -> bool:
+    """Whether it belongs to a file that clients can see."""
+    return path.suffix == ".json" or (path.suffix == ".data" and path.with_suffix(".json").exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class FileStore:
         return folder
 
     def check_room(self, tenant: str, size: int) -> None:
-        """Raises ApiError where the tenant has no room for so many more bytes. Removes what has expired."""
+        """Raises ApiError where the tenant has no room for so many more bytes. Removes what has expired, and what
+        processes left that were killed while they wrote it."""
         folder, used, now = self.folder(tenant), 0, time.time()
         for stored in self._all(folder):
             if stored.expires_at is not None and stored.expires_at <= now:
@@ -76,7 +82,7 @@ class FileStore:
                     stat = entry.stat()
                 except FileNotFoundError:
                     continue
-                if entry.name.endswith(".tmp") and stat.st_mtime < now - STALE:
+                if stat.st_mtime < now - STALE and not _whole(Path(entry.path)):
                     Path(entry.path).unlink(missing_ok=True)
                 else:
                     used += stat.st_size
@@ -91,7 +97,11 @@ class FileStore:
         """Let `content`, which is durable and in the tenant's folder, be the content of `file`."""
         folder = self.folder(tenant)
         content.replace(folder / f"{file.id}.data")
-        disk.replace(folder / f"{file.id}.json", orjson.dumps(asdict(file)))
+        try:
+            disk.replace(folder / f"{file.id}.json", orjson.dumps(asdict(file)))
+        except BaseException:  # nobody could see or delete the content
+            self._remove(folder, file.id)
+            raise
 
     def get(self, tenant: str, id: str) -> StoredFile:
         file = self._read(self.folder(tenant) / f"{id}.json") if _ID.fullmatch(id) else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
@@ -29,26 +28,33 @@ async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile
         raise ApiError(Kind.INVALID, "A file is sent as multipart/form-data, with the parts 'file' and 'purpose'.")
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-    if size > store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES:
+    if size > _longest_body(store):
         raise _too_large(store.max_file_bytes)
-    await asyncio.to_thread(store.check_room, tenant, size)
+    await disk.in_thread(store.check_room, tenant, size)
     id = "file-" + new_id()
     content = disk.temporary(store.folder(tenant) / f"{id}.data")
     try:
         with content.open("xb") as file:
-            form = _Form(file, options[b"boundary"], store.max_file_bytes)
-            await _read(request, form)
-            await asyncio.to_thread(form.end)
-        return await asyncio.to_thread(_store, store, tenant, id, form, content)
+            try:
+                form = _Form(file, options[b"boundary"], store.max_file_bytes)
+            except FormParserError as error:
+                raise _invalid(error) from None
+            await _read(request, form, store)
+            await disk.in_thread(form.end)
+        return await disk.in_thread(_store, store, tenant, id, form, content)
     finally:
         content.unlink(missing_ok=True)
 
 
-async def _read(request: Request, form: _Form) -> None:
+async def _read(request: Request, form: _Form, store: FileStore) -> None:
+    size = 0
     try:
         async for chunk in request.stream():
+            size += len(chunk)
+            if size > _longest_body(store):  # in headers, or behind the last boundary: parts have bounds of their own
+                raise _too_large(store.max_file_bytes)
             if chunk:
-                await asyncio.to_thread(form.feed, chunk)
+                await disk.in_thread(form.feed, chunk)
     except ClientDisconnect:
         raise ClientGone from None
 
@@ -85,6 +91,14 @@ def _life(fields: dict[str, str]) -> int | None:
     return number
 
 
+def _invalid(error: FormParserError) -> ApiError:
+    return ApiError(Kind.INVALID, f"The body is not valid multipart/form-data: {error}")
+
+
+def _longest_body(store: FileStore) -> int:
+    return store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES
+
+
 def _too_large(limit: int) -> ApiError:
     return ApiError(Kind.BODY_TOO_LARGE, f"The file is longer than the {limit} bytes this server takes.", "file")
 
@@ -119,8 +133,8 @@ class _Form:
     def feed(self, chunk: bytes) -> None:
         try:
             self._parser.write(chunk)
-        except MultipartParseError as error:
-            raise ApiError(Kind.INVALID, f"The body is not valid multipart/form-data: {error}") from None
+        except FormParserError as error:
+            raise _invalid(error) from None
 
     def end(self) -> None:
         """All was fed: make the file durable."""

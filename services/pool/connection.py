@@ -41,6 +41,7 @@ PASSING = (
     "ASK",
     "CLUSTERDOWN",
     "TRYAGAIN",
+    "UNBLOCKED",  # of a call that blocks, when the server becomes a replica
 )
 # Redis 6.2 puts the code of a command that failed inside a script behind a minus sign in the middle of its message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(PASSING)})\b")

@@ -47,9 +47,13 @@ class BlockPool:
         return self._tables.get(request, [])
 
     def held_by(self, requests: Iterable[str]) -> int:
-        """Blocks that are free once these requests have given theirs back."""
+        """How many blocks are free once these requests have given theirs back."""
+        return len(self._only_of(requests))
+
+    def _only_of(self, requests: Iterable[str]) -> set[int]:
+        """The blocks that these requests hold and no other does."""
         held = Counter(block for request in requests for block in self._tables.get(request, ()))
-        return sum(count == self._holders[block] for block, count in held.items())
+        return {block for block, count in held.items() if count == self._holders[block]}
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The published blocks of the first of `keys`, up to the first that is not there."""
@@ -61,10 +65,12 @@ class BlockPool:
             found.append(block)
         return found
 
-    def fits(self, shared: Sequence[int], blocks: int, margin: int = 0) -> bool:
-        """Whether a request could take `blocks` in all, of them the published `shared`, and leave `margin` free."""
-        woken = sum(block in self._idle for block in shared)
-        return blocks - len(shared) + woken + margin <= self.free
+    def fits(self, shared: Sequence[int], blocks: int, margin: int = 0, ending: Iterable[str] = ()) -> bool:
+        """Whether a request could take `blocks` in all, of them the published `shared`, and leave `margin` free, once
+        the requests `ending` have given theirs back. What it shares with these does not become free."""
+        freed = self._only_of(ending)
+        woken = sum(block in self._idle or block in freed for block in shared)
+        return blocks - len(shared) + woken + margin <= self.free + len(freed)
 
     def take(self, request: str, shared: Sequence[int], blocks: int) -> None:
         """Let `request` hold `blocks` in all, first of them the published `shared`. They must fit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
 
@@ -103,9 +104,12 @@ class Lineup:
         where it would not fit then either."""
         return self.fits(entry) or self._take_from_lines(entry)
 
+    def _paused_lines(self) -> list[Entry]:
+        return [entry for entry in self.waiting if entry.line and entry.capacity]
+
     def _take_from_lines(self, entry: Entry) -> bool:
-        lines = [other for other in self.waiting if other.line and other.capacity]
-        if entry.line or not lines or not self._found(entry, self.blocks.held_by(other.id for other in lines)):
+        lines = self._paused_lines()
+        if entry.line or not lines or not self._found(entry, lines):
             return False
         while lines and not self._found(entry):
             self._preempt(lines.pop())
@@ -127,19 +131,21 @@ class Lineup:
         it, and start; if that is enough. Also while `pressed`: who starts has a rank before one that runs, so the last
         rank that runs never grows, and nobody starts twice between two ends."""
         head = self.waiting[0] if self.waiting else None
-        if head is None or head.flights or (not self.full and self.fits(head)):
+        if head is None or head.flights or (not self.full and self.fits_now(head)):
             return
         yielding = self._order.yielding(head, self.running)
         if not yielding:
             return
-        if self._found(head):
+        if self._found(head) or self._take_from_lines(head):
             if self.full:
                 self._pause(yielding[0])
             self.enter(head)
         elif not self.admission.whole:
+            lines = [] if head.line else self._paused_lines()
             for count in range(1, len(yielding) + 1):
-                if self._found(head, self.blocks.held_by(e.id for e in yielding[:count])):
-                    for entry in yielding[:count]:
+                giving = [*reversed(lines), *yielding[:count]]
+                if self._found(head, giving):
+                    for entry in giving:
                         self._preempt(entry)
                     self.enter(head)
                     return
@@ -150,12 +156,12 @@ class Lineup:
             return False
         return self._found(entry)
 
-    def _found(self, entry: Entry, more: int = 0) -> bool:
-        """Whether its blocks are there, or would be with `more` free ones."""
+    def _found(self, entry: Entry, ending: Sequence[Entry] = ()) -> bool:
+        """Whether its blocks are there, or would be if `ending` gave theirs back."""
         if entry.capacity:  # where they are all held, and nobody runs, one that paused gives up its own
             return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not self.running
         margin = self.admission.margin(len(self.running)) if self.running else 0
-        return self.blocks.fits(self._shared(entry), self.admission.blocks(entry), margin - more)
+        return self.blocks.fits(self._shared(entry), self.admission.blocks(entry), margin, [e.id for e in ending])
 
     def enter(self, entry: Entry) -> bool:
         """Let it run, from where it paused or from as far as its prefix is found. It must fit. False if it paused and
@@ -208,12 +214,13 @@ class Lineup:
         blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
         if self.pressed:
             requests, blocks = min(0, requests), min(0, blocks)
-        lines = [entry for line in (self.running, self.waiting) for entry in line if entry.line]
+        counted = {entry.id for entry in closing}
+        lines = [e for line in (self.running, self.waiting) for e in line if e.line and e.id not in counted]
         if not self._order.classes and not lines:
             return Room(max(0, requests), max(0, blocks), size, whole, slots=slots)
         yields: dict[int, list[int]] = {}
         for entry in self.running if self._order.classes else ():
-            if not entry.line:
+            if not entry.line and entry.id not in counted:
                 held = yields.setdefault(entry.priority, [0, 0])
                 held[0] += 1
                 held[1] += 0 if whole else len(self.blocks.table(entry.id))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +153,45 @@ def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Pa
     assert len(site.answers()[0]) == LINES // 2
 
 
+def test_an_owner_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try of many, while the disk is full, would leave a file, and keep the disk full."""
+    site = Site(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    work = site.own()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="full"):
+            work.finish("expired")
+        work.close()
+    left = sorted(path for path in tmp_path.rglob("*") if path.name != "progress")
+    assert left == before
+    last = site.own()
+    last.finish("expired")
+    assert len(site.answers()[1]) == LINES
+
+
+def full(_: int) -> None:
+    raise OSError(errno.ENOSPC, "the disk is full")
+
+
+def test_a_batch_ends_after_more_owners_than_a_process_may_have_open_files(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for _ in range(100):
+        work = site.own()
+        work._writer._file.write(b"torn")
+        work.close()
+    work = site.own()
+    work.append([answer(n) for n in range(LINES)])
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as least:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least.fileno() + 20, usual[1]))
+    try:
+        work.finish("completed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert len(site.answers()[0]) == LINES // 2
+
+
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
     """A file system that lost power may give back anything where nothing was synced."""
@@ -201,3 +243,21 @@ def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) 
     store.check_room("another", 500)
     store.delete("t", kept)
     store.check_room("t", 500)
+
+
+def test_content_that_nobody_can_see_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, 1000, 1000)
+    content = store.folder("t") / ".some.tmp"
+    content.write_bytes(b"x" * 900)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="full"):
+            store.add("t", StoredFile(f"file-{new_id()}", 900, 1, "f", "batch"), content)
+    assert list(store.folder("t").iterdir()) == []
+    killed = store.folder("t") / f"file-{new_id()}.data"  # by a process that was killed before it could say so
+    killed.write_bytes(b"x" * 900)
+    with pytest.raises(ApiError):
+        store.check_room("t", 900)
+    os.utime(killed, (1, 1))
+    store.check_room("t", 900)
+    assert list(store.folder("t").iterdir()) == []

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import openai
 import pytest
 from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
 from stack import Stack
 
+from services import wire
 from services.config import Settings
 from services.pool.pool import RequestPool
 
@@ -149,3 +151,18 @@ def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateway
         batch = ended(client, batch)
         assert (batch.status, batch.output_file_id) == ("expired", None)
         assert len(entries(client, batch.error_file_id)) == 1
+
+
+def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: Gateways) -> None:
+    """A newer build may have written it, before this one came back."""
+    lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
+    with client_of(gateways.first) as client:
+        gateways.first.call(stop_runner(gateways.first))
+        first, second = create(client, lines), create(client, lines)
+        (record,) = gateways.files.rglob(f"{first.id}/record")
+        whole = record.read_bytes()
+        record.write_bytes(wire.pack([*msgpack.unpackb(whole), "a field more"]))
+        gateways.first.call(start_runner(gateways.first))
+        assert ended(client, second).status == "completed"
+        record.write_bytes(whole)
+        assert ended(client, first).status == "completed"

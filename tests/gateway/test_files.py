@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -83,6 +86,53 @@ def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served
     assert sent.json()["error"]["type"] == "invalid_request_error"
     assert {file.id for file in alice.files.list()} == before
     assert left_over(served) == []
+
+
+def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) -> None:
+    boundary = "b" * 300
+    headers = {"Authorization": "Bearer key-of-alice", "Content-Type": f"multipart/form-data; boundary={boundary}"}
+    sent = httpx.post(served.url + "/v1/files", headers=headers, content=f"--{boundary}--".encode())
+    assert sent.status_code == 400
+    assert "300" in sent.json()["error"]["message"]
+    assert left_over(served) == []
+
+
+def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
+    """Its length is not known before: it comes in chunks."""
+    before = {file.id for file in alice.files.list()}
+    headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
+    body = [(PURPOSE + FILE + "--b--\r\n").encode(), *[b"x" * 100_000] * 4]
+    sent = httpx.post(served.url + "/v1/files", headers=headers, content=iter(body))
+    assert sent.status_code == 413
+    assert {file.id for file in alice.files.list()} == before
+    assert left_over(served) == []
+
+
+def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More uploads than the loop has threads wait for it; a long prompt is tokenized in one of these."""
+    count, goes_on, standing = (os.cpu_count() or 1) + 6, threading.Event(), threading.Semaphore(0)
+
+    def stand(_: int) -> None:
+        standing.release()
+        goes_on.wait(60)
+
+    headers = {"Authorization": "Bearer key-of-alice"}
+
+    def upload(_: int) -> int:
+        files, fields = {"file": ("a", b"x")}, {"purpose": "batch"}
+        return httpx.post(served.url + "/v1/files", headers=headers, files=files, data=fields, timeout=90).status_code
+
+    with ThreadPoolExecutor(count) as uploads:
+        monkeypatch.setattr("os.fsync", stand)
+        sent = uploads.map(upload, range(count))
+        try:
+            for _ in range(4):
+                assert standing.acquire(timeout=20)
+            asked = {"model": "tiny", "prompt": "a " * 2000}
+            assert httpx.post(served.url + "/tokenize", headers=headers, json=asked, timeout=20).status_code == 200
+        finally:
+            goes_on.set()
+        assert set(sent) == {200}
 
 
 def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:

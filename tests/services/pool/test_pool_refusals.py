@@ -174,3 +174,19 @@ async def test_a_fault_in_a_script_is_no_outage(server_pools):
     with pytest.raises(Exception, match="user_script") as fault:
         await pool._server.run("submit", pool._prefix, *["no message pack"] * 16)
     assert not isinstance(fault.value, PoolUnavailable)
+
+
+async def test_who_waits_for_a_bell_is_told_of_a_failover(server_url, server_pools):
+    """The server ends blocked calls with a word of its own when it becomes a replica."""
+    pool = await server_pools()
+    waiting = asyncio.create_task(pool.wait_bell("s", 20))
+    events = asyncio.create_task(pool.read_events("g", "0", 20))
+    async with redis.Redis.from_url(server_url, protocol=2) as client:
+        for _ in range(1000):
+            if (await client.info("clients"))["blocked_clients"] == 2:
+                break
+            await asyncio.sleep(0.01)
+    async with a_replica(server_url):
+        for blocked in (waiting, events):
+            with pytest.raises(PoolUnavailable):
+                await blocked

@@ -24,9 +24,10 @@ def line(number: int, prompt: int = 4, new: int = 20) -> Claim:
     return replace(claim(f"line{number}", BEHIND + number, prompt, new), priority=BATCH_CLASS)
 
 
-def world(order: str = "fcfs", blocks: int = 100, batch: int = 4) -> Script:
+def world(order: str = "fcfs", blocks: int = 100, batch: int = 4, admission: str = "reserve") -> Script:
     """With a second between two looks at the clock: longer than any lull."""
-    return scripted(blocks=blocks, knobs=Knobs(batch, order=order), now=partial(next, count(1.0)))  # type: ignore[arg-type]
+    knobs = Knobs(batch, admission=admission, order=order)  # type: ignore[arg-type]
+    return scripted(blocks=blocks, knobs=knobs, now=partial(next, count(1.0)))
 
 
 @ORDERS
@@ -75,6 +76,41 @@ def test_who_comes_takes_the_blocks_of_the_latest_lines(order: str) -> None:
     tokens = {id: sum(len(c.tokens) for c in s.commits if c.id == id) for id in ends}
     assert tokens == {"a": 4, "line0": 20, "line1": 20}
     assert s.scheduler.blocks.held == 0
+
+
+@ORDERS
+def test_lines_that_end_with_the_iteration_in_flight_are_room_once(order: str) -> None:
+    s = world(order, batch=2)
+    s.scheduler.add([line(0, new=1), line(1, new=1)])
+    s.select()
+    room = s.scheduler.room()
+    assert (room.requests, room.blocks, room.yields) == (2, 100, [])
+
+
+@pytest.mark.parametrize("admission", ["reserve", "on_demand"])
+def test_a_late_request_takes_blocks_of_lines_and_not_of_others(admission: str) -> None:
+    s = world(blocks=9, batch=1, admission=admission)
+    s.scheduler.add([line(0, prompt=16, new=4)])
+    s.step()
+    s.scheduler.add([claim("late", 30, 9, 3)])
+    s.step()
+    assert list(s.batch) == ["late"]
+    s.scheduler.add([claim("head", 10, 12, 4)])
+    iteration = s.select()
+    assert iteration is not None
+    assert (list(s.batch), iteration.released) == (["head"], ["line0"])
+
+
+def test_a_late_request_takes_the_blocks_of_lines_and_of_others_where_it_needs_both() -> None:
+    s = world(blocks=9, admission="on_demand")
+    s.scheduler.add([line(0, prompt=14, new=2)])
+    s.step()
+    s.scheduler.add([claim("late", 30, 13, 3)])
+    s.step()
+    s.scheduler.add([claim("head", 10, 31, 1)])
+    iteration = s.select()
+    assert iteration is not None
+    assert (list(s.batch), iteration.released) == (["head"], ["line0", "late"])
 
 
 def test_an_iteration_of_lines_is_short() -> None:

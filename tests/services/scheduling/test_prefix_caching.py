@@ -176,3 +176,15 @@ def test_a_scored_prompt_that_is_preempted_in_the_middle_is_computed_from_its_be
         s.finish()
     assert begun[:2] == [(60, 0), (60, 0)]
     assert sum(len(c.tokens) for c in s.commits if c.id == "b") == 16
+
+
+def test_blocks_that_a_preempted_request_shares_with_the_one_it_makes_way_for_count_once() -> None:
+    """Preempting `late` frees four blocks, of which `head` takes three: with them it lacks one of its five."""
+    s = caching(blocks=5, admission="on_demand")
+    s.scheduler.add([of("early", 20, [5], new=12), of("late", 30, [*range(10, 22)], new=3)])
+    s.step()
+    s.step()
+    s.scheduler.add([of("head", 10, [*range(10, 22), *range(30, 35)], new=1)])
+    while s.select():
+        s.finish()
+    assert {commit.id for commit in s.commits if commit.end} == {"early", "late", "head"}
