@@ -24,10 +24,6 @@ from services.text.tokenizer_config import TokenizerConfig
 # contents.
 _MARK = f"<<{secrets.token_hex(16)}>> "
 
-# Put behind the message to continue, to find its end; no message has it. Its space shows whether a template strips
-# contents.
-_MARK = f"<<{secrets.token_hex(16)}>> "
-
 
 class ChatTemplate:
     """A compiled chat template and the special tokens it may name (`bos_token`, ...)."""
