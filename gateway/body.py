@@ -26,7 +26,8 @@ async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`; any content type is taken for JSON.
 
     Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for what is not a
-    JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for the first field that is wrong.
+    JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for the first field that is
+    wrong.
     """
     settings = of(request).settings
     value = loads(await _read(request, settings.max_body_bytes))
