@@ -161,7 +161,7 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         {"input": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}], "instructions": "c"},
         {"input": "a", "previous_response_id": first.id, "instructions": "x"},
         {"input": "a b c d", "extra_body": {"truncate_prompt_tokens": 3}},
-        {"input": "a b c d", "max_output_tokens": 395, "extra_body": {"truncate_prompt_tokens": -1}},
+        {"input": "a b c d", "extra_body": {"truncate_prompt_tokens": -1, "max_output_tokens": 395}},
     ]
     for body in asked:
         counted = client.responses.input_tokens.count(model=NAME, **body)
