@@ -58,7 +58,7 @@ class Strict(BaseModel):
             return value
         integers, known = _integer_fields(cls), _known(cls)
         return {
-            name: _integral(field) if name in integers else field
+            name: integral(field) if name in integers else field
             for name, field in value.items()
             if field is not None or name in known
         }
@@ -90,8 +90,8 @@ def _names_int(annotation: Any) -> bool:
     return annotation is int or any(map(_names_int, get_args(annotation)))
 
 
-def _integral(value: Any) -> Any:
+def integral(value: Any) -> Any:
     """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
     if isinstance(value, list):
-        return [_integral(item) for item in value]
+        return [integral(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value

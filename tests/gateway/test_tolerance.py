@@ -103,6 +103,12 @@ def test_integral_floats_are_integers(model: type[Any]) -> None:
     assert made.sampling(5, 0).seed == 3
 
 
+@pytest.mark.parametrize("prompt", [[1.0, 2], [[1.0, 2]]])
+def test_integral_floats_are_token_ids(prompt: Any) -> None:
+    (made,) = validate(CompletionRequest, {"prompt": prompt}).prompt
+    assert repr(made) == "[1, 2]"
+
+
 @pytest.mark.parametrize("value", [2.5, 2.0**60, 1e300, True, "2", [2]])
 def test_other_values_are_no_integers(value: Any) -> None:
     with pytest.raises(ApiError) as refused:
