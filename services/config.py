@@ -176,7 +176,7 @@ class Settings(BaseSettings):
         list[str],
         Section.API,
         BeforeValidator(_words),
-        Field(description="CORS: origins whose pages may call the API, several or as JSON; '*': all"),
+        Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
     ] = []
     allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
     allowed_methods: Annotated[

@@ -15,7 +15,7 @@ from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupp
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 # Fields of a text part that change no token.
 PART_EXTRAS = {"type", "prompt_cache_breakpoint", "cache_control", "annotations"}
-OPEN = "'continue_final_message' leaves the last message open, 'add_generation_prompt' begins another: not both"
+OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
 
 
 def _content(value: Any) -> str | None:

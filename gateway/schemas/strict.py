@@ -1,4 +1,4 @@
-"""Objects of request bodies: strict types, what is tolerated all the same, and how a field is refused."""
+"""Objects of request bodies: strict types, the exceptions to them, and how unsupported fields are refused."""
 
 from __future__ import annotations
 
