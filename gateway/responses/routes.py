@@ -52,9 +52,7 @@ INCLUDE = query(
 )
 RETRIEVAL = (
     query("stream", {"type": "boolean", "default": False}, "true: the events of the response."),
-    query(
-        "starting_after", {"type": "integer", "minimum": 0}, "The number of the event before the first one."
-    ),
+    query("starting_after", {"type": "integer", "minimum": 0}, "The number of the event before the first one."),
     LAST_EVENT_ID,
     INCLUDE,
 )
