@@ -41,9 +41,11 @@ class Section(StrEnum):
 
 
 def _words(given: Any) -> Any:
-    """A list of words. On a command line vLLM's flags take it as one word of JSON."""
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str) and given[0].startswith("["):
-        return json.loads(given[0])
+    """A list of words. One text, of a variable or a file, is words or a list as JSON; so is one word of a command line,
+    because vLLM's flags take JSON."""
+    text = given[0] if isinstance(given, list) and len(given) == 1 else given
+    if isinstance(text, str):
+        return json.loads(text) if text.startswith("[") else text.split()
     return given
 
 
@@ -175,15 +177,16 @@ class Settings(BaseSettings):
     allowed_origins: Annotated[
         list[str],
         Section.API,
+        NoDecode,
         BeforeValidator(_words),
         Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
     ] = []
     allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
     allowed_methods: Annotated[
-        list[str], BeforeValidator(_words), Field(description="CORS: methods they may use, likewise")
+        list[str], NoDecode, BeforeValidator(_words), Field(description="CORS: methods they may use, likewise")
     ] = ["*"]
     allowed_headers: Annotated[
-        list[str], BeforeValidator(_words), Field(description="CORS: headers they may send, likewise")
+        list[str], NoDecode, BeforeValidator(_words), Field(description="CORS: headers they may send, likewise")
     ] = ["*"]
     drain_timeout: Annotated[
         float,
