@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
+from gateway.schemas.strict import MAX_DEPTH, too_deep
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -25,7 +26,8 @@ async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`; any content type is taken for JSON.
 
     Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for what is not a
-    JSON object (NaN, invalid UTF-8 and nesting over 1,024 levels included) and for the first field that is wrong.
+    JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for the first field that is
+    wrong.
     """
     settings = of(request).settings
     value = loads(await _read(request, settings.max_body_bytes))
@@ -66,6 +68,8 @@ def loads(body: bytes) -> dict[str, Any]:
 def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False) -> M:
     """`value` as a `model`, or ApiError about its first wrong field. `ignore_unknown`: unknown fields are removed from
     `value` and logged instead."""
+    if too_deep(value):
+        raise ApiError(Kind.INVALID, f"The body is nested more than {MAX_DEPTH} levels deep.")
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`: Swagger UI on it. Its files come with a package: a browser asks this server alone."""
+"""`/openapi.json`, and `/docs`: Swagger UI for it. Its files come from an installed package, not from other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a route says of itself for `/openapi.json`: `@router.post("/path", **documented(takes=..., gives=...))`.
+"""How a route is described for `/openapi.json`: `@router.post("/path", **documented(takes=..., gives=...))`.
 
 Routes read bodies, queries and headers by hand, so FastAPI knows none of them. The text of an operation is the
 docstring of its function.

@@ -96,8 +96,7 @@ class Door:
             sum(map(len, fields.bad_words)), bad_word_ids, self._model.tokenizer, fields.bad_words
         )
         self.check_ids([id for word in bad_words for id in word], "bad_words")
-        longest = self._longest(kind, fields, figures)
-        prompts = [truncated(prompt, fields, longest) for prompt in prompts]
+        prompts = [self.kept(kind, fields, prompt, figures) for prompt in prompts]
         digest = _digest(fields)
         self._check_class(fields)
         request = kind.prefix + caller.name(digest)
@@ -117,6 +116,10 @@ class Door:
             ttft=fields.ttft_target or 0.0,
         )
         return Ticket(submission, plan, bool(fields.stream))
+
+    def kept(self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures) -> list[int]:
+        """The tokens of `prompt` that `truncate_prompt_tokens` keeps."""
+        return truncated(prompt, fields, self._longest(kind, fields, figures))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model.name:

@@ -17,7 +17,7 @@ DOCS = {
     "/docs/swagger-ui.css",
     "/docs/favicon-32x32.png",
 }
-# A browser that opens a page sends no key; the document says nothing that the source does not.
+# A browser that opens a page sends no key; the document has nothing that is secret.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 
 

@@ -42,7 +42,7 @@ router = APIRouter(prefix="/v1")
     ),
 )
 async def completions(request: Request) -> Response:
-    """Goes on with texts or token ids."""
+    """Completes texts or token ids."""
     return await _answered(request, chat=False)
 
 
@@ -63,7 +63,7 @@ async def chat_completions(request: Request) -> Response:
 
 @router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
-    """One page is all there is; its place in the list is for Anthropic's clients."""
+    """The one model. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
     card = of(request).model.card()
     return {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
 

@@ -32,7 +32,8 @@ async def health(request: Request) -> Response:
 
 @router.get("/load", **documented(gives=Load))
 async def load(request: Request) -> dict[str, object]:
-    """The requests that this gateway answers now, queued ones included; vLLM's shape. `/metrics` has the whole pool."""
+    """The number of requests that this gateway is answering, with queued ones; vLLM's shape. `/metrics` has the whole
+    pool's."""
     return {"server_load": of(request).reader.requests}
 
 

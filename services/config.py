@@ -41,10 +41,14 @@ class Section(StrEnum):
 
 
 def _words(given: Any) -> Any:
-    """A list of words. On a command line vLLM's flags take it as one word of JSON."""
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str) and given[0].startswith("["):
-        return json.loads(given[0])
+    """A list of words; one text is words or, as vLLM's flags take them, a list as JSON."""
+    text = given[0] if isinstance(given, list) and len(given) == 1 else given
+    if isinstance(text, str):
+        return json.loads(text) if text.startswith("[") else text.split()
     return given
+
+
+Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
 
 
 class Settings(BaseSettings):
@@ -173,18 +177,13 @@ class Settings(BaseSettings):
         dict[str, str], Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
     ] = {}
     allowed_origins: Annotated[
-        list[str],
+        Words,
         Section.API,
-        BeforeValidator(_words),
-        Field(description="CORS: origins whose pages may call the API, several or as JSON; '*': all"),
+        Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
     ] = []
     allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
-    allowed_methods: Annotated[
-        list[str], BeforeValidator(_words), Field(description="CORS: methods they may use, likewise")
-    ] = ["*"]
-    allowed_headers: Annotated[
-        list[str], BeforeValidator(_words), Field(description="CORS: headers they may send, likewise")
-    ] = ["*"]
+    allowed_methods: Annotated[Words, Field(description="CORS: methods they may use, likewise")] = ["*"]
+    allowed_headers: Annotated[Words, Field(description="CORS: headers they may send, likewise")] = ["*"]
     drain_timeout: Annotated[
         float,
         Section.API,

@@ -61,8 +61,8 @@ def stop(end: End | None) -> dict[str, str | None]:
 
 
 def usage(asked: Asked, transcript: Transcript | None) -> dict[str, int]:
-    """Prompt tokens are told apart: `input_tokens` are those that were computed, `cache_read_input_tokens` those that
-    were found, which is known at the end. What is put into the cache is part of the former: it costs nothing more."""
+    """`input_tokens` counts the prompt tokens that were computed, `cache_read_input_tokens` those that came from the
+    prefix cache, which is known at the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
     end = transcript.end if transcript else None
     cached = end.cached if end else 0
     return {

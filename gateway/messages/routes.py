@@ -72,7 +72,7 @@ async def create(request: Request) -> Response:
     ),
 )
 async def count_tokens(request: Request) -> dict[str, int]:
-    """What `usage` of the same message would count as prompt."""
+    """The number of prompt tokens that the same message would have."""
     gateway = of(request)
     fields = await parse(request, CountTokensRequest)
     return {"input_tokens": len(await prompt_of(gateway, fields))}

@@ -31,4 +31,4 @@ def turns(items: Sequence[Message]) -> list[Message]:
 
 
 def _only_reasons(item: Message) -> bool:
-    return item.role == "assistant" and item.content is None and not item.tool_calls
+    return item.reasoning_content is not None

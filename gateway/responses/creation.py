@@ -30,6 +30,8 @@ async def ticket_of(gateway: Gateway, fields: ResponseRequest, caller: Caller) -
 async def input_tokens(gateway: Gateway, fields: ResponseRequest, tenant: str) -> int:
     """How many tokens the prompt of such a response has. Raises ApiError as `ticket_of` does."""
     prompt, _ = await _prompt(gateway, fields, tenant)
+    if fields.truncate_prompt_tokens is not None:
+        prompt = gateway.door.kept(AnswerKind.RESPONSE, fields, prompt, await gateway.figures())
     return len(prompt)
 
 

@@ -48,11 +48,11 @@ ERRORS = (*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND)
 INCLUDE = query(
     "include",
     {"type": "array", "items": {"type": "string", "enum": sorted(INCLUDABLE)}},
-    "Taken, and without an effect: an answer has all that there is.",
+    "Accepted, without an effect: an answer of text has nothing more to include.",
 )
 RETRIEVAL = (
     query("stream", {"type": "boolean", "default": False}, "true: the events of the response."),
-    query("starting_after", {"type": "integer", "minimum": 0}, "Of a stream: the number of the last event not wanted."),
+    query("starting_after", {"type": "integer", "minimum": 0}, "The number of the event before the first one."),
     LAST_EVENT_ID,
     INCLUDE,
 )
@@ -103,7 +103,7 @@ async def create(request: Request) -> Response:
     **documented(takes=InputTokensRequest, gives=InputTokens, errors=(*BODY_ERRORS, *ERRORS)),
 )
 async def count_input_tokens(request: Request) -> Response:
-    """Exactly the prompt tokens that a response to the same body would have; nothing is generated."""
+    """The number of prompt tokens that a response to the same body would have; nothing is generated."""
     gateway = of(request)
     fields = await parse(request, InputTokensRequest)
     return _json(objects.counted(await input_tokens(gateway, fields, request.state.tenant)))

@@ -9,13 +9,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields
-from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupported
 
 # The kinds of content parts that are text, and the field that holds it.
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 # Fields of a text part that change no token.
 PART_EXTRAS = {"type", "prompt_cache_breakpoint", "cache_control", "annotations"}
-OPEN = "'continue_final_message' leaves the last message open, 'add_generation_prompt' begins another: not both"
+OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
 
 
 def _content(value: Any) -> str | None:
@@ -61,9 +61,9 @@ class FunctionCall(Strict):
         if isinstance(arguments, str):
             try:
                 parsed = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 parsed = None
-            arguments = parsed if isinstance(parsed, dict) else arguments
+            arguments = parsed if isinstance(parsed, dict) and not too_deep(parsed) else arguments
         return {"name": self.name, "arguments": arguments}
 
 

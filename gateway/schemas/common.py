@@ -68,7 +68,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
 
 def _kept(value: int) -> int:
     if value < -1 or value == 0:
-        raise ValueError("must be at least 1, or -1 for all that leaves room for the output")
+        raise ValueError("must be at least 1, or -1 for the most that leaves room for the output")
     return value
 
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id
-from gateway.schemas.strict import contradiction, only
+from gateway.schemas.strict import contradiction, integral, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """One entry per prompt, a text or token ids: OpenAI's four shapes are one list past here."""
+    value = integral(value)
     if isinstance(value, str):
         prompts: list[Any] = [value]
     elif isinstance(value, list) and value and all(type(v) is int for v in value):

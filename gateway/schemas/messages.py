@@ -65,7 +65,7 @@ class InputMessage(Strict):
 class Conversation(Strict):
     """What the prompt is made of, and fields that could change it in a way not served here.
 
-    The prefix cache needs no `cache_control`: whatever has been computed is found.
+    `cache_control` has no effect, because the prefix cache works without it.
     """
 
     model: str | None = None  # absent: the one there is
@@ -92,7 +92,7 @@ class Conversation(Strict):
 
 
 class CountTokensRequest(Conversation):
-    """The fields of a message that count."""
+    """The fields of a message that its prompt depends on."""
 
 
 class MessageRequest(Conversation, GenerationFields):

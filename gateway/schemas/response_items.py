@@ -57,7 +57,7 @@ def _part(part: Any) -> str:
 
 def _kind(value: Any) -> Any:
     if isinstance(value, str) and value not in KINDS:
-        raise unsupported(f"is '{value[:64]}'; this server takes {', '.join(KINDS)}")
+        raise unsupported(f"must be one of {', '.join(KINDS)}; this server takes no other items")
     return value
 
 

@@ -139,6 +139,6 @@ class ResponseRequest(GenerationFields):
 
 
 class InputTokensRequest(ResponseRequest):
-    """`POST /v1/responses/input_tokens`: whatever a create takes, and OpenAI's one field that a create has not."""
+    """`POST /v1/responses/input_tokens`: the fields of a create, and `personality`, which OpenAI has only here."""
 
     personality: Annotated[None, only()] = None

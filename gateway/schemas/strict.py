@@ -1,4 +1,4 @@
-"""Objects of request bodies: strict types, what is tolerated all the same, and how a field is refused."""
+"""Objects of request bodies: strict types, the exceptions to them, and how unsupported fields are refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 NO_EFFORT = ("effort", "none")
+MAX_DEPTH = (
+    128  # levels of lists and objects; pydantic cannot write more than 255, Python not read more than about 1,000
+)
 
 
 def only(*neutral: Any) -> BeforeValidator:
@@ -53,12 +56,29 @@ class Strict(BaseModel):
     def _tolerate(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        integers = _integer_fields(cls)
+        integers, known = _integer_fields(cls), _known(cls)
         return {
-            name: _integral(field) if name in integers else field
+            name: integral(field) if name in integers else field
             for name, field in value.items()
-            if field is not None or name in cls.model_fields
+            if field is not None or name in known
         }
+
+
+def too_deep(value: Any) -> bool:
+    """Whether parsed JSON is nested more than `MAX_DEPTH` levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        parents = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [part for parent in parents for part in parent if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+@cache
+def _known(model: type[BaseModel]) -> frozenset[str]:
+    """The names of the fields as clients write them."""
+    return frozenset(str(field.validation_alias or name) for name, field in model.model_fields.items())
 
 
 @cache
@@ -70,8 +90,8 @@ def _names_int(annotation: Any) -> bool:
     return annotation is int or any(map(_names_int, get_args(annotation)))
 
 
-def _integral(value: Any) -> Any:
+def integral(value: Any) -> Any:
     """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
     if isinstance(value, list):
-        return [_integral(item) for item in value]
+        return [integral(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value

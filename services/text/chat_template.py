@@ -20,12 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
 
-# Put behind the message to continue, to find its end; no message has it. Its space shows whether a template strips
-# contents.
-_MARK = f"<<{secrets.token_hex(16)}>> "
-
-# Put behind the message to continue, to find its end; no message has it. Its space shows whether a template strips
-# contents.
+# Appended to the message to continue, to find its end in the rendered text. It is random, so no message contains it. If
+# the space at its end is gone, the template strips contents.
 _MARK = f"<<{secrets.token_hex(16)}>> "
 
 
@@ -90,7 +86,7 @@ def _open(text: str, content: str) -> str:
         raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
     end = text.rindex(mark)
     before = text[:end].replace(_MARK, "").replace(mark, "")  # a template may write the content twice
-    # one that strips the content would have stripped what the mark kept at its end, too
+    # a template that strips contents would have stripped the content's end, which the mark protected
     return before if text.startswith(_MARK, end) else before.rstrip()
 
 

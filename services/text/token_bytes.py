@@ -39,7 +39,7 @@ class TextTables:
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
 
     def of(self, skip_special_tokens: bool) -> TextTables:
-        """The tables of a request that says so: its text and its stop strings go by the same ones."""
+        """The tables of a request with this `skip_special_tokens`, for its text and its stop strings alike."""
         if skip_special_tokens:
             return self
         assert self.with_special is not None, "these tables do not know how special tokens are spelled"

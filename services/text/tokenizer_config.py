@@ -1,4 +1,4 @@
-"""TokenizerConfig: what a model's tokenizer_config.json says of its text side."""
+"""TokenizerConfig: class, special tokens and chat template in a model's tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Of the model in `folder`; a file that is missing says nothing. Raises ModelError where one is not JSON.
+        """Of the model in `folder`; a file that is missing counts as empty. Raises ModelError where one is not JSON.
 
         chat_template.jinja wins over the template in tokenizer_config.json.
         """

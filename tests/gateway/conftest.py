@@ -50,6 +50,16 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
+    """A second gateway on the same pool."""
+    with (
+        Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=20) as client,
+    ):
+        yield client
+
+
 @pytest.fixture
 async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
     """A pool of its own, empty."""

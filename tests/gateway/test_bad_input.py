@@ -25,12 +25,25 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
     "Infinity": (COMPLETIONS, b'{"prompt": "hi", "temperature": Infinity}', 400, "JSON"),
     "a number beyond floats": (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e999}', 400, "JSON"),
     "deep nesting": (CHAT, b'{"messages": ' + b"[" * 30_000 + b"]" * 30_000 + b"}", 400, "depth"),
-    "nesting that parses": (CHAT, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "messages[0]"),
+    "nesting over the limit": (CHAT, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "128"),
+    "nesting within the limit": (CHAT, b'{"messages": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "messages[0]"),
     "nesting in metadata": (
         COMPLETIONS,
-        b'{"prompt":"a","metadata":' + b'{"a":' * 900 + b"1" + b"}" * 901,
+        b'{"prompt":"a","metadata":' + b'{"a":' * 100 + b"1" + b"}" * 101,
         400,
         "metad",
+    ),
+    "nesting in a field that is not read": (
+        COMPLETIONS,
+        b'{"prompt":"a","prompt_cache_options":' + b'{"a":' * 300 + b"1" + b"}" * 301,
+        400,
+        "128",
+    ),
+    "nesting in a field of integers": (
+        COMPLETIONS,
+        b'{"prompt":"a","stop_token_ids":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        400,
+        "128",
     ),
     "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
 }

@@ -101,6 +101,10 @@ def test_what_is_no_json_is_refused() -> None:
         parse(["--allowed-origins", "[http"])
 
 
-def test_a_variable_takes_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCA_ALLOWED_ORIGINS", f'["{PAGE}"]')
-    assert parse([]).allowed_origins == [PAGE]
+@pytest.mark.parametrize("words", [f"{PAGE} {OTHER}", f'["{PAGE}", "{OTHER}"]'])
+def test_a_variable_or_a_file_takes_words_or_json(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given.yaml").write_text(f"allowed-origins: '{words}'")
+    assert parse(["--config", "given.yaml"]).allowed_origins == [PAGE, OTHER]
+    monkeypatch.setenv("ORCA_ALLOWED_ORIGINS", words)
+    assert parse([]).allowed_origins == [PAGE, OTHER]

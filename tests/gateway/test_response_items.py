@@ -160,6 +160,8 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         {"input": "né 🐳"},
         {"input": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}], "instructions": "c"},
         {"input": "a", "previous_response_id": first.id, "instructions": "x"},
+        {"input": "a b c d", "extra_body": {"truncate_prompt_tokens": 3}},
+        {"input": "a b c d", "extra_body": {"truncate_prompt_tokens": -1, "max_output_tokens": 395}},
     ]
     for body in asked:
         counted = client.responses.input_tokens.count(model=NAME, **body)
@@ -202,6 +204,21 @@ def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
     assert {turn.output_text for turn in turns} == {turns[0].output_text}
     items = list(client.responses.input_items.list(turns[0].id, order="asc"))
     assert items[1].id == first.output[0].id
+
+
+def test_a_turn_after_reasoning_has_the_prompt_of_the_whole_conversation(http: httpx.Client) -> None:
+    """Reasoning belongs to the message behind it, whether the client sends both again or names the response."""
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "go on"},
+    ]
+    question = {"role": "user", "content": "a"}
+    first = http.post(PATH, json={"input": items, "max_output_tokens": 1}).json()
+    asked = ({"input": [*items, *first["output"], question]}, {"input": "a", "previous_response_id": first["id"]})
+    again, named = (http.post(f"{PATH}/input_tokens", json=body).json()["input_tokens"] for body in asked)
+    assert again == named
 
 
 def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client) -> None:

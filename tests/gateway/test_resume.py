@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,16 +28,6 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": SAY, "n": 2, "logprobs": True, "top_logprobs": 1} | USAGE),
     "chat with ids": (CHAT, {"messages": SAY, "return_token_ids": True}),
 }
-
-
-@pytest.fixture(scope="module")
-def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
-    """A second gateway on the same pool."""
-    with (
-        Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def check_whole(stream: list[Event], unbroken: list[Event]) -> None:

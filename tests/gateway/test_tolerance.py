@@ -17,6 +17,7 @@ from gateway.body import validate
 from gateway.errors import ApiError
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
 from services.config import Settings
 
@@ -85,6 +86,13 @@ def test_what_could_change_tokens_is_refused(model: type[Any], fields: dict[str,
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize("name", ["stop", "no_such_field"])
+def test_a_null_field_that_messages_do_not_have_is_taken(name: str) -> None:
+    """`stop` is called `stop_sequences` there."""
+    fields = {"messages": [USER], "max_tokens": 5, "stop_sequences": ["a"], name: None}
+    assert validate(MessageRequest, fields).stop == ("a",)
+
+
 @pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
 def test_integral_floats_are_integers(model: type[Any]) -> None:
     fields = {"max_tokens": 5.0, "n": 2.0, "seed": 3.0, "top_k": -1.0, "stop_token_ids": [1.0, 2], "min_tokens": 0.0}
@@ -93,6 +101,12 @@ def test_integral_floats_are_integers(model: type[Any]) -> None:
         assert getattr(made, name) == value
         assert "float" not in repr(type(getattr(made, name)))
     assert made.sampling(5, 0).seed == 3
+
+
+@pytest.mark.parametrize("prompt", [[1.0, 2], [[1.0, 2]]])
+def test_integral_floats_are_token_ids(prompt: Any) -> None:
+    (made,) = validate(CompletionRequest, {"prompt": prompt}).prompt
+    assert repr(made) == "[1, 2]"
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0**60, 1e300, True, "2", [2]])
@@ -106,6 +120,8 @@ def test_other_values_are_no_integers(value: Any) -> None:
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+DEEP = '{"a":' * 300 + "1" + "}" * 300
+DEEP_CALL = {"name": "f", "arguments": DEEP}
 HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "what the openai package dumps": (
         {
@@ -157,6 +173,18 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "role": "assistant",
             "content": "",
             "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{a"}}],
+        },
+    ),
+    "arguments that are nested too deep": (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": DEEP_CALL}]},
+    ),
+    "arguments nested deeper than Python reads": (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 90_000}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "[" * 90_000}}],
         },
     ),
     "a tool's result": (
