@@ -17,7 +17,7 @@ from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.clock import RealClock
 from services.config import Settings
-from services.errors import EngineLost, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.errors import EngineLost, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import EngineFigures
@@ -111,6 +111,9 @@ class Ownership:
         except EngineLost as error:
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(PAUSE)
+        except PoolFault as error:  # no request is to blame
+            log.error("seat %s: %s", self._seat.name, error)
+            await asyncio.sleep(self._parts.settings.lease / 3)
         finally:
             if self._link:
                 self._link.close()

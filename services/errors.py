@@ -44,5 +44,10 @@ class PoolUnavailable(OrcaError):
     """The pool's server does not answer, or refuses for a reason that passes."""
 
 
+class PoolFault(OrcaError):
+    """The pool's server answered a call with an error that does not pass by itself: a fault of ours, or of the server.
+    It says nothing about any request."""
+
+
 class PoolDenied(PoolUnavailable):
     """The pool's server refuses the user or the password."""

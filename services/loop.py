@@ -100,6 +100,7 @@ class EngineLoop:
         StaleEpoch: the seat is another's. EngineLost: the engine died, EngineStuck: or lives and finishes nothing;
         what came before is committed, and `in_flight` says whom it was lost with. SchedulerFault: scheduling raised an
         exception, `requests` says on which requests; nothing more was committed, since the books may not balance.
+        PoolFault: the pool's server answered with an error that does not pass.
         """
         try:
             while True:

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
-from services.errors import PoolDenied, PoolUnavailable
+from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
 
 OLDEST_SERVER = (6, 2)
@@ -56,7 +56,8 @@ _SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call(
 class Connection:
     """A server, by URL: `redis://`, `rediss://` or `unix://`.
 
-    Every failure to reach it, and every answer that says that it cannot serve now, is `PoolUnavailable`. The log has
+    Every failure to reach it, and every answer that says that it cannot serve now, is `PoolUnavailable`; any other
+    error that it answers is `PoolFault`. The log has
     one line when calls of a kind begin to fail, or fail for another reason, and one when they work again.
     """
 
@@ -139,7 +140,7 @@ class Connection:
                 raise asyncio.CancelledError from error
             reason = _why_unavailable(error)
             if reason is None:
-                raise
+                raise PoolFault(f"the pool's server refuses {kind}: {error}") from error
             self._failed(kind, reason, error)
             denied = isinstance(error, _DENIED) or isinstance(error.__cause__, _DENIED)
             made = PoolDenied if denied else PoolUnavailable

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from services.errors import EngineLost, SchedulerFault, StaleEpoch
-from services.messages import Exchange, Room
+from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
+from services.messages import Exchange, ExchangeReply, Room
 from tests.services.loop_world import SEAT, WORD, World, stop, virtual
 
 
@@ -281,3 +281,18 @@ async def test_what_is_another_seats_by_now_is_not_computed_on() -> None:
     assert len(world.engine.ran) <= ran + 1
     assert world.scheduler.held() == []
     await stop(world, loop)
+
+
+@virtual
+async def test_an_error_of_the_pool_s_server_blames_no_request() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+
+    async def refuse(exchange: Exchange) -> ExchangeReply:
+        raise PoolFault("an unknown command")
+
+    world.line.exchange = refuse  # type: ignore[method-assign]
+    with pytest.raises(PoolFault):
+        await loop
