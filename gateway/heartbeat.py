@@ -15,6 +15,7 @@ from services.telemetry import Counters
 PERIOD = 1.0  # seconds
 PERIOD_UNREADY = 0.2  # while no engine is ready: somebody may be waiting for one
 STALE = 5.0  # seconds without a heartbeat after which what the last one read is not passed on
+SPACING = 0.05  # seconds at least between reads of the overview for those who ask for the latest
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ class Heartbeat:
         self._overview: Overview | None = None
         self._read_at = 0.0  # when it was read, seconds on the loop's clock
         self._trouble: PoolUnavailable | None = None  # why the last beat failed
+        self._asking = asyncio.Lock()
+        self._asked_at = -SPACING  # when the last read for those who ask began
+        self._latest: Overview | PoolUnavailable | None = None  # what it brought
 
     async def run(self) -> None:
         """Beat until cancelled; an outage of the pool is waited for."""
@@ -69,6 +73,24 @@ class Heartbeat:
         if self._overview is None or asyncio.get_running_loop().time() - self._read_at > STALE:
             raise PoolUnavailable("no heartbeat reached the pool yet")
         return self._overview
+
+    async def latest(self) -> Overview:
+        """The pool as it is now. All who ask at once share a read, and reads are `SPACING` apart: asking in a loop
+        does not load the pool's server. Raises PoolUnavailable."""
+        now = asyncio.get_running_loop().time
+        came = now()
+        async with self._asking:
+            if self._asked_at < came:  # nobody has begun a read since
+                await asyncio.sleep(max(0.0, self._asked_at + SPACING - now()))
+                self._asked_at = now()
+                try:
+                    self._latest = await self._pool.overview()
+                except PoolUnavailable as error:
+                    self._latest = error
+        if isinstance(self._latest, PoolUnavailable):
+            raise self._latest
+        assert self._latest is not None
+        return self._latest
 
     async def figures(self) -> EngineFigures | None:
         """Those of the largest engine, the last known ones; None if there never was one. Raises PoolUnavailable."""

@@ -47,9 +47,9 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
-    """The pool's figures as of the last second: every gateway gives the same."""
+    """The pool's figures: every gateway gives the same."""
     gateway = of(request)
-    page = render(gateway.overview(), gateway.model.name)
+    page = render(await gateway.heartbeat.latest(), gateway.model.name)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -55,7 +55,7 @@ def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"max_tokens": 500}, timeout=30) as response:
         lines = response.iter_lines()  # kept: httpx closes the response with its iterator
         next(lines)
-        assert server.metrics()["vllm:num_requests_running"] == 1
+        wait_until(lambda: server.metrics()["vllm:num_requests_running"] == 1, 10)
     wait_until(lambda: server.metrics()["vllm:num_requests_running"] == 0, 10)
     assert server.metrics()[cancelled] == before + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import httpx
@@ -180,6 +181,13 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
         found = [re.search(rf'orca:batch_lines_total{{.*file="{f}".*}} (.*)', text) for f in ("output", "error")]
         return [float(match[1]) if match else 0.0 for match in found]
 
+    def settled() -> bool:
+        """Whether heartbeats, one each second, have brought what earlier tests counted."""
+        first = counted()
+        time.sleep(1.5)
+        return first == counted()
+
+    wait_until(settled)
     before = counted()
     ended(alice, create(alice, jsonl([line("a", {"prompt": "x"}), line("b", {"prompt": "x"}), line("c", {})])))
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from clients import post, show_an_engine, wait_until
 from stack import Server, Stack
 
 from services.config import Settings
+from services.overview import Overview
 from services.pool.pool import RequestPool
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
@@ -35,7 +37,7 @@ def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 def test_no_engine_yet(lonely: Stack) -> None:
     with httpx.Client(base_url=lonely.url) as http:
         assert http.get("/health").status_code == 200
-        wait_until(lambda: http.get("/metrics").status_code == 200)  # the first heartbeat has read the pool
+        wait_until(lambda: http.get("/version").status_code == 200)  # the first heartbeat has read the pool
         check(http.get("/ready"), 503, "no_engine")
         check(http.post("/v1/completions", json=BODY), 503, "no_engine")
         assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
@@ -139,3 +141,22 @@ def test_health_tells_of_a_gateway_whose_parts_have_ended(redis_url: str, tiny_f
         assert httpx.get(stack.url + "/health").status_code == 200
         stack.app.state.gateway._life.get_loop().call_soon_threadsafe(stack.app.state.gateway._life.cancel)
         wait_until(lambda: httpx.get(stack.url + "/health").status_code == 503)
+
+
+def test_many_who_ask_for_figures_share_a_read(lonely: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    overview, reads = RequestPool.overview, 0
+
+    async def counted(pool: RequestPool) -> Overview:
+        nonlocal reads
+        reads += 1
+        return await overview(pool)
+
+    monkeypatch.setattr(RequestPool, "overview", counted)
+    assert httpx.get(lonely.url + "/health").status_code == 200  # it has started
+    heartbeat = lonely.app.state.gateway.heartbeat
+
+    async def ask() -> None:
+        await asyncio.gather(*(heartbeat.latest() for _ in range(200)))
+
+    lonely.call(ask())
+    assert reads < 20  # one or two for them, and those of heartbeats meanwhile
