@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gateway.bad_words import Words, bad_word_ids
 from gateway.caller import Caller
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
@@ -17,7 +16,7 @@ from gateway.plan import AnswerKind, Plan
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
-from gateway.truncation import truncated
+from gateway.vllm_fields import Words, bad_word_ids, truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.pool.limits import sequence_bytes

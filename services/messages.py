@@ -133,9 +133,7 @@ class Room:
 
     A request takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
     (class, requests, blocks): what requests of this class hold and would give to one of an earlier class.
-    `slots` are the tokens that fit into all blocks of the engine, held or not: what needs more can never run on it.
-    0 where the engine is not known.
-    """
+    `slots`: the tokens that fit into all blocks of the engine, held or not; 0 where it is not known."""
 
     requests: int
     blocks: int

@@ -12,8 +12,8 @@ from tiny_text import SPECIAL
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from gateway.bad_words import bad_word_ids
 from gateway.errors import ApiError
+from gateway.vllm_fields import bad_word_ids
 from services.text import Tokenizer
 
 

@@ -1,8 +1,9 @@
-"""`bad_words` as token ids, tokenized as vLLM does it."""
+"""Fields of vLLM that need the tokenizer or the prompt: `bad_words` and `truncate_prompt_tokens`."""
 
 from __future__ import annotations
 
 from gateway.errors import ApiError, Kind
+from gateway.schemas.common import GenerationFields
 from services.text import Tokenizer
 
 Words = tuple[tuple[int, ...], ...]
@@ -23,3 +24,14 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> Words:
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found.append(tuple(spaced))
     return tuple(dict.fromkeys(found))
+
+
+def truncated(prompt: list[int], fields: GenerationFields, longest: int) -> list[int]:
+    """The last tokens of the prompt, as many as `fields` say, or the first with `truncation_side` right; -1 means
+    `longest`, all that the output leaves room for."""
+    keep = fields.truncate_prompt_tokens
+    if keep is None or keep >= len(prompt):
+        return prompt
+    if keep < 0:
+        keep = longest
+    return prompt[:keep] if fields.truncation_side == "right" else prompt[max(0, len(prompt) - keep) :]
