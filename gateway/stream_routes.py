@@ -10,7 +10,7 @@ from gateway.documented import LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.generation import Generation
-from gateway.messages.resuming import writer as message_writer
+from gateway.messages.events import writer as message_writer
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.position import Position

@@ -11,11 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 
 from gateway.choice import failure
 from gateway.errors import ApiError, Kind
+from gateway.generation import Generation
 from gateway.messages.errors import error_body
-from gateway.messages.objects import Asked, message, stop, text_block, usage
+from gateway.messages.objects import Asked, message, stop, text_block, transcript_of, usage
+from gateway.model import ServedModel
+from gateway.position import Position
 from gateway.transcript import Transcript
 from services.messages import TokenEvent
 
@@ -116,6 +120,25 @@ class EventWriter:
 
     def _id_line(self, number: int) -> bytes:
         return b"" if self._id is None else self._id + b"%d\n" % number
+
+
+def writer(
+    generation: Generation, model: ServedModel, position: Position | None, request: Request, with_ids: bool
+) -> EventWriter:
+    """What writes the events of a message behind `position`. Closes the generation and raises ApiError where no event
+    of this message can have that number."""
+    plan = generation.plan
+    try:
+        if position is not None:
+            most = LAST_OPENING + plan.max_new_tokens + 1 + CLOSING
+            if len(position.said) != 1 or position.said[0] > most:
+                raise position.wrong(f"is not the id of an event of this message: <message>:<n>, n at most {most}")
+    except ApiError:
+        generation.close()
+        raise
+    after = -1 if position is None else position.said[0]
+    asked, name = Asked.of(generation, model), getattr(request.state, "request_id", None)
+    return EventWriter(asked, transcript_of(generation, model), after, with_ids, name)
 
 
 def _frame(kind: bytes, data: bytes, id_line: bytes = b"") -> bytes:

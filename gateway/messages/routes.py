@@ -12,17 +12,18 @@ from gateway.body import parse
 from gateway.caller import Caller
 from gateway.choice import failure
 from gateway.documented import BODY_ERRORS, COMING_BACK, GENERATION_ERRORS, documented
+from gateway.door import Ticket, chat_tokens
 from gateway.errors import ApiError, Kind
-from gateway.gateway import of
+from gateway.gateway import Gateway, of
 from gateway.generation import Generation
-from gateway.messages.creation import prompt_of, ticket_of
 from gateway.messages.errors import OVERLOADED, PATH
+from gateway.messages.events import writer
 from gateway.messages.objects import Asked, message, transcript_of
-from gateway.messages.resuming import writer
 from gateway.model import ServedModel
+from gateway.plan import AnswerKind
 from gateway.position import Position
 from gateway.schemas.message_answers import MessageError, MessageEvent, MessageObject, TokenCount
-from gateway.schemas.messages import CountTokensRequest, MessageRequest
+from gateway.schemas.messages import Conversation, CountTokensRequest, MessageRequest
 from gateway.streams import streamed
 
 router = APIRouter(prefix=PATH)
@@ -47,7 +48,7 @@ async def create(request: Request) -> Response:
     try:
         fields = await parse(request, MessageRequest)
         caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
-        ticket = await ticket_of(gateway, fields, caller)
+        ticket = await _ticket(gateway, fields, caller)
         if position is None:
             generation = await gateway.generations.open(ticket, request.receive, received)
         else:
@@ -75,7 +76,7 @@ async def count_tokens(request: Request) -> dict[str, int]:
     """The number of prompt tokens that the same message would have."""
     gateway = of(request)
     fields = await parse(request, CountTokensRequest)
-    return {"input_tokens": len(await prompt_of(gateway, fields))}
+    return {"input_tokens": len(await _prompt(gateway, fields))}
 
 
 async def _whole(generation: Generation, model: ServedModel) -> Response:
@@ -90,3 +91,17 @@ async def _whole(generation: Generation, model: ServedModel) -> Response:
         raise error
     transcript.take()
     return Response(orjson.dumps(message(Asked.of(generation, model), transcript)), media_type="application/json")
+
+
+async def _ticket(gateway: Gateway, fields: MessageRequest, caller: Caller) -> Ticket:
+    """Raises ApiError naming the field, its value and the limit."""
+    prompt = await _prompt(gateway, fields)
+    return await gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", await gateway.figures(), caller)
+
+
+async def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
+    """Token ids. A last message of the assistant is left open, to be continued. Raises ApiError naming the field."""
+    gateway.door.check_model(fields.model)
+    turns = fields.turns
+    open_end = turns[-1].role == "assistant"
+    return await chat_tokens(gateway.model, turns, not open_end, continue_final_message=open_end)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sse_client import RESUMABLE, Event, first, read
-from stack import Stack
 
 PATH = "/v1/messages"
 SAY = [{"role": "user", "content": "SLOWhello né 🐳 STOP"}]
@@ -20,16 +17,6 @@ STREAMS: dict[str, dict[str, Any]] = {
     "a stop sequence": BODY | {"stop_sequences": ["🐳 STO"]},
     "the end of the turn": {"messages": SAY, "max_tokens": 40, "stream": True, "system": "x"},
 }
-
-
-@pytest.fixture(scope="module")
-def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
-    """A second gateway on the same pool."""
-    with (
-        Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def text_of(events: list[Event]) -> str:
