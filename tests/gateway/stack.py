@@ -130,6 +130,7 @@ class Stack(Background):
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it out for such a socket
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         answering = asyncio.create_task(self._server.serve([listening]))
         self._up.set()
