@@ -80,7 +80,7 @@ for i = 1, #counters, 2 do
 end
 
 redis.call("SREM", IDLE, seat)
-if abandoned or waits > 0 and redis.call("EXISTS", WAITING) == 1 then
+if abandoned or waits > 0 and redis.call("EXISTS", TURNS) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
