@@ -51,6 +51,10 @@ class Lineup:
     # --- in and out ------------------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
+        """Put a claim in line, in the order in which tenants had their turns: it does not pass what another tenant has
+        here in its class, however long it waited for its own tenant's turn. Ranks are equal then, and it comes behind."""
+        peers = (e for line in (self.running, self.waiting) for e in line if e.priority == entry.priority)
+        entry.rank = max([entry.rank, *(e.rank for e in peers if e.tenant != entry.tenant)])
         insort(self.waiting, entry, key=_rank)
         if entry.suspect:
             insort(self._suspects, entry, key=_rank)
@@ -176,7 +180,7 @@ class Lineup:
     def grow(self, entry: Entry) -> bool:
         """One block more for a request that runs; False if it had to give up all it holds, being the last."""
         while not self.blocks.free:
-            last = max((e for line in (self.running, self.waiting) for e in line if e.capacity), key=_rank)
+            last = max((e for e in reversed([*self.running, *self.waiting]) if e.capacity), key=_rank)
             self._preempt(last)
             self.pressed |= entry.line or not last.line
             if last is entry:
