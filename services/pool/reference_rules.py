@@ -6,6 +6,7 @@ from math import inf
 
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
+from services.pool.limits import behind
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Said, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, TOO_LARGE
@@ -61,8 +62,10 @@ class Rules(Groups):
         seat's engine is passed over, or ends where no seat can hold it."""
         claimed: list[str] = []
         requests, blocks = room.requests, room.blocks
-        most = requests + sum(r for _, r, _ in room.yields)
-        while len(claimed) < most and (sequence := self._turns.next()):
+        guests, here = room.guests, set(room.tenants)
+        while sequence := self._turns.next():
+            if len(claimed) >= room.requests + room.guests + sum(r for _, r, _ in room.yields):
+                break
             if 0 < room.slots < sequence.longest:
                 if sequence.longest > self._slots_elsewhere(seat):
                     self._turns.leave(sequence, self._now)
@@ -72,8 +75,13 @@ class Rules(Groups):
                 continue
             given = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
             requests, blocks = requests - 1, blocks - sequence.blocks(room)
-            if requests + sum(r for r, _ in given) < 0 or blocks + sum(b for _, b in given) < 0:
+            if blocks + sum(b for _, b in given) < 0:
                 break
+            if requests + sum(r for r, _ in given) < 0:
+                if guests < 1 or sequence.group.tenant in here or behind(sequence.group.priority):
+                    break
+                guests -= 1
+            here.add(sequence.group.tenant)
             self._turns.give(sequence, self._now)
             sequence.seat = seat
             seat.running[sequence.id] = sequence

@@ -20,7 +20,8 @@ wide = Room(8, 100, 4)
 classes = st.integers(-2, 2) | st.just(BATCH_CLASS)
 tenants = st.sampled_from(["default", "é", "b"])
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
-owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent)
+guests = {"guests": st.integers(0, 3), "tenants": st.lists(tenants, max_size=2)}
+owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent, **guests)
 narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), slots=st.sampled_from([0, 8, 16, 24]))
 rooms = st.one_of(
     st.just(wide), owing, narrow, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))

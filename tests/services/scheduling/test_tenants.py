@@ -8,7 +8,7 @@ import pytest
 
 from services.messages import Claim
 from services.scheduling import Knobs
-from tests.services.scheduling.scripted import claim, scripted
+from tests.services.scheduling.scripted import EOS, claim, scripted
 
 
 def of(tenant: str, id: str, rank: float, prompt: int = 4, new: int = 16, priority: int = 0) -> Claim:
@@ -65,3 +65,27 @@ def test_of_equal_ranks_who_was_sent_already_is_not_preempted(tenants: str) -> N
         assert not set(s.iteration.released) & set(s.iteration.scheduled), "it was preempted in its own iteration"
         s.finish()
     assert {commit.id for commit in s.commits if commit.end} == set("0123")
+
+
+def test_a_guest_has_the_place_of_the_last_of_who_has_most() -> None:
+    s = scripted(batch=3)
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("c", "c1", 3)])
+    s.step()
+    room = s.scheduler.room()
+    assert (room.requests, room.guests, room.tenants) == (0, 1, ["c", "flood"])
+    s.scheduler.add([of("b", "b1", 9)])
+    s.step()
+    assert list(s.batch) == ["a1", "c1", "b1"]
+    assert s.scheduler.room().guests == 0
+    s.step({"b1": EOS})
+    s.step()
+    assert s.batch == {"a1": 1, "a2": 1, "c1": 1}, "who paused goes on where it was"
+
+
+def test_a_guest_takes_no_place_of_an_earlier_class() -> None:
+    s = scripted(batch=2, knobs=Knobs(2, order="priority"))
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2)])
+    s.step()
+    s.scheduler.add([of("b", "b1", 0.5, priority=1)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2"]

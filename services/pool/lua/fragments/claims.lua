@@ -102,9 +102,13 @@ end
 -- Gives the seat the waiting sequences whose turn it is, up to the first that does not fit the room, as Select of the
 -- paper's Algorithm 1 does. What later classes yield is room too; used, it leaves `requests` and `blocks` below zero,
 -- and the latest class is the first to be taken from. A sequence that can never fit the seat's engine, of `slots`
--- tokens, does not hold up those behind it. Returns the ids that were given.
-local function claim(seat, requests, blocks, block_size, whole, yields, slots)
-  local ids, most, passed, all = {}, requests, {}, { count = 0 }
+-- tokens, does not hold up those behind it. Where no place is left, `guests` may come in, one each of tenants that are not
+-- among `tenants`. Returns the ids that were given.
+local function claim(seat, requests, blocks, block_size, whole, yields, slots, guests, tenants)
+  local ids, most, passed, all, here = {}, requests + guests, {}, { count = 0 }, {}
+  for _, tenant in ipairs(tenants) do
+    here[tenant] = true
+  end
   for _, yield in ipairs(yields) do
     most = most + yield[2]
   end
@@ -116,10 +120,15 @@ local function claim(seat, requests, blocks, block_size, whole, yields, slots)
     if id then
       local tokens = whole and s.longest or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
       local need, more_requests, more_blocks = math.ceil(tokens / block_size), given(yields, s.group)
-      if requests + more_requests < 1 or blocks + more_blocks < need then
+      if blocks + more_blocks < need then
         break
+      elseif requests + more_requests < 1 then
+        if guests < 1 or here[tenant] or s.class == "lines" then
+          break
+        end
+        guests = guests - 1
       end
-      requests, blocks = requests - 1, blocks - need
+      requests, blocks, here[tenant] = requests - 1, blocks - need, true
       give(seat, id, tenant, turn, s)
       place(tenant, passed[tenant])
       ids[#ids + 1] = id
