@@ -15,10 +15,11 @@ from load.sse import Answer, Event, Events
 from load.workloads import Job
 
 
-def open_session(url: str) -> aiohttp.ClientSession:
-    """For any number of streams of any length."""
+def open_session(url: str, key: str | None = None) -> aiohttp.ClientSession:
+    """For any number of streams of any length; `key`: the API key of all of them."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE)
-    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers)
 
 
 async def follow(

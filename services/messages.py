@@ -129,11 +129,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens).
-
-    A request takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
+    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens). A request
+    takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
     (class, requests, blocks): what requests of this class hold and would give to one of an earlier class.
-    `slots`: the tokens that fit into all blocks of the engine, held or not; 0 where it is not known."""
+    `slots`: the tokens that fit into all blocks of the engine, held or not; 0 where it is not known. `guests`: so many
+    requests more, one each of tenants other than `tenants`, of which it holds any."""
 
     requests: int
     blocks: int
@@ -141,6 +141,8 @@ class Room:
     whole: bool = True
     yields: list[tuple[int, int, int]] = field(default_factory=list)
     slots: int = 0
+    guests: int = 0
+    tenants: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +236,8 @@ class Submission:
     `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
     to go on with this request.
 
-    `resumable`: when its last follower closes it is cancelled only after the pool's grace, not at once.
-    `background`: it runs to its end whether anybody follows it or not.
+    `resumable`: when its last follower closes it is cancelled after the pool's grace, not at once. `background`: it
+    runs to its end whether anybody follows it or not.
     """
 
     request: str
@@ -253,10 +255,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class SubmitReply:
-    """`request` is the id under which the group lives: an earlier one where the idempotency key was known.
-
-    `refused` says which bound the group would pass (`waiting` requests or pool `bytes`); nothing was written then.
-    """
+    """`request` is the id under which the group lives: an earlier one where the idempotency key was known. `refused`
+    names the bound it would pass (`waiting` requests or pool `bytes`); nothing was written then."""
 
     request: str
     existed: bool = False

@@ -30,10 +30,11 @@ class Limits:
 
     Groups that ended make place earlier when the bytes are needed.
 
-    `order` ranks those that wait, once, at submit. `fcfs`: by arrival. `priority`: by a virtual due time, arrival +
-    class x `ageing` seconds + TTFT target, which is `ttft_target` seconds where a request has none. So within a class
-    the least slack goes first, and what has waited `ageing` longer goes before the next earlier class. Lines of batches
-    (`BATCH_CLASS`) are ranked behind all others in either order, and among each other by arrival.
+    Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
+    `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds
+    where a request has none. So within a class the least slack goes first, and what has waited `ageing` longer goes
+    before the next earlier class. Lines of batches (`BATCH_CLASS`) are ranked behind all others in either order, and
+    among each other by arrival.
     """
 
     max_waiting: int = 10_000

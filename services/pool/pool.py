@@ -204,6 +204,8 @@ class RequestPool:
             micros(self.limits.keep_ended),
             pack(e.holds) if e.holds is not None else "",
             e.room.slots,
+            e.room.guests,
+            pack(e.room.tenants) if e.room.guests else "",
         )
         return packing.read_exchange(reply)
 

@@ -46,7 +46,7 @@ class ReferencePool(Rules):
         if earlier is not None:
             self._listen(submission.gateway, self._groups[earlier].ids)
             return SubmitReply(earlier, existed=True)
-        if len(self._waiting) + len(submission.sequences) > self.limits.max_waiting:
+        if self._turns.waiting + len(submission.sequences) > self.limits.max_waiting:
             return SubmitReply(submission.request, refused="waiting")
         bytes = len(submission.body) + sum(map(sequence_bytes, submission.sequences))
         group = self._new_group(submission, key, bytes)
@@ -224,7 +224,7 @@ class ReferencePool(Rules):
             seat.figures = self._figures = exchange.figures
         self._count(exchange.counters)
         seat.idle = False
-        if abandoned or (waits and self._waiting):
+        if abandoned or (waits and self._turns.waiting):
             self._ring()
         self._bells[seat.name].rung = False
         seat.idle = exchange.idle and not said.claimed and not said.lost
@@ -244,9 +244,9 @@ class ReferencePool(Rules):
         living = [seat.figures for seat in seats if seat.alive and seat.figures]
         running = sum(len(seat.running) for seat in self._seats.values())
         return Overview(
-            waiting=len(self._waiting),
+            waiting=self._turns.waiting,
             running=running,
-            ended=len(self._sequences) - len(self._waiting) - running,
+            ended=len(self._sequences) - self._turns.waiting - running,
             bytes=sum(group.bytes for group in self._groups.values()),
             figures=max(living, key=lambda f: f.num_slots, default=self._figures),
             seats=seats,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.limits import Limits, behind
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
+from services.pool.reference_turns import Turns
 from services.pool.scripts import CANCELLED
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
@@ -24,7 +25,7 @@ class Groups:
         self._groups: dict[str, Group] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[tuple[int, str]] = []  # by rank
+        self._turns = Turns(self.limits)
         self._ended: list[Group] = []  # the oldest first
         self._abandoned: dict[str, float] = {}  # request -> when it is cancelled
         self._seats: dict[str, Seat] = {}
@@ -107,7 +108,7 @@ class Groups:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.seat = None
-        insort(self._waiting, (sequence.rank, sequence.id))
+        self._turns.wait(sequence, self._now)
 
     def _end(self, sequence: Sequence, end: End) -> None:
         """Of a sequence that neither waits nor runs any more."""
@@ -130,7 +131,7 @@ class Groups:
         unended = [sequence for sequence in self._of(request) if sequence.end is None]
         for sequence in unended:
             if sequence.seat is None:
-                self._waiting.remove((sequence.rank, sequence.id))
+                self._turns.leave(sequence, self._now)
                 self._end(sequence, CANCELLED)
             else:
                 sequence.cancelled = True

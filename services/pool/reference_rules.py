@@ -6,6 +6,7 @@ from math import inf
 
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
+from services.pool.limits import behind
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Said, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, TOO_LARGE
@@ -37,13 +38,15 @@ class Rules(Groups):
         return over
 
     def _append(self, sequence: Sequence, commit: Commit) -> None:
-        for index in range(len(sequence.tokens), commit.index + len(commit.tokens)):
+        before = len(sequence.tokens)
+        for index in range(before, commit.index + len(commit.tokens)):
             token = commit.tokens[index - commit.index]
             logprob = commit.logprobs[index - commit.index] if commit.logprobs else None
             sequence.tokens.append(token)
             if logprob is not None:
                 sequence.logprobs.append(logprob)
             self._tell(sequence, TokenEvent(sequence.id, index, token, logprob))
+        self._turns.charge(sequence, before, commit.end is not None, self._now)
 
     def _keep_only(self, seat: Seat, holds: list[str], over: set[str], said: Said) -> int:
         """The seat gives up what is not in `holds`; how many of those wait again."""
@@ -55,28 +58,35 @@ class Rules(Groups):
         return sum(self._give_up(sequence) for sequence in lost)
 
     def _claim(self, seat: Seat, room: Room) -> list[str]:
-        """As in Select of the paper's Algorithm 1: by rank, up to the first that does not fit. What can never fit this
+        """As in Select of the paper's Algorithm 1: by turns, up to the first that does not fit. What can never fit this
         seat's engine is passed over, or ends where no seat can hold it."""
         claimed: list[str] = []
         requests, blocks = room.requests, room.blocks
-        most = requests + sum(r for _, r, _ in room.yields)
-        for rank, id in list(self._waiting):
-            if len(claimed) >= most:
+        guests, here = room.guests, set(room.tenants)
+        while sequence := self._turns.next():
+            if len(claimed) >= room.requests + room.guests + sum(r for _, r, _ in room.yields):
                 break
-            sequence = self._sequences[id]
             if 0 < room.slots < sequence.longest:
                 if sequence.longest > self._slots_elsewhere(seat):
-                    self._waiting.remove((rank, id))
+                    self._turns.leave(sequence, self._now)
                     self._end(sequence, TOO_LARGE)
+                else:
+                    self._turns.pass_over(sequence)
                 continue
             given = [(r, b) for priority, r, b in room.yields if priority > sequence.group.priority]
             requests, blocks = requests - 1, blocks - sequence.blocks(room)
-            if requests + sum(r for r, _ in given) < 0 or blocks + sum(b for _, b in given) < 0:
+            if blocks + sum(b for _, b in given) < 0:
                 break
-            self._waiting.remove((rank, id))
+            if requests + sum(r for r, _ in given) < 0:
+                if guests < 1 or sequence.group.tenant in here or behind(sequence.group.priority):
+                    break
+                guests -= 1
+            here.add(sequence.group.tenant)
+            self._turns.give(sequence, self._now)
             sequence.seat = seat
-            seat.running[id] = sequence
-            claimed.append(id)
+            seat.running[sequence.id] = sequence
+            claimed.append(sequence.id)
+        self._turns.end_claim(self._now)
         return claimed
 
     def _slots_elsewhere(self, seat: Seat) -> float:

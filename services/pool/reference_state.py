@@ -52,6 +52,7 @@ class Sequence:
     end: End | None = None
     strikes: int = 0
     struck_at: int = 0  # its tokens at the last strike
+    charged: bool = False  # its tenant was, for its prompt
 
     @property
     def id(self) -> str:

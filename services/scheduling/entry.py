@@ -46,12 +46,13 @@ class Entry:
         "published",
         "rank",
         "sent",
+        "tenant",
         "told",
     )
 
     def __init__(self, claim: Claim, rules: Rules, keys: PrefixKeys, now: float) -> None:
         self._claim = claim
-        self.id, self.rank, self.priority = claim.id, claim.rank, claim.priority
+        self.id, self.rank, self.priority, self.tenant = claim.id, claim.rank, claim.priority, claim.tenant
         self.line = claim.priority >= BATCH_CLASS  # of a batch: it runs where nobody else wants to
         self.prompt, self.output = claim.prompt, list(claim.output)
         self.judge = Judge(rules, claim.sampling, len(claim.prompt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
@@ -51,6 +52,10 @@ class Lineup:
     # --- in and out ------------------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
+        """Put a claim in line, in the order in which tenants had their turns: however long it waited for this one, it
+        does not pass what another tenant has here in its class. Ranks are equal then, and it comes behind."""
+        peers = (e for line in (self.running, self.waiting) for e in line if e.priority == entry.priority)
+        entry.rank = max([entry.rank, *(e.rank for e in peers if e.tenant != entry.tenant)])
         insort(self.waiting, entry, key=_rank)
         if entry.suspect:
             insort(self._suspects, entry, key=_rank)
@@ -150,6 +155,20 @@ class Lineup:
                     self.enter(head)
                     return
 
+    def let_in(self) -> None:
+        """Let a guest, who waits and of whose tenant nothing runs, have the place of the last that runs of the tenant
+        that has most of them. That one pauses."""
+        running = Counter(entry.tenant for entry in self.running if not entry.line)
+        for guest in [e for e in self.waiting if e.tenant not in running and not (e.line or e.flights)]:
+            most = max(running.values(), default=0)
+            if not self.full or most < 2 or not self.fits_now(guest):
+                return
+            host = next(e for e in reversed(self.running) if running[e.tenant] == most)
+            if guest.tenant not in running and not (self._order.classes and host.priority < guest.priority):
+                self._pause(host)
+                self.enter(guest)
+                running.update({host.tenant: -1, guest.tenant: 1})
+
     def fits(self, entry: Entry) -> bool:
         """Whether it may start, or go on, beside those that run."""
         if self.pressed and self.running and not entry.capacity:
@@ -176,7 +195,7 @@ class Lineup:
     def grow(self, entry: Entry) -> bool:
         """One block more for a request that runs; False if it had to give up all it holds, being the last."""
         while not self.blocks.free:
-            last = max((e for line in (self.running, self.waiting) for e in line if e.capacity), key=_rank)
+            last = max((e for e in reversed([*self.running, *self.waiting]) if e.capacity), key=_rank)
             self._preempt(last)
             self.pressed |= entry.line or not last.line
             if last is entry:
@@ -214,10 +233,13 @@ class Lineup:
         blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
         if self.pressed:
             requests, blocks = min(0, requests), min(0, blocks)
+        tenants = sorted({e.tenant for line in (self.running, self.waiting) for e in line if not e.line})
+        guests = 0 if requests > 0 or self.pressed else max(0, len(self.running) - len(tenants))
+        tenants = tenants if guests else []
         counted = {entry.id for entry in closing}
         lines = [e for line in (self.running, self.waiting) for e in line if e.line and e.id not in counted]
         if not self._order.classes and not lines:
-            return Room(max(0, requests), max(0, blocks), size, whole, slots=slots)
+            return Room(max(0, requests), max(0, blocks), size, whole, [], slots, guests, tenants)
         yields: dict[int, list[int]] = {}
         for entry in self.running if self._order.classes else ():
             if not entry.line and entry.id not in counted:
@@ -227,7 +249,8 @@ class Lineup:
         if lines:
             wanted = sum(self.admission.blocks(entry) for entry in lines if not entry.capacity)
             yields[BATCH_CLASS] = [len(lines), wanted + self.blocks.held_by(entry.id for entry in lines)]
-        return Room(requests, blocks, size, whole, [(p, n, b) for p, (n, b) in sorted(yields.items())], slots)
+        given = [(p, n, b) for p, (n, b) in sorted(yields.items())]
+        return Room(requests, blocks, size, whole, given, slots, guests, tenants)
 
     def take_counters(self) -> dict[str, float]:
         counters = {

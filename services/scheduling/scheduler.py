@@ -181,6 +181,7 @@ class Scheduler:
         else:
             if not suspect and not closed:
                 self._lineup.make_way()
+                self._lineup.let_in()
             self._decodes_then_prompts(flight)
             if not closed:
                 self._newcomers(flight, only_paused=suspect is not None)

@@ -160,9 +160,12 @@ def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) 
 
 async def lose(pool: RequestPool, request: str) -> None:
     """As if the pool's server had died before it wrote a waiting request: all of it is gone at once."""
-    script = 'return redis.call("DEL", KEYS[1], KEYS[2]) + redis.call("ZREM", KEYS[3], ARGV[1])'
-    keys = [f"{pool._prefix}{name}" for name in (f"group:{request}", f"seq:{request}/0", "waiting")]
-    assert await pool._server.command("EVAL", script, 3, *keys, f"{request}/0") == 3
+    script = """
+      redis.call("HINCRBY", KEYS[4], "waiting", -1)
+      return redis.call("DEL", KEYS[1], KEYS[2]) + redis.call("ZREM", KEYS[3], ARGV[1])
+    """
+    keys = [f"{pool._prefix}{name}" for name in (f"group:{request}", f"seq:{request}/0", "waiting:default", "meta")]
+    assert await pool._server.command("EVAL", script, 4, *keys, f"{request}/0") == 3
 
 
 def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:

@@ -18,6 +18,7 @@
 --     15  us an ended group is kept
 --     16  all ids that the caller holds: msgpack, or ""
 --     17  tokens that fit into the engine's KV blocks in all; 0: not known
+--     18  19  sequences more, one each of tenants of which the seat has none; those of which it has any: msgpack, or ""
 -- Reply   {1, claims, ids to end, foreign ids, [id, tokens the pool has, ...], 1 if exchanges were lost}, a claim being
 --         {id, rank, prompt (packed), tokens (packed), sampling, strikes, class, us to the first token, us since
 --         arrival, tenant};
@@ -58,7 +59,8 @@ end
 local abandoned = cancel_abandoned()
 waits = waits + reap()
 local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
-  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots) or {}
+  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
+  ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {}) or {}
 publish()
 
 local strangers, lacking = {}, {}
@@ -80,7 +82,7 @@ for i = 1, #counters, 2 do
 end
 
 redis.call("SREM", IDLE, seat)
-if abandoned or waits > 0 and redis.call("EXISTS", WAITING) == 1 then
+if abandoned or waits > 0 and redis.call("EXISTS", TURNS) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)

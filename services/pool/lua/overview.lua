@@ -11,6 +11,6 @@ for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   seats[i] = { seat, lease > now and 1 or 0, redis.call("SCARD", P .. "running:" .. seat),
     s[1] or "", s[2] or "", s[3] or "", s[4] or "" }
 end
-local meta = redis.call("HMGET", META, "ended", "bytes", "figures")
-return { redis.call("ZCARD", WAITING), tonumber(meta[1] or 0), tonumber(meta[2] or 0), meta[3] or "",
+local meta = redis.call("HMGET", META, "ended", "bytes", "figures", "waiting")
+return { tonumber(meta[4] or 0), tonumber(meta[1] or 0), tonumber(meta[2] or 0), meta[3] or "",
   redis.call("ZCOUNT", GATEWAYS, "(" .. string.format("%.0f", now), "+inf"), redis.call("HGETALL", COUNTERS), seats }

@@ -1,5 +1,5 @@
 -- Puts a group of sequences into the pool, all or none, and attaches the gateway to them.
--- include: keys time expire gateways bells
+-- include: keys time expire gateways bells turns
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request (the group's id)
@@ -43,7 +43,7 @@ for i, sequence in ipairs(sequences) do
   ids[i] = sequence[1]
   bytes = bytes + sequence[4]
 end
-if redis.call("ZCARD", WAITING) + #ids > tonumber(ARGV[6]) then
+if tonumber(redis.call("HGET", META, "waiting") or 0) + #ids > tonumber(ARGV[6]) then
   return { request, 0, "waiting" }
 end
 if not make_place(bytes, tonumber(ARGV[7])) then
@@ -61,6 +61,8 @@ else
   redis.call("HSET", META, "rank", rank + #ids - 1)
 end
 rank = rank + tonumber(ARGV[17])
+local class = ARGV[17] ~= "0" and "lines"
+  or ARGV[15] ~= "" and string.format("%s %s %.0f", ARGV[13], ARGV[15], arrival)
 for i, sequence in ipairs(sequences) do
   local id = sequence[1]
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
@@ -71,7 +73,10 @@ for i, sequence in ipairs(sequences) do
   for _, one in ipairs(sequence[7]) do
     redis.call("RPUSH", P .. "lp:" .. id, one)
   end
-  redis.call("ZADD", WAITING, rank + i - 1, id)
+  if class then
+    redis.call("HSET", P .. "seq:" .. id, "class", class)
+  end
+  wait(ARGV[9], id, rank + i - 1)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
 redis.call("HINCRBY", META, "bytes", bytes)

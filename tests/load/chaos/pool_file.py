@@ -28,7 +28,7 @@ def submit(request: str, choices: int = 1, most: int = 8, have: tuple[int, ...] 
         commands.append(command("HSET", f"seq:{id}", *fields, "tokens_max", 2 + most, "sampling", "x"))
         if have:
             commands.append(command("SET", f"tok:{id}", pack(*have)))
-        commands.append(command("ZADD", "waiting", 1, id))
+        commands.append(command("ZADD", "waiting:default", 1, id))
     return [*commands, command("HSET", f"group:{request}", "ids", "x", "open", choices, "bytes", 10)]
 
 
@@ -53,7 +53,7 @@ def wait_again(id: str) -> Commands:
     return [
         command("HSET", f"seq:{id}", "state", "waiting"),
         command("HDEL", f"seq:{id}", "seat"),
-        command("ZADD", "waiting", 1, id),
+        command("ZADD", "waiting:default", 1, id),
     ]
 
 
@@ -64,7 +64,7 @@ def exchange(seat: str, call: int, *parts: Commands) -> Commands:
 
 def claim(seat: str, id: str) -> Commands:
     return [
-        command("ZREM", "waiting", id),
+        command("ZREM", "waiting:default", id),
         command("HSET", f"seq:{id}", "state", "running", "seat", seat),
         command("SADD", f"running:{seat}", id),
     ]
@@ -86,7 +86,7 @@ def end(id: str, seat: str) -> Commands:
 def cancel(id: str) -> Commands:
     """Of a waiting sequence."""
     return [
-        command("ZREM", "waiting", id),
+        command("ZREM", "waiting:default", id),
         command("HSET", f"seq:{id}", "state", "ended", "end", "x"),
         command("HINCRBY", f"group:{id.partition('/')[0]}", "open", -1),
     ]

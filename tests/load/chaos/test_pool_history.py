@@ -77,7 +77,7 @@ BROKEN: dict[str, tuple[str, list[Commands]]] = {
     "a token overwritten": ("changed", [DONE, [command("SETRANGE", "tok:r/0", 0, pack(6))]]),
     "on two seats": ("place", [exchange("t", 1, [command("SADD", "running:t", "r/0")]), DONE]),
     "on no seat": ("place", [exchange("s", 2, [command("SREM", "running:s", "r/0")]), DONE]),
-    "in the queue while it runs": ("place", [[command("ZADD", "waiting", 1, "r/0")], DONE]),
+    "in the queue while it runs": ("place", [[command("ZADD", "waiting:default", 1, "r/0")], DONE]),
     "its seat vacated alone": ("place", [[command("HDEL", "seat:s", "epoch")], vacate("s", "r/0"), cancel("r/0")]),
     "the group counts otherwise": ("place", [DONE[:-2] + DONE[-1:]]),
     "told otherwise than committed": ("published", [exchange("s", 2, append("r/0", 5), publish("r/0", 0, 6)), DONE]),

@@ -18,8 +18,10 @@ RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_tar
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
 classes = st.integers(-2, 2) | st.just(BATCH_CLASS)
+tenants = st.sampled_from(["default", "é", "b"])
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
-owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent)
+guests = {"guests": st.integers(0, 3), "tenants": st.lists(tenants, max_size=2)}
+owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent, **guests)
 narrow = st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.just(4), slots=st.sampled_from([0, 8, 16, 24]))
 rooms = st.one_of(
     st.just(wide), owing, narrow, st.builds(Room, st.integers(0, 4), st.integers(0, 12), st.sampled_from([1, 4, 16]))
@@ -56,7 +58,7 @@ class PoolMachine(PoolPair):
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
         waited=st.sampled_from([0.0, 0.0, UNIT, 6 * UNIT]),
-        tenant=st.sampled_from(["default", "é"]),
+        tenant=tenants,
     )
     def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):
         name = f"r{next(names)}"
@@ -72,15 +74,15 @@ class PoolMachine(PoolPair):
 
     @rule(
         target=requests,
-        crowd=st.lists(st.tuples(classes, st.integers(1, 12), st.integers(0, 8)), min_size=3, max_size=6),
+        crowd=st.lists(st.tuples(classes, st.integers(1, 12), st.integers(0, 8), tenants), min_size=3, max_size=6),
         seat=seats,
         room=owing,
     )
     def claim_from_a_crowd(self, crowd, seat, room):
-        """Requests of all classes and lengths (prompt and tokens that are there), and not room for all."""
+        """Requests of all tenants, classes and lengths (prompt and tokens that are there), and not room for all."""
         submitted = []
-        for priority, length, output in crowd:
-            submission = group(f"r{next(names)}", 1, "g", range(length), 8)
+        for priority, length, output, tenant in crowd:
+            submission = group(f"r{next(names)}", 1, "g", range(length), 8, tenant=tenant)
             sequences = [with_output(s, output) for s in submission.sequences]
             submission = dataclasses.replace(submission, sequences=sequences, priority=priority)
             if not self.both("submit", submission).refused:

@@ -193,13 +193,17 @@ def test_room_tells_what_each_class_would_give() -> None:
     world = Clocked(blocks=50)
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=2)])
     world.step()
-    assert world.s.scheduler.room() == Room(0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)], slots=200)
+    assert world.s.scheduler.room() == Room(
+        0, 38, 4, yields=[(1, 1, 0), (2, 1, 0)], slots=200, guests=1, tenants=["default"]
+    )
     world.s.scheduler.add([of("urgent", 1)])
     assert world.s.scheduler.room().requests == -1
     world = Clocked(blocks=50, admission="on_demand")
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     world.step()
-    assert world.s.scheduler.room() == Room(0, 46, 4, whole=False, yields=[(1, 2, 2)], slots=200)
+    assert world.s.scheduler.room() == Room(
+        0, 46, 4, whole=False, yields=[(1, 2, 2)], slots=200, guests=1, tenants=["default"]
+    )
 
 
 LAWS = [(0.01, 1e-4, 0.0), (0.001, 1e-3, 0.0), (0.01, 1e-4, 1e-6)]

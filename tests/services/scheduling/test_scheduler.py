@@ -167,7 +167,7 @@ def test_room_counts_those_that_the_iteration_in_flight_ends_by_length() -> None
     s.select()
     assert s.scheduler.room() == Room(2, 8, 4, slots=40)  # a ends by length in this iteration
     s.scheduler.add([claim("c", 3, 4, 12), claim("d", 4, 4, 12)])
-    assert s.scheduler.room() == Room(0, 0, 4, slots=40)
+    assert s.scheduler.room() == Room(0, 0, 4, slots=40, guests=1, tenants=["default"])
     s.finish()
     assert s.scheduler.room() == Room(0, 0, 4, slots=40)
     s.step()

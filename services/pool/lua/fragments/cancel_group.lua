@@ -1,16 +1,16 @@
--- include: keys time cancel_now
+-- include: keys time cancel_now turns
 local CANCELLED_AT_ONCE = 64 -- groups one script cancels at most for want of followers
 
 -- Cancels a group: its waiting sequences end at once, its running ones are listed for their seats until they end.
 -- Returns false if it is unknown or all of it has ended.
 local function cancel_group(request)
   local open = false
-  local ids = redis.call("HGET", P .. "group:" .. request, "ids")
+  local group = redis.call("HMGET", P .. "group:" .. request, "ids", "tenant")
   redis.call("ZREM", ABANDONED, request)
-  for _, id in ipairs(ids and cmsgpack.unpack(ids) or {}) do
+  for _, id in ipairs(group[1] and cmsgpack.unpack(group[1]) or {}) do
     local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "seat")
     if sequence[1] == "waiting" then
-      redis.call("ZREM", WAITING, id)
+      unwait(group[2], id)
       cancel_now(id)
       open = true
     elseif sequence[1] == "running" then

@@ -1,4 +1,4 @@
--- include: keys publish end_sequence bulk
+-- include: keys publish end_sequence bulk turns
 -- The items from the `from`-th on (1 is the first); false for none.
 local function tail(items, from)
   if not items or from == 1 then
@@ -13,7 +13,8 @@ end
 
 -- The i-th commit: appends to one sequence what it does not have yet: committed tokens never change. Returns its end
 -- (blob), or false if it goes on; and how many tokens there are if that is less than the index: then nothing happened.
-local function append(boxes, heard, i, id, index, tokens, logprobs, blob)
+-- What is to be charged is added to its payer's `tokens_of`.
+local function append(boxes, heard, tokens_of, i, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
   local have = redis.call("STRLEN", key) / 4
   if index > have then
@@ -29,6 +30,12 @@ local function append(boxes, heard, i, id, index, tokens, logprobs, blob)
     end
   elseif not blob then
     return false
+  end
+  local now_has = have + #tokens / 4
+  local due = (blob and now_has or now_has - now_has % CHARGED_AT_ONCE) - (have - have % CHARGED_AT_ONCE)
+  if due > 0 then
+    local payer = redis.call("HGET", P .. "seq:" .. id, "payer")
+    tokens_of[payer] = (tokens_of[payer] or 0) + due
   end
   for b = 1, #boxes do
     if heard[b][i] == 1 then
@@ -46,7 +53,7 @@ local function commit_all(seat, batch)
   if #ids == 0 then
     return over, foreign, have
   end
-  local boxes, heard = all_outboxes(), {} -- heard: for each gateway, for each commit, 1 if it listens
+  local boxes, heard, tokens_of = all_outboxes(), {}, {} -- heard: for each gateway, for each commit, 1 if it listens
   for b, box in ipairs(boxes) do
     heard[b] = bulk("SMISMEMBER", box.listening, ids)
   end
@@ -62,7 +69,8 @@ local function commit_all(seat, batch)
     if owned[i] == 0 then
       foreign[id] = true
     elseif not over[id] and not have[id] then
-      blob, have[id] = append(boxes, heard, i, id, indices[i], string.sub(tokens, first, last), logprobs, blob)
+      blob, have[id] = append(boxes, heard, tokens_of, i, id, indices[i], string.sub(tokens, first, last),
+        logprobs, blob)
       if blob then
         over[id] = true
         redis.call("SREM", P .. "running:" .. seat, id)
@@ -72,5 +80,6 @@ local function commit_all(seat, batch)
     end
     first = last + 1
   end
+  charge(tokens_of)
   return over, foreign, have
 end

@@ -1,18 +1,25 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
 --   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), bytes (of all groups), ended
---                   (sequences), ended_bytes (groups), figures
+--                   (sequences), ended_bytes (groups), figures, waiting (sequences), served and lines (see turns: the
+--                   largest counter with which a tenant had a turn)
 --   counters        hash: name -> sum
 --   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
 --                   seat while it runs, cancelled once it is to end, end (blob) once it has;
---                   strikes and struck_at (its tokens at the last one) once an engine died under it
+--                   strikes and struck_at (its tokens at the last one) once an engine died under it;
+--                   payer (<counter>:<tenant>) once a seat took it and its prompt was charged;
+--                   class where not by arrival alone: lines, of a batch, or <class> <ageing (us)> <arrival (us)>
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
 --   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
 --                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
 --                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request
---   waiting         zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
+--   waiting:<tenant> zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
+--   turns           zset: the turn of each tenant of which anything waits -> class in which it is, half less where its first
+--                   sequence was put back. A turn is counter (16 digits), rank (16 digits) of that sequence, tenant
+--   turn:<tenant>   hash: served and lines (tokens charged, those of lines of batches apart), last (us, its last turn);
+--                   while anything waits turn and counter (the one it goes by). Expires by itself while nothing does
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
@@ -29,7 +36,7 @@
 --   listening:<name> set: ids of the sequences, not ended, that the gateway listens to
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
-local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
+local TURNS, ENDED, IDEMPOTENCY = P .. "turns", P .. "ended", P .. "idempotency"
 local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"

@@ -1,17 +1,17 @@
--- include: keys time cancel_now
+-- include: keys time cancel_now turns
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
 -- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
 -- takes it from the seat's sets. Returns whether it waits.
 local function give_up(id)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer")
   if state[2] then
     cancel_now(id)
     return false
   end
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
   redis.call("HDEL", P .. "seq:" .. id, "seat")
-  redis.call("ZADD", WAITING, state[1], id)
+  wait(string.match(state[3], ":(.*)$"), id, state[1])
   return true
 end
 
