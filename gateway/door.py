@@ -19,7 +19,6 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.vllm_fields import Words, bad_word_ids, truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
-from services.pool.limits import sequence_bytes
 from services.requests import SamplingParams
 
 T = TypeVar("T")
@@ -160,10 +159,6 @@ class Door:
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
-        size, limit = sum(map(sequence_bytes, sequences)), self._settings.max_pool_bytes
-        if size > limit:
-            text = f"The request needs {size} bytes in the pool over all its choices, the pool holds {limit} in all."
-            raise ApiError(Kind.INVALID, text, param)
         return sequences
 
     def _longest(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:

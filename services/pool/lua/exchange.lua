@@ -1,5 +1,5 @@
 -- Commits tokens, renews the lease, reaps expired seats, claims sequences: what a scheduler does once an iteration.
--- include: keys time commits holds reap cancel_group claims expire gateways bells
+-- include: keys time commits holds reap cancel_group claims expire gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -60,6 +60,7 @@ waits = waits + reap()
 local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
   ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots) or {}
 publish()
+settle()
 
 local strangers, lacking = {}, {}
 for id in pairs(foreign) do

@@ -1,16 +1,18 @@
--- include: keys time reap publish end_sequence
+-- include: keys time reap publish end_sequence counts
 local PASSED_MOST = 1000 -- sequences that one script passes over or ends because they are too large
 local COMES_BACK = 60000000 -- us in which a seat that lost its owner may have one again
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, us to the first
--- token, us since arrival, tenant}.
+-- token, us since arrival, tenant, choice, most new tokens}.
 local function contents(id)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling", "strikes", "struck_at", "group")
-  local group = redis.call("HMGET", P .. "group:" .. s[6], "priority", "ttft", "arrival", "tenant")
+  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling", "strikes", "struck_at", "group",
+    "choice", "tokens_max", "prompt_len")
+  local group = redis.call("HMGET", P .. "group:" .. s[6], "priority", "ttft", "arrival", "tenant",
+    "prompt" .. s[2], "sampling" .. s[3])
   local tokens = redis.call("GET", P .. "tok:" .. id) or ""
   local strikes = tonumber(s[5]) == #tokens / 4 and tonumber(s[4]) or 0
-  return { id, s[1], s[2], tokens, s[3], strikes, tonumber(group[1]), tonumber(group[2]), now - tonumber(group[3]),
-    group[4] }
+  return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
+    now - tonumber(group[3]), group[4], tonumber(s[7]), s[8] - s[9] }
 end
 
 local function contents_of(ids)
@@ -90,6 +92,7 @@ local function claim(seat, requests, blocks, block_size, whole, yields, slots)
       redis.call("ZREM", WAITING, id)
       redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat)
       redis.call("SADD", P .. "running:" .. seat, id)
+      count_waiting(redis.call("HGET", P .. "group:" .. s[3], "tenant"), s[2], -1)
       ids[#ids + 1] = id
     end
   end

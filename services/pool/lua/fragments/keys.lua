@@ -1,19 +1,27 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), bytes (of all groups), ended
---                   (sequences), ended_bytes (groups), figures
+--   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), ended
+--                   (sequences), figures; and what all tenants have, as in tenant:<name>
+--   tenant:<name>   hash: waiting_sequences, waiting_tokens (of their prompts), bytes (of groups), ended_bytes (those of
+--                   ended groups), streams (open groups that a client waits for), stored (ended groups), left (what
+--                   left of late, msgpack, see counts); without these once nothing of the tenant is there
+--   holders         zset: tenant of which anything is there -> its bytes
 --   counters        hash: name -> sum
---   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
---                   seat while it runs, cancelled once it is to end, end (blob) once it has;
+--   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt and sampling (numbers of the group's
+--                   fields), prompt_len, tokens_max, choice, place (bytes of one output token), scores (those of
+--                   the prompt's log probabilities); seat while it runs, cancelled once it is to end, end (blob) once it has;
 --                   strikes and struck_at (its tokens at the last one) once an engine died under it
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
---   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
+--   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, inputs (bytes of prompts and samplings in
+--                   them), prompts and samplings (how many), prompt1, sampling1, ... until its end, body, tenant,
+--                   stream (1 if a client waits for it), resumable and background
 --                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
 --                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request
 --   waiting         zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
 --   ended           zset: request -> time (us) at which its last sequence ended
+--   ended:<tenant>  zset: the same for each tenant
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
@@ -30,6 +38,7 @@
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
 local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
+local HOLDERS = P .. "holders"
 local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"

@@ -1,10 +1,10 @@
--- include: keys time cancel_now
+-- include: keys time cancel_now counts
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
 -- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
 -- takes it from the seat's sets. Returns whether it waits.
 local function give_up(id)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled")
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "group", "prompt_len")
   if state[2] then
     cancel_now(id)
     return false
@@ -12,6 +12,7 @@ local function give_up(id)
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
   redis.call("HDEL", P .. "seq:" .. id, "seat")
   redis.call("ZADD", WAITING, state[1], id)
+  count_waiting(redis.call("HGET", P .. "group:" .. state[3], "tenant"), state[4], 1)
   return true
 end
 
