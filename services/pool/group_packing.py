@@ -37,22 +37,20 @@ def pack_group(submission: Submission) -> PackedGroup:
         if shared is None or shared[0] != plain:
             packed = wire.pack(plain)
             shared = plain, samplings.setdefault(packed, len(samplings) + 1)
-        sequences.append(
-            [
-                s.id,
-                prompt,
-                shared[1],
-                s.sampling.choice,
-                len(s.prompt) + s.sampling.max_new_tokens,
-                token_bytes(s.sampling),
-                score_bytes(s.sampling, len(s.prompt)),
-                pack_tokens(s.output),
-                [wire.pack(one) for one in s.logprobs or ()],
-            ]
-        )
+        asked = [
+            prompt,
+            shared[1],
+            s.sampling.choice,
+            token_bytes(s.sampling),
+            score_bytes(s.sampling, len(s.prompt)),
+        ]
+        longest = str(len(s.prompt) + s.sampling.max_new_tokens)
+        logprobs = [wire.pack(one) for one in s.logprobs or ()]
+        sequences.append([s.id, prompt, longest, pack(asked), pack_tokens(s.output), logprobs])
     inputs = sum(map(len, prompts)) + sum(map(len, samplings))
     size = group_bytes(submission, inputs)
-    return PackedGroup(size, inputs, pack([size, inputs, list(prompts), list(samplings), sequences]))
+    stored = pack([inputs, len(prompts), len(samplings)])
+    return PackedGroup(size, inputs, pack([size, stored, list(prompts), list(samplings), sequences]))
 
 
 def _number(prompts: dict[bytes, int], known: dict[int, int], prompt: list[int]) -> int:

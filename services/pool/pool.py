@@ -46,6 +46,7 @@ class RequestPool:
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url)
+        self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
         self._gaps: set[str] = set()  # gateways whose stream was cut before they read it
 
     async def connect(self) -> None:
@@ -77,7 +78,7 @@ class RequestPool:
             "" if key is None else f"{submission.tenant}\0{key}",
             submission.body,
             packed.message,
-            pack([astuple(self.limits.bounds), astuple(self.limits.bounds_of(submission.tenant))]),
+            self._bounds_of(submission.tenant),
             micros(self.limits.keep_ended),
             submission.tenant,
             int(submission.resumable),
@@ -90,6 +91,14 @@ class RequestPool:
             micros(behind(submission.priority)),
         )
         return packing.read_submit(reply)
+
+    def _bounds_of(self, tenant: str) -> bytes:
+        limits, packed = self._packed_bounds
+        if limits is not self.limits:
+            self._packed_bounds = self.limits, (packed := {})
+        if tenant not in packed:
+            packed[tenant] = pack([astuple(self.limits.bounds), astuple(self.limits.bounds_of(tenant))])
+        return packed[tenant]
 
     async def cancel(self, request: str) -> bool:
         """Cancel a group; False if it is unknown or has ended. What runs of it ends when its seat says so."""

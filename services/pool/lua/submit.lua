@@ -6,10 +6,9 @@
 --      2  gateway
 --      3  field of the idempotency key (<tenant> NUL <key>), or ""
 --      4  body (opaque)
---      5  group: msgpack {bytes, bytes of prompts and samplings in them, [prompt (packed tokens), ...],
---         [sampling (opaque), ...], [[id, number of its prompt, number of its sampling, choice, prompt + new tokens,
---         bytes of one output token, bytes of the prompt's log probabilities, tokens it has already (packed), their log
---         probabilities [opaque, ...]], ...]}; numbers count from 1
+--      5  group: msgpack {bytes, inputs (msgpack), [prompt (packed tokens), ...], [sampling (opaque), ...],
+--         [[id, number of its prompt, prompt + new tokens (text), asked (msgpack), tokens it has already (packed), their
+--         log probabilities [opaque, ...]], ...]}; see keys for inputs and asked
 --      6  bounds: msgpack {of all, of the tenant}, each [waiting sequences, waiting prompt tokens, streams, bytes, ended
 --         groups], 0 for none
 --      7  us an ended group is kept
@@ -66,11 +65,10 @@ end
 rank = rank + tonumber(ARGV[16])
 local ids = {}
 for i, sequence in ipairs(sequences) do
-  local id, prompt, sampling, choice, tokens_max, place, scores, tokens, logprobs = unpack(sequence)
+  local id, prompt, tokens_max, asked, tokens, logprobs = unpack(sequence)
   ids[i] = id
-  redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1, "prompt", prompt,
-    "sampling", sampling, "choice", choice, "prompt_len", #prompts[prompt] / 4, "tokens_max", tokens_max,
-    "place", place, "scores", scores)
+  redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
+    "prompt_len", #prompts[prompt] / 4, "tokens_max", tokens_max, "asked", asked)
   if tokens ~= "" then
     redis.call("SET", P .. "tok:" .. id, tokens)
   end
@@ -80,23 +78,22 @@ for i, sequence in ipairs(sequences) do
   redis.call("ZADD", WAITING, rank + i - 1, id)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
-local fields = { "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs, "prompts", #prompts,
-  "samplings", #samplings, "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9],
-  "background", ARGV[10], "grace", ARGV[11], "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival,
-  "prompt1", prompts[1], "sampling1", samplings[1] }
-redis.call("HSET", P .. "group:" .. request, unpack(fields))
+local group_key = P .. "group:" .. request
+redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs,
+  "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9], "background", ARGV[10], "grace", ARGV[11],
+  "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
 for i = 2, #prompts do
-  redis.call("HSET", P .. "group:" .. request, "prompt" .. i, prompts[i])
+  redis.call("HSET", group_key, "prompt" .. i, prompts[i])
 end
 for i = 2, #samplings do
-  redis.call("HSET", P .. "group:" .. request, "sampling" .. i, samplings[i])
+  redis.call("HSET", group_key, "sampling" .. i, samplings[i])
 end
 count(tenant, "waiting_sequences", #ids)
 count(tenant, "waiting_tokens", prompt_tokens)
 count(tenant, "streams", stream)
 count(tenant, "bytes", bytes)
 if key ~= "" then
-  redis.call("HSET", P .. "group:" .. request, "key", key)
+  redis.call("HSET", group_key, "key", key)
   redis.call("HSET", IDEMPOTENCY, key, request)
 end
 settle()

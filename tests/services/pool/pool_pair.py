@@ -10,6 +10,7 @@ from pool_helpers import FIGURES, WallClock, rung
 
 from services.messages import Exchange
 from services.pool.limits import Bounds
+from services.pool.packing import unpack
 from services.pool.pool import RequestPool
 from services.pool.reference import ReferencePool
 
@@ -140,12 +141,10 @@ class PoolPair(RuleBasedStateMachine):
 async def held(pool, tenant=None):
     """What the server has counted of a tenant, or of all."""
     key = pool._prefix + (f"tenant:{tenant}" if tenant else "meta")
-    names = ("waiting_sequences", "waiting_tokens", "streams", "bytes", "stored", "ended_bytes")
-    waiting, tokens, streams, size, stored, ended = (
-        int(field or 0) for field in await pool._server.command("HMGET", key, *names)
-    )
+    packed = await pool._server.command("HGET", key, "counts")
+    waiting, tokens, size, ended_size, streams, stored, _, *_ = unpack(packed) if packed else [0] * 7
     assert await pool._server.command("ZCARD", f"{pool._prefix}ended" + (f":{tenant}" if tenant else "")) == stored
-    return Bounds(waiting, tokens, streams, size - ended, stored)
+    return Bounds(waiting, tokens, streams, size - ended_size, stored)
 
 
 def to_a_unit(claim):

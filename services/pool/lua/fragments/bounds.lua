@@ -3,7 +3,6 @@
 -- groups, the last, refuses nothing: the oldest are forgotten.
 local BOUNDS = { "waiting", "waiting_tokens", "streams", "bytes" }
 local FIELDS = { "waiting_sequences", "waiting_tokens", "streams", "bytes" }
-local IN_LEFT = { 2, 3, 5, 4 } -- where `left_of` has what left of it
 
 -- {bound, 1 if it is the tenant's own, what is there, what it needs, limit, seconds until it may be free}
 local function refusal_of(i, counts, own, need, limit)
@@ -11,7 +10,7 @@ local function refusal_of(i, counts, own, need, limit)
   if FIELDS[i] == "bytes" then
     held = held - counts.ended_bytes
   end
-  local seconds = seconds_until_free(counts, IN_LEFT[i], held, need, limit)
+  local seconds = seconds_until_free(counts, FIELDS[i], held, need, limit)
   return { BOUNDS[i], own and 1 or 0, held, need, limit, seconds }
 end
 

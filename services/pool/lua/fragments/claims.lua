@@ -5,14 +5,15 @@ local COMES_BACK = 60000000 -- us in which a seat that lost its owner may have o
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, us to the first
 -- token, us since arrival, tenant, choice, most new tokens}.
 local function contents(id)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling", "strikes", "struck_at", "group",
-    "choice", "tokens_max", "prompt_len")
-  local group = redis.call("HMGET", P .. "group:" .. s[6], "priority", "ttft", "arrival", "tenant",
-    "prompt" .. s[2], "sampling" .. s[3])
+  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "asked", "strikes", "struck_at", "group", "tokens_max",
+    "prompt_len")
+  local prompt, sampling, choice = unpack(cmsgpack.unpack(s[2]))
+  local group = redis.call("HMGET", P .. "group:" .. s[5], "priority", "ttft", "arrival", "tenant",
+    "prompt" .. prompt, "sampling" .. sampling)
   local tokens = redis.call("GET", P .. "tok:" .. id) or ""
-  local strikes = tonumber(s[5]) == #tokens / 4 and tonumber(s[4]) or 0
+  local strikes = tonumber(s[4]) == #tokens / 4 and tonumber(s[3]) or 0
   return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
-    now - tonumber(group[3]), group[4], tonumber(s[7]), s[8] - s[9] }
+    now - tonumber(group[3]), group[4], choice, s[6] - s[7] }
 end
 
 local function contents_of(ids)

@@ -1,21 +1,19 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), ended
---                   (sequences), figures; and what all tenants have, as in tenant:<name>
---   tenant:<name>   hash: waiting_sequences, waiting_tokens (of their prompts), bytes (of groups), ended_bytes (those of
---                   ended groups), streams (open groups that a client waits for), stored (ended groups), left (what
---                   left of late, msgpack, see counts); without these once nothing of the tenant is there
---   holders         zset: tenant of which anything is there -> its bytes
+--   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), figures, counts
+--                   (of all tenants)
+--   tenant:<name>   hash: counts (msgpack, see counts), while anything of the tenant is there
+--   holders         set: tenants of which anything is there
 --   counters        hash: name -> sum
---   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt and sampling (numbers of the group's
---                   fields), prompt_len, tokens_max, choice, place (bytes of one output token), scores (those of
---                   the prompt's log probabilities); seat while it runs, cancelled once it is to end, end (blob) once it has;
+--   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt_len, tokens_max, asked (msgpack [number of
+--                   its prompt in the group, of its sampling, choice, bytes of one output token, those of the prompt's
+--                   log probabilities]), seat while it runs, cancelled once it is to end, end (blob) once it has;
 --                   strikes and struck_at (its tokens at the last one) once an engine died under it
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
---   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, inputs (bytes of prompts and samplings in
---                   them), prompts and samplings (how many), prompt1, sampling1, ... until its end, body, tenant,
---                   stream (1 if a client waits for it), resumable and background
+--   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, inputs (msgpack [bytes of its prompts and
+--                   samplings, how many prompts, how many samplings]), prompt1, sampling1, ... until its end, body,
+--                   tenant, stream (1 if a client waits for it), resumable and background
 --                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
 --                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request

@@ -5,7 +5,7 @@
 
 -- All tenants that have anything in the pool, with `tenant` among them.
 local function holders(tenant)
-  local names, found = redis.call("ZRANGE", HOLDERS, 0, -1), false
+  local names, found = redis.call("SMEMBERS", HOLDERS), false
   for _, name in ipairs(names) do
     found = found or name == tenant
   end
