@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from services.messages import Submission
 from services.pool.limits import Bounds
 from services.pool.reference_groups import Groups
@@ -12,35 +14,39 @@ from services.refusals import Refusal
 class Bounded(Groups):
     def _held(self, tenant: str | None = None) -> Bounds:
         """What a tenant has in the pool, or all have; of `bytes` only those of groups that have not ended."""
-        groups = [g for g in self._groups.values() if tenant in (None, g.tenant)]
-        waiting = [s for _, id in self._waiting if tenant in (None, (s := self._sequences[id]).group.tenant)]
-        return Bounds(
-            waiting=len(waiting),
-            waiting_tokens=sum(len(s.new.prompt) for s in waiting),
-            streams=sum(g.open > 0 and g.stream for g in groups),
-            bytes=sum(g.bytes for g in groups if g.open),
-            stored=sum(g.open == 0 for g in groups),
-        )
+        return Bounds(*(self._count_of(bound.name, tenant) for bound in fields(Bounds)))
+
+    def _count_of(self, bound: str, tenant: str | None) -> int:
+        if bound == "waiting" and tenant is None:
+            return len(self._waiting)
+        if bound in ("waiting", "waiting_tokens"):
+            waiting = [s for _, id in self._waiting if tenant in (None, (s := self._sequences[id]).group.tenant)]
+            return len(waiting) if bound == "waiting" else sum(len(s.new.prompt) for s in waiting)
+        groups = [group for group in self._groups.values() if tenant in (None, group.tenant)]
+        if bound == "streams":
+            return sum(group.open > 0 and group.stream for group in groups)
+        if bound == "bytes":
+            return sum(group.bytes for group in groups if group.open)
+        return sum(group.open == 0 for group in groups)
 
     def _refusal(self, submission: Submission, group: Group) -> Refusal | None:
         """Why the group does not enter; None if it may, place having been made for it."""
-        needs = Bounds(
-            waiting=len(submission.sequences),
-            waiting_tokens=sum(len(s.prompt) for s in submission.sequences),
-            streams=int(group.stream),
-            bytes=group.bytes,
-        )
-        own = True, self._held(group.tenant), self.limits.bounds_of(group.tenant)
-        all = False, self._held(), self.limits.bounds
-        for bound in ("waiting", "waiting_tokens", "streams"):
-            for is_own, held, limits in (own, all):
-                has, need, limit = (getattr(which, bound) for which in (held, needs, limits))
-                if limit and need and has + need > limit:
-                    return Refusal(bound, is_own, has, need, limit)
+        all, own = self.limits.bounds, self.limits.bounds_of(group.tenant)
+        needs = {
+            "waiting": len(submission.sequences),
+            "waiting_tokens": sum(len(s.prompt) for s in submission.sequences),
+            "streams": int(group.stream),
+        }
+        for bound, need in needs.items():
+            for limits, tenant in ((own, group.tenant), (all, None)):
+                limit = getattr(limits, bound)
+                if limit and need and (has := self._count_of(bound, tenant)) + need > limit:
+                    return Refusal(bound, tenant is not None, has, need, limit)
         if not self._make_place(group.tenant, group.bytes):
-            over = own[2].bytes > 0 and own[1].bytes + group.bytes > own[2].bytes
-            is_own, held, limits = own if over else all
-            return Refusal("bytes", is_own, held.bytes, group.bytes, limits.bytes)
+            held = self._count_of("bytes", group.tenant)
+            if own.bytes and held + group.bytes > own.bytes:
+                return Refusal("bytes", True, held, group.bytes, own.bytes)
+            return Refusal("bytes", False, self._count_of("bytes", None), group.bytes, all.bytes)
         self._keep_few(group.tenant)
         return None
 
@@ -54,6 +60,8 @@ class Bounded(Groups):
     def _make_place(self, tenant: str, more: int) -> bool:
         """Drop ended groups for so many bytes; nothing if that would not be enough."""
         most, own_most = self.limits.max_bytes, self.limits.bounds_of(tenant).bytes
+        if self._bytes() + more <= most and (not own_most or self._bytes(tenant) + more <= own_most):
+            return True
         own_stored = sum(group.bytes for group in self._stored(tenant))
         if own_most and self._bytes(tenant) - own_stored + more > own_most:
             return False
@@ -78,6 +86,8 @@ class Bounded(Groups):
     def _keep_few(self, tenant: str) -> None:
         """Of ended groups, with place for one that has yet to end."""
         most, own_most = self.limits.max_stored, self.limits.bounds_of(tenant).stored
+        if not most and not own_most:
+            return
         while own_most and len(self._stored(tenant)) >= own_most:
             self._drop(self._stored(tenant)[0])
         holders = {group.tenant for group in self._groups.values()} | {tenant}
