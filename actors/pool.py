@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from services.config import Settings
 from services.models import ModelInfo
-from services.pool.limits import Limits
+from services.pool.limits import Bounds, Limits
 from services.pool.pool import RequestPool
+from services.tenant_limits import TenantLimits
 
 
 def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
@@ -22,9 +23,18 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(
         max_waiting=settings.max_waiting,
         max_bytes=settings.max_pool_bytes,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_streams=settings.max_streams,
+        max_stored=settings.max_stored,
+        tenant_share=settings.tenant_share if settings.several_tenants else 1.0,
+        tenants={name: _bounds(own) for name, own in settings.tenant_limits.items()},
         keep_ended=settings.keep_ended,
         grace=settings.grace,
         order=settings.order,
         ageing=settings.ageing,
         ttft_target=settings.ttft_target,
     )
+
+
+def _bounds(own: TenantLimits) -> Bounds:
+    return Bounds(own.max_waiting, own.max_waiting_tokens, own.max_streams, own.max_pool_bytes, own.max_stored)

@@ -82,4 +82,4 @@ def _help(name: str) -> str:
 def _default(value: object) -> str:
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
-    return "none" if value in ("", (), {}) else str(value)
+    return "none" if value in (None, "", (), {}) else str(value)

@@ -19,7 +19,6 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.vllm_fields import Words, bad_word_ids, truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
-from services.pool.limits import sequence_bytes
 from services.requests import SamplingParams
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ class Door:
         self.check_ids([id for word in bad_words for id in word], "bad_words")
         prompts = [self.kept(kind, fields, prompt, figures) for prompt in prompts]
         digest = _digest(fields)
-        self._check_class(fields)
+        self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
         tier = _service_tier(kind, fields, self._settings.order)
@@ -125,13 +124,11 @@ class Door:
             text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
             raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
 
-    def _check_class(self, fields: GenerationFields) -> None:
-        earliest = self._settings.earliest_class
+    def _check_class(self, fields: GenerationFields, tenant: str) -> None:
+        earliest = self._settings.earliest_class_of(tenant)
         if fields.request_class < earliest:
             param = "service_tier" if fields.priority is None else "priority"
-            text = (
-                f"Invalid '{param}': it asks for class {fields.request_class}, this server has none before {earliest}."
-            )
+            text = f"Invalid '{param}': it asks for class {fields.request_class}, yours is {earliest} at the earliest."
             raise ApiError(Kind.INVALID, text, param)
 
     def _sequences(
@@ -160,10 +157,6 @@ class Door:
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
-        size, limit = sum(map(sequence_bytes, sequences)), self._settings.max_pool_bytes
-        if size > limit:
-            text = f"The request needs {size} bytes in the pool over all its choices, the pool holds {limit} in all."
-            raise ApiError(Kind.INVALID, text, param)
         return sequences
 
     def _longest(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:

@@ -40,13 +40,15 @@ class Kind(Enum):
 
 
 class ApiError(Exception):
-    """An error for the client: what kind, a message with value and limit, the field it is about."""
+    """An error for the client: what kind, a message with value and limit, the field it is about, the seconds after
+    which to try again if they are others than the kind's."""
 
-    def __init__(self, kind: Kind, message: str, param: str | None = None) -> None:
+    def __init__(self, kind: Kind, message: str, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.param = param
+        self.retry_after = kind.value[3] if retry_after is None else retry_after
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object; in mid-stream it travels as a `data:` frame."""
@@ -54,10 +56,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": type_, "param": self.param, "code": code}}
 
     def response(self, headers: dict[str, str] | None = None) -> Response:
-        retry_after = self.kind.value[3]
         headers = dict(headers or {})
-        if retry_after is not None:
-            headers["Retry-After"] = str(retry_after)
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
         return Response(orjson.dumps(self.body()), self.kind.status, headers, "application/json")
 
 

@@ -15,6 +15,7 @@ from gateway.leaving import Leaving
 from gateway.plan import Plan
 from gateway.position import Position
 from gateway.reader import PATIENCE, Reader
+from gateway.refused import refused
 from gateway.timing import Timing
 from services.messages import Group
 from services.pool.pool import RequestPool
@@ -47,7 +48,7 @@ class Generations:
             await self._leaving.settled(request)
             reply = await self._pool.submit(submission)
             if reply.refused is not None:
-                raise ApiError(Kind.POOL_FULL, f"The request pool is full ({reply.refused}); try again later.")
+                raise refused(reply.refused)
             if reply.request != request:
                 self._leaving.leave(reply.request)
                 raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")

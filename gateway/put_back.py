@@ -13,6 +13,7 @@ from gateway.errors import ApiError, Kind
 from gateway.inbox import Inbox
 from gateway.leaving import Leaving
 from gateway.reader import PATIENCE, Reader
+from gateway.refused import refused
 from services.errors import PoolUnavailable
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
@@ -26,7 +27,8 @@ class PutBack:
     """Looks after the requests that the reader found to be lost.
 
     One that was submitted here goes back, again and again while the pool is full. One that was submitted elsewhere is
-    waited for `PATIENCE` seconds: whoever has its prompt puts it back meanwhile. Then its followers are told.
+    waited for `PATIENCE` seconds: whoever has its prompt puts it back meanwhile. Then its followers are told, as they
+    are at once of one that with all its output is too much for any pool.
     """
 
     def __init__(self, pool: RequestPool, reader: Reader, leaving: Leaving) -> None:
@@ -68,7 +70,9 @@ class PutBack:
         if reply.request != submission.request:  # its idempotency key names another request by now
             self._leaving.leave(reply.request)
             reply = await self._pool.submit(replace(submission, idempotency_key=None))
-        if reply.refused is None:
+        if reply.refused is not None and reply.refused.for_good:
+            self._reader.give_up(inbox.request, refused(reply.refused))
+        elif reply.refused is None:
             log.warning("the pool had lost %s: put back", inbox.request)
 
 

@@ -7,7 +7,6 @@ An unknown or contradictory setting is an error that names it.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from services import settings_environment, settings_file
 from services.errors import UsageError
 from services.setting_names import suggestion
+from services.setting_types import Section as Section
+from services.tenant_limits import BoundSettings
 from services.user_folders import user_cache, user_data
 
 FILE = "orca.toml"
@@ -24,20 +25,6 @@ DEFAULT_TENANT = "default"
 SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
 # variables with our prefix that are no settings: where the tests find the schemas
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
-
-
-class Section(StrEnum):
-    """What settings are about, in the order in which `--help` and the documents show them.
-
-    In the annotation of a setting: this setting and those below it, up to the next mark, are in the section.
-    """
-
-    API = "Model and API"
-    ENGINE = "Engine"
-    SCHEDULING = "Scheduling"
-    POOL = "Pool and durability"
-    LIMITS = "Limits and keys"
-    TESTING = "Testing"
 
 
 def _words(given: Any) -> Any:
@@ -51,7 +38,7 @@ def _words(given: Any) -> Any:
 Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
 
 
-class Settings(BaseSettings):
+class Settings(BoundSettings, BaseSettings):
     """What a server is told; every default is stated here. `load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -99,9 +86,6 @@ class Settings(BaseSettings):
     ttft_target: Annotated[
         float, Field(gt=0, le=3600, description="order=priority: seconds to the first token where a request says none")
     ] = 10.0
-    earliest_class: Annotated[
-        int, Field(ge=-8, le=0, description="the earliest class a request may ask for; 0: none before the default")
-    ] = -8
     max_batch_size: Annotated[int, Field(ge=1, description="requests in one iteration at most")] = 32
     token_budget: Annotated[
         int,
@@ -155,10 +139,6 @@ class Settings(BaseSettings):
     lease: Annotated[float, Section.POOL, Field(ge=3, description="seconds a seat is held without a sign of life")] = (
         5.0
     )
-    max_waiting: Annotated[
-        int, Section.LIMITS, Field(ge=1, description="waiting sequences, above which submits get a 429")
-    ] = 10_000
-    max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
         600.0
     )
@@ -249,6 +229,14 @@ class Settings(BaseSettings):
     def tenants(self) -> dict[str, str]:
         """The tenant of each API key, of `api_key` and `api_keys`; empty: no key is asked for."""
         return dict.fromkeys(self.api_key, DEFAULT_TENANT) | self.api_keys
+
+    @property
+    def several_tenants(self) -> bool:
+        return len(set(self.tenants.values())) > 1
+
+    def earliest_class_of(self, tenant: str) -> int:
+        """The earliest class that requests of this tenant may ask for."""
+        return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
 
     @classmethod
     def settings_customise_sources(

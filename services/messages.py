@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.refusals import Refusal
 from services.requests import FinishReason, SamplingParams
 
 # --- scheduler <-> engine ------------------------------------------------------------------------------------
@@ -255,12 +256,12 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class SubmitReply:
-    """`request` is the id under which the group lives: an earlier one where the idempotency key was known. `refused`
-    names the bound it would pass (`waiting` requests or pool `bytes`); nothing was written then."""
+    """`request` is the id under which the group lives: an earlier one where the idempotency key was known.
+    `refused` says which bound the group would pass; nothing of it was written then."""
 
     request: str
     existed: bool = False
-    refused: str | None = None
+    refused: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,37 @@
-"""How much one pool holds, what a sequence counts for, and who waits before whom."""
+"""How much one pool holds, of all tenants and of each, and who waits before whom."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from services.messages import NewSequence
 from services.requests import BATCH_CLASS
 
-# What the server needs for a sequence besides its tokens, about: keys, hash fields, place in the queues.
-OVERHEAD_BYTES = 1024
-TOKEN_BYTES = 4
-# One packed `Logprobs` with its list entry, and one (id, logprob) in it.
-LOGPROBS_BYTES = 16
-TOP_LOGPROB_BYTES = 15
-# One packed id of `allowed_token_ids` or `bad_words`.
-ID_BYTES = 5
-# One prompt token's log probability and rank.
-PROMPT_LOGPROB_BYTES = 14
 # Seconds (about 95 years) that lines of batches are ranked behind all others. A rank in microseconds stays below 2**53,
 # up to which the server's numbers are exact.
 BEHIND = 3e9
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a pool: waiting sequences, bytes of all its groups, seconds an ended group stays readable,
-    seconds (`grace`) a resumable group, or one whose gateway died, goes on without a follower.
+class Bounds:
+    """The most that may be in a pool: sequences that wait, tokens of their prompts, streams (groups that have not ended
+    and for which a client waits: not in the background, no lines of batches), bytes of groups, ended groups. 0: no
+    bound."""
 
-    Groups that ended make place earlier when the bytes are needed.
+    waiting: int = 0
+    waiting_tokens: int = 0
+    streams: int = 0
+    bytes: int = 0
+    stored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a pool as in `Bounds`, seconds an ended group stays readable, seconds (`grace`) a resumable group, or
+    one whose gateway died, goes on without a follower.
+
+    Groups that ended make place earlier when the bytes are needed, or when there are more than `max_stored`. A tenant
+    has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
 
     Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds
@@ -44,25 +47,29 @@ class Limits:
     order: Literal["fcfs", "priority"] = "fcfs"
     ageing: float = 60.0
     ttft_target: float = 10.0
+    max_waiting_tokens: int = 0
+    max_streams: int = 0
+    max_stored: int = 0
+    tenant_share: float = 1.0
+    tenants: dict[str, Bounds] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of all tenants."""
+        return Bounds(self.max_waiting, self.max_waiting_tokens, self.max_streams, self.max_bytes, self.max_stored)
+
+    def bounds_of(self, tenant: str) -> Bounds:
+        """A tenant's own; 0 where that of all tenants is as near."""
+        given = self.tenants.get(tenant, Bounds())
+        own = {}
+        for bound in fields(Bounds):
+            most = getattr(self.bounds, bound.name)
+            share = max(1, int(self.tenant_share * most)) if most else 0
+            own_most = getattr(given, bound.name) or share
+            own[bound.name] = 0 if own_most >= most > 0 else own_most
+        return Bounds(**own)
 
 
 def behind(priority: int) -> float:
     """Seconds that a request of this class is ranked behind its place."""
     return BEHIND if priority >= BATCH_CLASS else 0.0
-
-
-def sequence_bytes(sequence: NewSequence) -> int:
-    """What the sequence counts for from submit to expiry: its prompt and the place for all its output tokens, and the
-    ids that its settings name, which may be many.
-
-    Counted before anything is written, so that commits always fit.
-    """
-    new_tokens = sequence.sampling.max_new_tokens
-    total = OVERHEAD_BYTES + TOKEN_BYTES * (len(sequence.prompt) + new_tokens)
-    sampling = sequence.sampling
-    total += ID_BYTES * (len(sampling.allowed_token_ids) + sum(map(len, sampling.bad_words)))
-    if sampling.logprobs is not None:
-        total += new_tokens * (LOGPROBS_BYTES + TOP_LOGPROB_BYTES * sampling.logprobs)
-    if sampling.prompt_logprobs is not None:
-        total += len(sequence.prompt) * (PROMPT_LOGPROB_BYTES + TOP_LOGPROB_BYTES * sampling.prompt_logprobs)
-    return total

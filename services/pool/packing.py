@@ -10,6 +10,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import msgpack
@@ -23,13 +24,13 @@ from services.messages import (
     ExchangeReply,
     Group,
     Logprobs,
-    NewSequence,
     SeatGrant,
     Snapshot,
+    SubmitReply,
     TokenEvent,
 )
 from services.overview import Overview, Seat
-from services.pool.limits import sequence_bytes
+from services.refusals import Refusal
 from services.requests import SamplingParams
 
 assert array("I").itemsize == 4
@@ -66,30 +67,11 @@ def micros(seconds: float) -> int:
 # --- arguments -----------------------------------------------------------------------------------------------
 
 
-def pack_sequences(sequences: list[NewSequence]) -> bytes:
-    for s in sequences:
-        _check_logprobs(s.id, s.output, s.logprobs)
-    return pack(
-        [
-            [
-                s.id,
-                pack_tokens(s.prompt),
-                len(s.prompt) + s.sampling.max_new_tokens,
-                sequence_bytes(s),
-                wire.pack(s.sampling),
-                pack_tokens(s.output),
-                [wire.pack(one) for one in s.logprobs or ()],
-            ]
-            for s in sequences
-        ]
-    )
-
-
 def pack_commits(commits: list[Commit]) -> bytes:
     """A batch as `lua/fragments/publish.lua` describes it."""
     extras: list[Any] = []
     for place, commit in enumerate(commits, 1):
-        _check_logprobs(commit.id, commit.tokens, commit.logprobs)
+        check_logprobs(commit.id, commit.tokens, commit.logprobs)
         if commit.logprobs or commit.end:
             logprobs = [wire.pack(one) for one in commit.logprobs or ()]
             extras += (place, logprobs or False, wire.pack(commit.end) if commit.end else False)
@@ -104,7 +86,8 @@ def pack_commits(commits: list[Commit]) -> bytes:
     )
 
 
-def _check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
+def check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
+    """Raises ValueError unless there are as many log probabilities as tokens, or none."""
     if logprobs is not None and len(logprobs) != len(tokens):
         raise ValueError(f"{id}: {len(tokens)} tokens, log probabilities of {len(logprobs)}")
 
@@ -127,6 +110,15 @@ def read_grant(reply: list[Any]) -> SeatGrant:
     return SeatGrant(granted == 1, epoch.decode(), owner.decode())
 
 
+def read_submit(reply: list[Any]) -> SubmitReply:
+    request, existed, refusal = reply
+    refused = None
+    if refusal:
+        bound, own, held, asked, limit, seconds = refusal
+        refused = Refusal(bound.decode(), own == 1, held, asked, limit, seconds)
+    return SubmitReply(request.decode(), existed == 1, refused)
+
+
 def read_exchange(reply: list[Any]) -> ExchangeReply:
     if reply[0] == 0:
         return ExchangeReply(owned=False)
@@ -142,13 +134,14 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
 
 
 def _claim(fields: list[Any]) -> Claim:
-    id, rank, prompt, output, sampling, strikes, priority, ttft, waited, tenant = fields
+    id, rank, prompt, output, sampling, strikes, priority, ttft, waited, tenant, choice, new_tokens = fields
+    shared = wire.unpack(SamplingParams, sampling)
     return Claim(
         id=id.decode(),
         rank=float(rank) / 1e6,
         prompt=unpack_tokens(prompt),
         output=unpack_tokens(output),
-        sampling=wire.unpack(SamplingParams, sampling),
+        sampling=replace(shared, choice=choice, max_new_tokens=new_tokens),
         strikes=strikes,
         priority=priority,
         ttft=ttft / 1e6,

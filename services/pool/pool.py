@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from services import wire
 from services.messages import (
@@ -24,8 +25,13 @@ from services.messages import (
 from services.overview import Overview
 from services.pool import packing
 from services.pool.connection import Connection
+from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
+from services.refusals import Refusal
+
+# Bytes of a submission's message at most: an eighth of what a server takes in one argument (`proto-max-bulk-len`).
+MESSAGE_BYTES = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -40,6 +46,7 @@ class RequestPool:
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url)
+        self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
         self._gaps: set[str] = set()  # gateways whose stream was cut before they read it
 
     async def connect(self) -> None:
@@ -56,8 +63,12 @@ class RequestPool:
 
         A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
-        `output` counts as committed; it waits to be judged even if that is all it may have.
+        `output` counts as committed; it waits to be judged even if that is all it may have. Refused is what would pass
+        a bound of the limits, and what takes more than `MESSAGE_BYTES` to say.
         """
+        packed = pack_group(submission)
+        if (length := len(packed.message)) > MESSAGE_BYTES:
+            return SubmitReply(submission.request, refused=Refusal("message", False, 0, length, MESSAGE_BYTES))
         key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
         reply = await self._server.run(
             "submit",
@@ -66,9 +77,8 @@ class RequestPool:
             _gateway(submission.gateway),
             "" if key is None else f"{submission.tenant}\0{key}",
             submission.body,
-            packing.pack_sequences(submission.sequences),
-            self.limits.max_waiting,
-            self.limits.max_bytes,
+            packed.message,
+            self._bounds_of(submission.tenant),
             micros(self.limits.keep_ended),
             submission.tenant,
             int(submission.resumable),
@@ -80,7 +90,15 @@ class RequestPool:
             micros(submission.waited),
             micros(behind(submission.priority)),
         )
-        return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
+        return packing.read_submit(reply)
+
+    def _bounds_of(self, tenant: str) -> bytes:
+        limits, packed = self._packed_bounds
+        if limits is not self.limits:
+            self._packed_bounds = self.limits, (packed := {})
+        if tenant not in packed:
+            packed[tenant] = pack([astuple(self.limits.bounds), astuple(self.limits.bounds_of(tenant))])
+        return packed[tenant]
 
     async def cancel(self, request: str) -> bool:
         """Cancel a group; False if it is unknown or has ended. What runs of it ends when its seat says so."""

@@ -20,7 +20,6 @@ from services.messages import (
 )
 from services.messages import Group as GroupView
 from services.overview import Overview
-from services.pool.limits import sequence_bytes
 from services.pool.reference_rules import Rules
 from services.pool.reference_state import Said, Seat, Sequence
 
@@ -46,12 +45,9 @@ class ReferencePool(Rules):
         if earlier is not None:
             self._listen(submission.gateway, self._groups[earlier].ids)
             return SubmitReply(earlier, existed=True)
-        if self._turns.waiting + len(submission.sequences) > self.limits.max_waiting:
-            return SubmitReply(submission.request, refused="waiting")
-        bytes = len(submission.body) + sum(map(sequence_bytes, submission.sequences))
-        group = self._new_group(submission, key, bytes)
-        if not self._make_place(group.bytes):
-            return SubmitReply(submission.request, refused="bytes")
+        group = self._new_group(submission, key)
+        if refusal := self._refusal(submission, group):
+            return SubmitReply(submission.request, refused=refusal)
         self._groups[group.request] = group
         if key is not None:
             self._keys[key] = group.request

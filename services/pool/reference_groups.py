@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
+from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
 from services.pool.reference_turns import Turns
@@ -60,15 +61,6 @@ class Groups:
         while self._ended and self._ended[0].ended_at <= self._now - self.limits.keep_ended:
             self._drop(self._ended[0])
 
-    def _make_place(self, more: int) -> bool:
-        total = sum(group.bytes for group in self._groups.values()) + more
-        if total - sum(group.bytes for group in self._ended) > self.limits.max_bytes:
-            return False
-        while total > self.limits.max_bytes:
-            total -= self._ended[0].bytes
-            self._drop(self._ended[0])
-        return True
-
     def _drop(self, group: Group) -> None:
         """Forget an ended group."""
         self._ended.remove(group)
@@ -82,12 +74,23 @@ class Groups:
             del self._keys[group.key]
             group.key = None
 
-    def _new_group(self, submission: Submission, key: tuple[str, str] | None, bytes: int) -> Group:
+    def _new_group(self, submission: Submission, key: tuple[str, str] | None) -> Group:
         s, ttft = submission, submission.ttft
         if self.limits.order == "priority" and not behind(s.priority):
             ttft = ttft or self.limits.ttft_target
-        arrival = self._now - s.waited
-        return Group(s.request, s.tenant, s.body, key, bytes, s.resumable, s.background, s.priority, ttft, arrival)
+        return Group(
+            s.request,
+            s.tenant,
+            s.body,
+            key,
+            pack_group(s),
+            s.resumable,
+            s.background,
+            s.priority,
+            ttft,
+            arrival=self._now - s.waited,
+            stream=not s.background and not behind(s.priority),
+        )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:
         """The rank, in microseconds, of the group's first sequence; the others follow one apart."""
@@ -118,7 +121,9 @@ class Groups:
             gateway.listening.discard(sequence.id)
         group = sequence.group
         group.open -= 1
+        group.bytes -= sequence.unmade_bytes
         if group.open == 0:
+            group.bytes -= group.inputs
             group.ended_at = self._now
             insort(self._ended, group, key=lambda group: (group.ended_at, group.request))
             self._abandoned.pop(group.request, None)

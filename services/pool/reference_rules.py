@@ -7,7 +7,7 @@ from math import inf
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.limits import behind
-from services.pool.reference_groups import Groups
+from services.pool.reference_bounds import Bounded
 from services.pool.reference_state import Said, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, TOO_LARGE
 
@@ -16,7 +16,7 @@ STRIKES_MOST = 3
 COMES_BACK = 60.0
 
 
-class Rules(Groups):
+class Rules(Bounded):
     # --- exchange ---
 
     def _commit(self, seat: Seat, commits: list[Commit], said: Said) -> set[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
+from services.pool.group_packing import PackedGroup
+from services.pool.sizes import score_bytes, token_bytes
 
 EVENTS_KEPT = 2048
 
@@ -72,6 +74,13 @@ class Sequence:
         """Strikes since the last token."""
         return self.strikes if self.struck_at == len(self.tokens) else 0
 
+    @property
+    def unmade_bytes(self) -> int:
+        """The place of tokens that it did not make."""
+        sampling, made = self.new.sampling, len(self.tokens)
+        scores = 0 if made else score_bytes(sampling, len(self.new.prompt))
+        return max(0, sampling.max_new_tokens - made) * token_bytes(sampling) + scores
+
     def claim(self, now: float) -> Claim:
         return Claim(
             id=self.id,
@@ -93,16 +102,22 @@ class Group:
     tenant: str
     body: bytes
     key: tuple[str, str] | None
-    bytes: int
+    packed: InitVar[PackedGroup]
     resumable: bool
     background: bool
     priority: int
     ttft: float
     arrival: float
+    stream: bool  # a client waits for it
+    bytes: int = 0
+    inputs: int = 0  # those of prompts and samplings
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0
     deleted: bool = False
+
+    def __post_init__(self, packed: PackedGroup) -> None:
+        self.bytes, self.inputs = packed.size, packed.inputs
 
 
 @dataclass(slots=True)

@@ -55,6 +55,12 @@ class Turns:
         if not tenant.passed:
             self._place(tenant, now)
 
+    def sequences(self, tenant: str | None) -> Iterator[Sequence]:
+        """Those of a tenant that wait, or all."""
+        for each in self._tenants.values():
+            if tenant in (None, each.name):
+                yield from (sequence for _, _, sequence in each.queue)
+
     def next(self) -> Sequence | None:
         """The sequence whose turn it is."""
         tenant = min(self._in_turn(), key=self._turn, default=None)
@@ -100,15 +106,17 @@ class Turns:
             return
         tenant.until = inf
         counter = counter_of(tenant.first)
-        if tenant.counter != counter:
+        if tenant.counter == counter:
+            return
+        tenant.counter = counter
+        if not self._begun(tenant):  # who waits again because a seat died had never gone
             here = self._class(tenant)
             peers = [
                 other.served[counter]
                 for other in self._in_turn()
                 if other is not tenant and self._class(other) == here and not self._begun(other)
             ]
-            least = min(peers, default=self._largest[counter])
-            tenant.counter, tenant.served[counter] = counter, max(tenant.served[counter], least)
+            tenant.served[counter] = max(tenant.served[counter], min(peers, default=self._largest[counter]))
 
     def _turn(self, tenant: Tenant) -> tuple[float, bool, int, int, str]:
         first = tenant.first

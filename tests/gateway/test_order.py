@@ -114,6 +114,15 @@ def test_the_tier_is_named_where_it_asks_for_that_class(redis_url: str, tiny_fol
         assert error["param"] == "service_tier"
 
 
+def test_a_tenant_may_have_classes_that_others_have_not(redis_url: str, tiny_folder: Path) -> None:
+    keys = {"ka": "a", "kb": "b"}
+    settings = Settings(order="priority", api_keys=keys, tenant_limits={"b": {"earliest_class": -4}})
+    with Stack(redis_url, "keyed-classes", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
+        body = BODIES[COMPLETIONS] | {"priority": -4}
+        check_error(client.post(COMPLETIONS, json=body, headers={"x-api-key": "ka"}), 400, "-4")
+        assert client.post(COMPLETIONS, json=body, headers={"x-api-key": "kb"}).status_code == 200
+
+
 @pytest.mark.parametrize("fields", [{"priority": 1}, {"ttft_target": 5}, {"service_tier": "flex"}], ids=str)
 def test_another_class_is_another_request(http: httpx.Client, fields: dict[str, Any]) -> None:
     headers = {"Idempotency-Key": f"class-{time.monotonic_ns()}"}

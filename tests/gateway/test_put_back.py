@@ -116,6 +116,16 @@ async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gatew
     assert await held(pool, "a/0") == [[]]
 
 
+async def test_what_no_pool_takes_is_given_up(pool: RequestPool, gateway: Gateway) -> None:
+    inbox = await submit(pool, gateway.reader, "a")
+    await lose_all(pool)
+    pool.limits = Limits(max_bytes=100)
+    await gateway.reader.reread()
+    with pytest.raises(ApiError, match="limit of 100"):
+        await asyncio.wait_for(inbox.take(), 10)
+    assert gateway.reader.lost == {}
+
+
 async def test_it_waits_where_it_did(pool: RequestPool, gateway: Gateway) -> None:
     pool.limits = Limits(order="priority", ageing=60, ttft_target=10)
     for request, priority, ttft in (("plain", 0, 0.0), ("late", 1, 5.0), ("old", 1, 5.0)):

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import post, show_an_engine, wait_until
-from stack import Server, Stack
+from stack import NAME, Server, Stack
 
 from services.config import Settings
 from services.overview import Overview
@@ -73,6 +73,28 @@ def test_a_full_pool(lonely: Stack) -> None:
         wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 0)
         second = post(lonely, BODY)
         wait_until(lambda: lonely.call(lonely.pool.overview()).waiting == 1)
+        second.close()
+
+
+def test_a_tenant_at_its_bound_is_told_which_and_others_are_served(redis_url: str, tiny_folder: Path) -> None:
+    """In the shape of either API, with the time to wait."""
+    settings = Settings(max_waiting=4, api_keys={"ka": "a", "kb": "b"})
+    with Stack(redis_url, f"keyed-{time.monotonic_ns()}", tiny_folder, settings, engine=False) as stack:
+        stack.call(show_an_engine(stack))
+        first = post(stack, BODY | {"n": 2}, Authorization="Bearer ka")
+        wait_until(lambda: stack.call(stack.pool.overview()).waiting == 2)
+        with httpx.Client(base_url=stack.url, headers={"x-api-key": "ka"}) as http:
+            refused = http.post("/v1/completions", json=BODY)
+            check(refused, 429, "rate_limit_exceeded")
+            assert "This API key has 2 waiting choices of at most 2" in refused.json()["error"]["message"]
+            message = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "model": NAME}
+            anthropic = http.post("/v1/messages", json=message)
+            assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert "This API key has 2 waiting choices of at most 2" in anthropic.json()["error"]["message"]
+            assert anthropic.headers["retry-after"] == refused.headers["retry-after"]
+        second = post(stack, BODY | {"n": 2}, Authorization="Bearer kb")
+        wait_until(lambda: stack.call(stack.pool.overview()).waiting == 4)
+        first.close()
         second.close()
 
 

@@ -130,6 +130,8 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"ageing": -1}, "ageing"),
         ({"ttft_target": 0}, "ttft_target"),
         ({"earliest_class": 1}, "earliest_class"),
+        ({"tenant_limits": {"a": {"max_wait": 1}}}, "tenant_limits.a.max_wait"),
+        ({"tenant_share": 1.5}, "tenant_share"),
         ({"lease": "soon"}, "lease"),
         ({"pool": "a b"}, "pool"),
         ({"redis_url": "redis://h", "durability": "strict"}, "durability"),
@@ -151,3 +153,19 @@ def test_the_docs_that_are_made_from_the_code_are_up_to_date() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert made["settings"]() == (ROOT / "docs" / "settings.md").read_text()
     assert made["architecture"]() == (ROOT / "docs" / "architecture.md").read_text(), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "expected"),
+    [
+        ({}, 2, -8),
+        ({"order": "priority"}, 1, -8),
+        ({"order": "priority"}, 2, 0),
+        ({"order": "priority", "earliest_class": -3}, 2, -3),
+        ({"order": "priority", "tenant_limits": {"a": {"earliest_class": -8}}}, 2, -8),
+        ({"earliest_class": -8, "tenant_limits": {"a": {"earliest_class": -1}}}, 1, -1),
+    ],
+)
+def test_a_class_before_others_is_for_whom_it_was_given(asked, keys, expected):
+    settings = Settings(api_keys={"1": "a"} | ({"2": "b"} if keys == 2 else {}), **asked)
+    assert settings.earliest_class_of("a") == expected

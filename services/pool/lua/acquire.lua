@@ -1,5 +1,5 @@
 -- Gives a seat to an owner under a new epoch, if it is free, its lease ran out, or its epoch is the dead one named.
--- include: keys time reap cancel_group bells gateways
+-- include: keys time reap cancel_group bells gateways counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -21,6 +21,7 @@ if held[1] and held[1] == ARGV[4] then
   held[1] = false
 end
 publish()
+settle()
 if news then
   ring()
 end

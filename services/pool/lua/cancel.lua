@@ -1,5 +1,5 @@
 -- Cancels a group: its waiting sequences end at once, its running ones are listed for their seats until they end.
--- include: keys time cancel_group gateways bells
+-- include: keys time cancel_group gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request
@@ -8,6 +8,7 @@ stamp()
 forget_gateways()
 local open = cancel_group(ARGV[1])
 publish()
+settle()
 if open then
   ring()
 end

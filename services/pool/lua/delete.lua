@@ -1,5 +1,5 @@
 -- Forgets an ended group. One that goes on is cancelled, hidden from now on, and forgotten when it has ended.
--- include: keys time cancel_group expire gateways bells
+-- include: keys time cancel_group expire gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request
@@ -13,6 +13,7 @@ if not group[1] or group[2] then
 end
 if group[1] == "0" then
   drop(ARGV[1])
+  settle()
   return 1
 end
 if group[3] then
@@ -22,5 +23,6 @@ end
 redis.call("HSET", key, "deleted", 1)
 cancel_group(ARGV[1])
 publish()
+settle()
 ring()
 return 1

@@ -1,6 +1,6 @@
 -- A gateway follows a group no more. If nobody does, the group goes on in the background, is cancelled after its grace,
 -- or at once, as it was submitted.
--- include: keys time cancel_group gateways bells bulk
+-- include: keys time cancel_group gateways bells bulk counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  gateway
@@ -22,6 +22,7 @@ if group[3] == "1" or group[4] == "1" then
 elseif not followed(ids) then
   cancel_group(request)
   publish()
+  settle()
   ring()
 end
 return 1

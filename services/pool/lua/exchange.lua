@@ -1,5 +1,5 @@
 -- Commits tokens, renews the lease, reaps expired seats, claims sequences: what a scheduler does once an iteration.
--- include: keys time commits holds reap cancel_group claims expire gateways bells
+-- include: keys time commits holds reap cancel_group claims expire gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -62,6 +62,7 @@ local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), 
   ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
   ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {}) or {}
 publish()
+settle()
 
 local strangers, lacking = {}, {}
 for id in pairs(foreign) do

@@ -1,5 +1,5 @@
 -- Renews a gateway's registration and adds its counters.
--- include: keys time cancel_group gateways bells
+-- include: keys time cancel_group gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  gateway
@@ -15,6 +15,7 @@ stamp()
 forget_gateways()
 if cancel_abandoned() then
   publish()
+  settle()
   ring()
 end
 register(gateway)

@@ -1,5 +1,5 @@
 -- The pool from outside. Writes nothing, not even the stamp.
--- include: keys time
+-- include: keys time counts
 --
 -- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", gateways, [name, sum, ...],
@@ -11,6 +11,6 @@ for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   seats[i] = { seat, lease > now and 1 or 0, redis.call("SCARD", P .. "running:" .. seat),
     s[1] or "", s[2] or "", s[3] or "", s[4] or "" }
 end
-local meta = redis.call("HMGET", META, "ended", "bytes", "figures", "waiting")
-return { tonumber(meta[4] or 0), tonumber(meta[1] or 0), tonumber(meta[2] or 0), meta[3] or "",
+local all = book(META)
+return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
   redis.call("ZCOUNT", GATEWAYS, "(" .. string.format("%.0f", now), "+inf"), redis.call("HGETALL", COUNTERS), seats }

@@ -1,5 +1,5 @@
 -- Gives a seat back. Only its owner can; what it ran waits again, less what its engine died of too often.
--- include: keys time reap strikes bells gateways
+-- include: keys time reap strikes bells gateways counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -21,4 +21,5 @@ if vacate(seat) > 0 then
   ring()
 end
 publish()
+settle()
 return 1

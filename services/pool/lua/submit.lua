@@ -1,30 +1,32 @@
 -- Puts a group of sequences into the pool, all or none, and attaches the gateway to them.
--- include: keys time expire gateways bells turns
+-- include: keys time counts bounds gateways bells turns
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request (the group's id)
 --      2  gateway
 --      3  field of the idempotency key (<tenant> NUL <key>), or ""
 --      4  body (opaque)
---      5  sequences: msgpack [[id, prompt (packed tokens), prompt + new tokens, bytes, sampling (opaque),
---         tokens it has already (packed), their log probabilities [opaque, ...]], ...]
---      6  most waiting sequences
---      7  most bytes
---      8  us an ended group is kept
---      9  tenant
---     10  11  1 if resumable, 1 if in the background
---     12  us of grace
---     13  class, the least first
---     14  us from arrival to the first token that it should not exceed; 0: none
---     15  us that a class is worth in the queue, or "": by arrival alone
---     16  us since its arrival, of what the pool lost; else 0
---     17  us that it is ranked behind its place
--- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}
-local request, gateway, key = ARGV[1], ARGV[2], ARGV[3]
-local sequences = cmsgpack.unpack(ARGV[5])
+--      5  group: msgpack {bytes, inputs (msgpack), [prompt (packed tokens), ...], [sampling (opaque), ...],
+--         [[id, number of its prompt, prompt + new tokens (text), asked (msgpack), tokens it has already (packed), their
+--         log probabilities [opaque, ...]], ...]}; see keys for inputs and asked
+--      6  bounds: msgpack {of all, of the tenant}, each [waiting sequences, waiting prompt tokens, streams, bytes, ended
+--         groups], 0 for none
+--      7  us an ended group is kept
+--      8  tenant
+--      9  10  1 if resumable, 1 if in the background
+--     11  us of grace
+--     12  class, the least first
+--     13  us from arrival to the first token that it should not exceed; 0: none
+--     14  us that a class is worth in the queue, or "": by arrival alone
+--     15  us since its arrival, of what the pool lost; else 0
+--     16  us that it is ranked behind its place
+-- Reply   {request it lives under, 1 if it was there before, {} or the bound that refuses it (see fragments/bounds.lua)}
+local request, gateway, key, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
+local bytes, inputs, prompts, samplings, sequences = unpack(cmsgpack.unpack(ARGV[5]))
+local bounds = cmsgpack.unpack(ARGV[6])
 stamp()
 forget_gateways()
-expire(tonumber(ARGV[8]))
+expire(tonumber(ARGV[7]))
 
 local earlier = redis.call("EXISTS", P .. "group:" .. request) == 1 and request
   or key ~= "" and redis.call("HGET", IDEMPOTENCY, key)
@@ -35,57 +37,70 @@ if earlier then
       listen(gateway, id, earlier)
     end
   end
-  return { earlier, 1, "" }
+  settle()
+  return { earlier, 1, {} }
 end
 
-local ids, bytes = {}, #ARGV[4]
-for i, sequence in ipairs(sequences) do
-  ids[i] = sequence[1]
-  bytes = bytes + sequence[4]
+local prompt_tokens = 0
+for _, sequence in ipairs(sequences) do
+  prompt_tokens = prompt_tokens + #prompts[sequence[2]] / 4
 end
-if tonumber(redis.call("HGET", META, "waiting") or 0) + #ids > tonumber(ARGV[6]) then
-  return { request, 0, "waiting" }
-end
-if not make_place(bytes, tonumber(ARGV[7])) then
-  return { request, 0, "bytes" }
+local stream = ARGV[10] == "0" and ARGV[16] == "0" and 1 or 0
+local refusal = over_a_bound(tenant, bounds, { #sequences, prompt_tokens, stream, bytes })
+if refusal then
+  settle()
+  return { request, 0, refusal }
 end
 
 register(gateway)
-local arrival, rank = now - tonumber(ARGV[16]), nil
-if ARGV[15] ~= "" then
-  rank = arrival + tonumber(ARGV[13]) * tonumber(ARGV[15]) + tonumber(ARGV[14])
+local arrival, rank = now - tonumber(ARGV[15]), nil
+if ARGV[14] ~= "" then
+  rank = arrival + tonumber(ARGV[12]) * tonumber(ARGV[14]) + tonumber(ARGV[13])
 elseif arrival < now then
   rank = arrival
 else
   rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
-  redis.call("HSET", META, "rank", rank + #ids - 1)
+  redis.call("HSET", META, "rank", rank + #sequences - 1)
 end
-rank = rank + tonumber(ARGV[17])
-local class = ARGV[17] ~= "0" and "lines"
-  or ARGV[15] ~= "" and string.format("%s %s %.0f", ARGV[13], ARGV[15], arrival)
+rank = rank + tonumber(ARGV[16])
+local class = ARGV[16] ~= "0" and "lines"
+  or ARGV[14] ~= "" and string.format("%s %s %.0f", ARGV[12], ARGV[14], arrival)
+local ids = {}
 for i, sequence in ipairs(sequences) do
-  local id = sequence[1]
+  local id, prompt, tokens_max, asked, tokens, logprobs = unpack(sequence)
+  ids[i] = id
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting", "group", request, "rank", rank + i - 1,
-    "prompt", sequence[2], "prompt_len", #sequence[2] / 4, "tokens_max", sequence[3], "sampling", sequence[5])
-  if sequence[6] ~= "" then
-    redis.call("SET", P .. "tok:" .. id, sequence[6])
+    "prompt_len", #prompts[prompt] / 4, "tokens_max", tokens_max, "asked", asked)
+  if tokens ~= "" then
+    redis.call("SET", P .. "tok:" .. id, tokens)
   end
-  for _, one in ipairs(sequence[7]) do
+  for _, one in ipairs(logprobs) do
     redis.call("RPUSH", P .. "lp:" .. id, one)
   end
   if class then
     redis.call("HSET", P .. "seq:" .. id, "class", class)
   end
-  wait(ARGV[9], id, rank + i - 1)
+  wait(tenant, id, rank + i - 1)
   redis.call("SADD", P .. "listening:" .. gateway, id)
 end
-redis.call("HINCRBY", META, "bytes", bytes)
-redis.call("HSET", P .. "group:" .. request, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "body", ARGV[4],
-  "tenant", ARGV[9], "resumable", ARGV[10], "background", ARGV[11], "grace", ARGV[12], "priority", ARGV[13],
-  "ttft", ARGV[14], "arrival", arrival)
+local group_key = P .. "group:" .. request
+redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs,
+  "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9], "background", ARGV[10], "grace", ARGV[11],
+  "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
+for i = 2, #prompts do
+  redis.call("HSET", group_key, "prompt" .. i, prompts[i])
+end
+for i = 2, #samplings do
+  redis.call("HSET", group_key, "sampling" .. i, samplings[i])
+end
+count(tenant, "waiting_sequences", #ids)
+count(tenant, "waiting_tokens", prompt_tokens)
+count(tenant, "streams", stream)
+count(tenant, "bytes", bytes)
 if key ~= "" then
-  redis.call("HSET", P .. "group:" .. request, "key", key)
+  redis.call("HSET", group_key, "key", key)
   redis.call("HSET", IDEMPOTENCY, key, request)
 end
+settle()
 ring()
-return { request, 0, "" }
+return { request, 0, {} }

@@ -5,7 +5,9 @@ import time
 from dataclasses import replace
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
+from services.pool.group_packing import pack_group
 from services.pool.pool import RequestPool
+from services.pool.sizes import score_bytes, token_bytes
 from services.requests import FinishReason, SamplingParams
 
 SEAT = "cluster/0"
@@ -37,6 +39,21 @@ def sequence(id, prompt=(1, 2, 3), new=4, **sampling):
 def group(request, n=1, gateway="gateway", prompt=(1, 2, 3), new=4, key=None, tenant="default", body=b"", **sampling):
     sequences = [sequence(f"{request}/{i}", prompt, new, choice=i, **sampling) for i in range(n)]
     return Submission(request, gateway, sequences, tenant, key, body)
+
+
+def size(*groups):
+    """Bytes for which open groups count."""
+    return sum(pack_group(group).size for group in groups)
+
+
+def ended_size(group):
+    """Bytes for which a group counts that ended without a token."""
+    packed = pack_group(group)
+    unmade = sum(
+        s.sampling.max_new_tokens * token_bytes(s.sampling) + score_bytes(s.sampling, len(s.prompt))
+        for s in group.sequences
+    )
+    return packed.size - packed.inputs - unmade
 
 
 class Owner:

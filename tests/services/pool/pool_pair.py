@@ -9,11 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from pool_helpers import FIGURES, WallClock, rung
 
 from services.messages import Exchange
+from services.pool.limits import Bounds
+from services.pool.packing import unpack
 from services.pool.pool import RequestPool
 from services.pool.reference import ReferencePool
 
 SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
+TENANTS = ("default", "é", "b")
 LEASE = 1000.0  # longer than any run: time plays no part here
 UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
 names = itertools.count()
@@ -128,9 +131,20 @@ class PoolPair(RuleBasedStateMachine):
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
         assert real.waiting + real.running + real.ended <= self.submitted
         assert real.waiting + real.running + real.ended == len(self.reference._sequences)
+        for tenant in (None, *TENANTS):
+            assert self.loop.run_until_complete(held(self.real, tenant)) == self.reference._held(tenant)
         for seat in SEATS:
             heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
             assert heard[0] == heard[1]
+
+
+async def held(pool, tenant=None):
+    """What the server has counted of a tenant, or of all."""
+    key = pool._prefix + (f"tenant:{tenant}" if tenant else "meta")
+    packed = await pool._server.command("HGET", key, "counts")
+    waiting, tokens, size, ended_size, streams, stored, _, *_ = unpack(packed) if packed else [0] * 7
+    assert await pool._server.command("ZCARD", f"{pool._prefix}ended" + (f":{tenant}" if tenant else "")) == stored
+    return Bounds(waiting, tokens, streams, size - ended_size, stored)
 
 
 def to_a_unit(claim):

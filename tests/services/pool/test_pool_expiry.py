@@ -3,10 +3,10 @@
 import asyncio
 from dataclasses import replace
 
-from pool_helpers import CANCELLED, STOP, Owner, commit, counts, group, keys, let_time_pass, stored
+from pool_helpers import CANCELLED, STOP, Owner, commit, counts, ended_size, group, keys, let_time_pass, size, stored
 
 from services.messages import Logprobs, SubmitReply
-from services.pool.limits import Limits, sequence_bytes
+from services.pool.limits import Limits
 
 KEEP = 0.1
 
@@ -25,7 +25,7 @@ async def test_an_ended_group_expires_with_all_it_had(pools):
     assert not (await stored(pool, "r/0")).known
     assert await pool.group("r") is None
     assert await counts(pool) == (1, 0, 0)
-    assert (await pool.overview()).bytes == sequence_bytes(group("other").sequences[0])
+    assert (await pool.overview()).bytes == size(group("other", key="k"))
 
 
 async def test_an_exchange_expires_too(pools):
@@ -51,21 +51,21 @@ async def test_a_group_stays_whole_until_its_last_sequence_has_ended(pools):
 
 
 async def test_the_oldest_ended_groups_make_place(pools):
-    one = sequence_bytes(group("a").sequences[0])
-    pool = await pools(max_bytes=3 * one)
+    one, asked = ended_size(group("a")), group("d", n=2)
+    pool = await pools(max_bytes=size(asked) + one)
     for name in ("a", "b", "c"):
         await _end(pool, name)
-    assert (await pool.submit(group("d", n=2))).refused is None
+    assert (await pool.submit(asked)).refused is None
     assert [(await stored(pool, f"{name}/0")).known for name in "abcd"] == [False, False, True, True]
-    assert (await pool.overview()).bytes == 3 * one
+    assert (await pool.overview()).bytes == size(asked) + one
 
 
 async def test_nothing_is_forgotten_for_a_group_that_does_not_fit_anyway(pools):
-    one = sequence_bytes(group("a").sequences[0])
-    pool = await pools(max_bytes=3 * one)
-    await pool.submit(group("living"))
+    living, big = group("living"), group("big", n=3)
+    pool = await pools(max_bytes=size(living, big) - 1)
+    await pool.submit(living)
     await _end(pool, "ended")
-    assert (await pool.submit(group("big", n=3))).refused == "bytes"
+    assert (await pool.submit(big)).refused.bound == "bytes"
     assert (await stored(pool, "ended/0")).known
 
 

@@ -6,19 +6,23 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, initialize, multiple, rule, run_state_machine_as_test
 from pool_helpers import CANCELLED, STOP, group
-from pool_pair import GATEWAYS, LEASE, UNIT, PoolPair, names
+from pool_pair import GATEWAYS, LEASE, TENANTS, UNIT, PoolPair, names
 
 from services.messages import Commit, Exchange, Logprobs, Room
-from services.pool.limits import Limits
+from services.pool.limits import Bounds, Limits
 from services.requests import BATCH_CLASS
 
-LIMITS = Limits(max_waiting=8, max_bytes=20_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
+LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
 RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
+# two tenants, and bounds that each meets, of its own and of both
+SHARED = dataclasses.replace(
+    LIMITS, max_waiting_tokens=60, max_streams=6, max_stored=5, tenant_share=0.7, tenants={"é": Bounds(4, stored=2)}
+)
 
 seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
 classes = st.integers(-2, 2) | st.just(BATCH_CLASS)
-tenants = st.sampled_from(["default", "é", "b"])
+tenants = st.sampled_from(TENANTS)
 lent = st.lists(st.tuples(classes, st.integers(0, 2), st.integers(0, 8)), max_size=3)
 guests = {"guests": st.integers(0, 3), "tenants": st.lists(tenants, max_size=2)}
 owing = st.builds(Room, st.integers(-2, 1), st.integers(-4, 20), st.just(4), st.booleans(), lent, **guests)
@@ -34,7 +38,7 @@ class PoolMachine(PoolPair):
     requests = Bundle("requests")
     dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
 
-    @initialize(limits=st.sampled_from([LIMITS, RANKED]))
+    @initialize(limits=st.sampled_from([LIMITS, RANKED, SHARED]))
     def start(self, limits):
         self.open(limits)
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):

@@ -4,11 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, stored
+from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group, rung, size, stored
 
 from services import wire
 from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
-from services.pool.limits import sequence_bytes
+from services.pool.sizes import score_bytes, token_bytes
+from services.refusals import Refusal
+from services.requests import SamplingParams
 
 
 async def test_what_was_submitted_is_claimed_unchanged(pool):
@@ -52,7 +54,7 @@ async def test_a_group_over_the_waiting_bound_is_refused_whole(pools):
     pool = await pools(max_waiting=3)
     await pool.submit(group("a", n=2))
     before = await pool.overview()
-    assert await pool.submit(group("b", n=2)) == SubmitReply("b", refused="waiting")
+    assert await pool.submit(group("b", n=2)) == SubmitReply("b", refused=Refusal("waiting", False, 2, 2, 3))
     assert await pool.overview() == before
     assert await pool.group("b") is None
     assert await pool.submit(group("c", n=1)) == SubmitReply("c")
@@ -66,11 +68,12 @@ async def test_running_sequences_leave_the_waiting_bound(pools):
 
 
 async def test_a_group_over_the_bytes_is_refused_whole(pools):
-    one = sequence_bytes(group("a").sequences[0])
-    pool = await pools(max_bytes=3 * one - 1)
-    await pool.submit(group("a", n=2))
-    assert await pool.submit(group("b")) == SubmitReply("b", refused="bytes")
-    assert (await pool.overview()).bytes == 2 * one
+    first, second = group("a", n=2), group("b")
+    pool = await pools(max_bytes=size(first, second) - 1)
+    await pool.submit(first)
+    refused = Refusal("bytes", False, size(first), size(second), size(first, second) - 1)
+    assert await pool.submit(second) == SubmitReply("b", refused=refused)
+    assert (await pool.overview()).bytes == size(first)
 
 
 async def test_bytes_count_the_output_before_it_is_there(pool):
@@ -83,26 +86,17 @@ async def test_bytes_count_the_output_before_it_is_there(pool):
     assert (await pool.overview()).bytes == promised
 
 
-async def test_log_probabilities_count_where_asked():
-    plain, asked = (sequence_bytes(group("a", new=100, logprobs=k).sequences[0]) for k in (None, 20))
-    assert asked > plain + 100 * 20 * 8
-
-
-async def test_the_ids_that_settings_name_count():
-    asked = group("a", new=100, allowed_token_ids=tuple(range(40_000, 50_000)), bad_words=((2**31, 2**31),) * 100)
-    packed = len(wire.pack(asked.sequences[0].sampling))
-    assert sequence_bytes(asked.sequences[0]) - sequence_bytes(group("a", new=100).sequences[0]) > packed - 1024
-
-
-async def test_log_probabilities_of_a_prompt_count_where_asked():
-    """No less than what a pool is sent of them."""
-    prompt = range(500)
-    plain = sequence_bytes(group("a", prompt=prompt, logprobs=0).sequences[0])
+async def test_log_probabilities_count_no_less_than_they_take():
     for count in (0, 1, 20):
-        asked = sequence_bytes(group("a", prompt=prompt, logprobs=0, prompt_logprobs=count).sequences[0])
+        one = Logprobs(-1.5, [(200_000, -2.5)] * count)
+        assert token_bytes(SamplingParams(1, logprobs=count)) - token_bytes(SamplingParams(1)) >= len(wire.pack(one))
+
+
+async def test_log_probabilities_of_a_prompt_count_no_less_than_they_take():
+    for count in (0, 1, 20):
         scores = PromptLogprobs([-1.5] * 499, [70_000] * 499, [200_000] * 499 * count, [-0.1] * 499 * count)
         sent = len(wire.pack(Logprobs(-1.0, [], scores))) - len(wire.pack(Logprobs(-1.0, [])))
-        assert asked - plain >= sent
+        assert score_bytes(SamplingParams(1, logprobs=0, prompt_logprobs=count), 500) >= sent
 
 
 async def test_a_group_is_found_by_anyone(pool):
@@ -117,11 +111,10 @@ async def test_a_group_is_found_by_anyone(pool):
 
 
 async def test_a_body_counts(pools):
-    one = sequence_bytes(group("a").sequences[0])
-    pool = await pools(max_bytes=one + 100)
-    assert (await pool.submit(group("a", body=bytes(101)))).refused == "bytes"
+    pool = await pools(max_bytes=size(group("a")) + 100)
+    assert (await pool.submit(group("a", body=bytes(101)))).refused.bound == "bytes"
     assert (await pool.submit(group("a", body=bytes(100)))).refused is None
-    assert (await pool.overview()).bytes == one + 100
+    assert (await pool.overview()).bytes == size(group("a")) + 100
 
 
 async def test_a_pool_takes_an_empty_and_a_long_prompt(pool):

@@ -1,5 +1,6 @@
 -- include: keys time cancel_now turns
 local CANCELLED_AT_ONCE = 64 -- groups one script cancels at most for want of followers
+local CANCELLED_MOST = 4096 -- sequences after which it cancels no further group
 
 -- Cancels a group: its waiting sequences end at once, its running ones are listed for their seats until they end.
 -- Returns false if it is unknown or all of it has ended.
@@ -26,6 +27,9 @@ end
 local function cancel_abandoned()
   local overdue = redis.call("ZRANGEBYSCORE", ABANDONED, "-inf", now, "LIMIT", 0, CANCELLED_AT_ONCE)
   for _, request in ipairs(overdue) do
+    if cancelled_now >= CANCELLED_MOST then
+      break
+    end
     cancel_group(request)
   end
   return #overdue > 0

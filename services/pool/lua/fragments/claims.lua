@@ -1,16 +1,19 @@
--- include: keys time reap publish end_sequence turns
+-- include: keys time reap publish end_sequence turns counts
 local PASSED_MOST = 1000 -- sequences that one script passes over or ends because they are too large
 local COMES_BACK = 60000000 -- us in which a seat that lost its owner may have one again
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, us to the first
--- token, us since arrival, tenant}.
+-- token, us since arrival, tenant, choice, most new tokens}.
 local function contents(id)
-  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "prompt", "sampling", "strikes", "struck_at", "group")
-  local group = redis.call("HMGET", P .. "group:" .. s[6], "priority", "ttft", "arrival", "tenant")
+  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "asked", "strikes", "struck_at", "group", "tokens_max",
+    "prompt_len")
+  local prompt, sampling, choice = unpack(cmsgpack.unpack(s[2]))
+  local group = redis.call("HMGET", P .. "group:" .. s[5], "priority", "ttft", "arrival", "tenant",
+    "prompt" .. prompt, "sampling" .. sampling)
   local tokens = redis.call("GET", P .. "tok:" .. id) or ""
-  local strikes = tonumber(s[5]) == #tokens / 4 and tonumber(s[4]) or 0
-  return { id, s[1], s[2], tokens, s[3], strikes, tonumber(group[1]), tonumber(group[2]), now - tonumber(group[3]),
-    group[4] }
+  local strikes = tonumber(s[4]) == #tokens / 4 and tonumber(s[3]) or 0
+  return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
+    now - tonumber(group[3]), group[4], choice, s[6] - s[7] }
 end
 
 local function contents_of(ids)
@@ -66,7 +69,7 @@ local function give(seat, id, tenant, turn, s)
     count = count + PROMPT_TOKEN * s.prompt
   end
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
-  redis.call("HINCRBY", META, "waiting", -1)
+  count_waiting(tenant, s.prompt, -1)
   redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
   redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "payer", counter .. ":" .. tenant)
   redis.call("SADD", P .. "running:" .. seat, id)

@@ -1,9 +1,13 @@
--- include: keys time
+-- include: keys time counts
 local EXPIRED_AT_ONCE = 64 -- groups one script drops at most for their age
+local DROPPED_MOST = 4096 -- sequences after which a script drops no further group: others wait for it
+
+local dropped = 0 -- sequences that this script has forgotten
 
 -- Forgets an ended group and all its sequences.
 local function drop(request)
-  local group = redis.call("HMGET", P .. "group:" .. request, "ids", "bytes", "key")
+  local key = P .. "group:" .. request
+  local group = redis.call("HMGET", key, "ids", "bytes", "key", "tenant")
   local ids = cmsgpack.unpack(group[1])
   for _, id in ipairs(ids) do
     redis.call("DEL", P .. "seq:" .. id, P .. "tok:" .. id, P .. "lp:" .. id)
@@ -11,30 +15,22 @@ local function drop(request)
   if group[3] then
     redis.call("HDEL", IDEMPOTENCY, group[3])
   end
-  redis.call("DEL", P .. "group:" .. request)
+  redis.call("DEL", key)
   redis.call("ZREM", ENDED, request)
-  redis.call("HINCRBY", META, "ended", -#ids)
-  redis.call("HINCRBY", META, "bytes", -tonumber(group[2]))
-  redis.call("HINCRBY", META, "ended_bytes", -tonumber(group[2]))
+  redis.call("ZREM", P .. "ended:" .. group[4], request)
+  count(group[4], "ended", -#ids)
+  count(group[4], "bytes", -tonumber(group[2]))
+  count(group[4], "ended_bytes", -tonumber(group[2]))
+  count(group[4], "stored", -1)
+  dropped = dropped + #ids
 end
 
 -- Forgets some of the groups that ended more than `keep` us ago.
 local function expire(keep)
   for _, request in ipairs(redis.call("ZRANGEBYSCORE", ENDED, "-inf", now - keep, "LIMIT", 0, EXPIRED_AT_ONCE)) do
+    if dropped >= DROPPED_MOST then
+      break
+    end
     drop(request)
   end
-end
-
--- Makes place for `more` bytes under the bound by forgetting ended groups, the oldest first.
--- Returns false, and forgets none, if what has not ended leaves no such place.
-local function make_place(more, bound)
-  local counts = redis.call("HMGET", META, "bytes", "ended_bytes")
-  local bytes, ended = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
-  if bytes - ended + more > bound then
-    return false
-  end
-  while tonumber(redis.call("HGET", META, "bytes") or 0) + more > bound do
-    drop(redis.call("ZRANGE", ENDED, 0, 0)[1])
-  end
-  return true
 end

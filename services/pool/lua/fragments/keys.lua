@@ -1,17 +1,21 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), bytes (of all groups), ended
---                   (sequences), ended_bytes (groups), figures, waiting (sequences), served and lines (see turns: the
---                   largest counter with which a tenant had a turn)
+--   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), figures, counts
+--                   (of all tenants), served and lines (see turns: the largest counter with which a tenant had a turn)
+--   tenant:<name>   hash: counts (msgpack, see counts), while anything of the tenant is there
+--   holders         set: tenants of which anything is there
 --   counters        hash: name -> sum
---   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
---                   seat while it runs, cancelled once it is to end, end (blob) once it has;
+--   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt_len, tokens_max, asked (msgpack [number of
+--                   its prompt in the group, of its sampling, choice, bytes of one output token, those of the prompt's
+--                   log probabilities]), seat while it runs, cancelled once it is to end, end (blob) once it has;
 --                   strikes and struck_at (its tokens at the last one) once an engine died under it;
 --                   payer (<counter>:<tenant>) once a seat took it and its prompt was charged;
 --                   class where not by arrival alone: lines, of a batch, or <class> <ageing (us)> <arrival (us)>
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
---   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
+--   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, inputs (msgpack [bytes of its prompts and
+--                   samplings, how many prompts, how many samplings]), prompt1, sampling1, ... until its end, body,
+--                   tenant, stream (1 if a client waits for it), resumable and background
 --                   (0 or 1), grace (us), key (field in idempotency), deleted once nobody is to see it,
 --                   priority (class), ttft (us), arrival (us)
 --   idempotency     hash: <tenant> NUL <key> -> request
@@ -21,6 +25,7 @@
 --   turn:<tenant>   hash: served and lines (tokens charged, those of lines of batches apart), last (us, its last turn);
 --                   while anything waits turn and counter (the one it goes by). Expires by itself while nothing does
 --   ended           zset: request -> time (us) at which its last sequence ended
+--   ended:<tenant>  zset: the same for each tenant
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
@@ -37,6 +42,7 @@
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
 local TURNS, ENDED, IDEMPOTENCY = P .. "turns", P .. "ended", P .. "idempotency"
+local HOLDERS = P .. "holders"
 local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"

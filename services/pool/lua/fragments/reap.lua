@@ -1,17 +1,19 @@
--- include: keys time cancel_now turns
+-- include: keys time cancel_now turns counts
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
 -- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
 -- takes it from the seat's sets. Returns whether it waits.
 local function give_up(id)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer")
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len")
   if state[2] then
     cancel_now(id)
     return false
   end
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
   redis.call("HDEL", P .. "seq:" .. id, "seat")
-  wait(string.match(state[3], ":(.*)$"), id, state[1])
+  local tenant = string.match(state[3], ":(.*)$")
+  wait(tenant, id, state[1])
+  count_waiting(tenant, state[4], 1)
   return true
 end
 

@@ -37,10 +37,9 @@ local function standing(id, last)
   return counter, s[2] and class - 0.5 or class
 end
 
--- The least counter with which a tenant comes in among turns with this score: that of the first there, or else the
+-- The least counter with which a tenant comes in among turns of this class: that of the first there, or else the
 -- largest that had a turn. So nobody saves up turns while asking for none.
-local function least_counter(counter, score)
-  local class = math.ceil(score)
+local function least_counter(counter, class)
   local first = first_turn(class, class)
   return tonumber(first and string.sub(first, 1, 16) or redis.call("HGET", META, counter) or 0)
 end
@@ -57,7 +56,9 @@ place = function(tenant, passed)
     local count = tonumber(had[counter == "served" and 3 or 4] or 0)
     if not passed and had[2] ~= counter then
       _ = had[1] and redis.call("ZREM", TURNS, had[1])
-      count = math.max(count, least_counter(counter, score))
+      if score == math.floor(score) then -- who waits again because a seat died had never gone
+        count = math.max(count, least_counter(counter, score))
+      end
       redis.call("HSET", key, "counter", counter, counter, string.format("%.0f", count))
       redis.call("PERSIST", key)
     end
@@ -80,7 +81,6 @@ end
 -- Puts a sequence into its tenant's queue.
 local function wait(tenant, id, rank)
   redis.call("ZADD", P .. "waiting:" .. tenant, rank, id)
-  redis.call("HINCRBY", META, "waiting", 1)
   if redis.call("ZRANK", P .. "waiting:" .. tenant, id) == 0 then
     place(tenant)
   end
@@ -90,7 +90,6 @@ end
 local function unwait(tenant, id)
   local rank = redis.call("ZRANK", P .. "waiting:" .. tenant, id)
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
-  redis.call("HINCRBY", META, "waiting", -1)
   if rank == 0 then
     place(tenant)
   end
