@@ -1,5 +1,5 @@
 -- Puts a group of sequences into the pool, all or none, and attaches the gateway to them.
--- include: keys time expire gateways bells
+-- include: keys time memory expire gateways bells
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request (the group's id)
@@ -19,9 +19,11 @@
 --     15  us that a class is worth in the queue, or "": by arrival alone
 --     16  us since its arrival, of what the pool lost; else 0
 --     17  us that it is ranked behind its place
--- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}
+-- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}; the
+--         error OOM while the server's memory is full and the group is not there
 local request, gateway, key = ARGV[1], ARGV[2], ARGV[3]
 local sequences = cmsgpack.unpack(ARGV[5])
+local full = memory_full()
 stamp()
 forget_gateways()
 expire(tonumber(ARGV[8]))
@@ -36,6 +38,9 @@ if earlier then
     end
   end
   return { earlier, 1, "" }
+end
+if full then
+  return redis.error_reply("OOM the pool's server is at its maxmemory")
 end
 
 local ids, bytes = {}, #ARGV[4]
