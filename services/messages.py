@@ -152,7 +152,7 @@ class Claim:
     prompt: list[int]
     output: list[int]
     sampling: SamplingParams
-    strikes: int = 0  # engines that died under it since its last committed token; from two on it runs alone
+    strikes: int = 0  # deaths of engines and of owners since its last committed token; from two on it runs alone
     priority: int = 0  # its class, the least first
     ttft: float = 0.0  # seconds from arrival to the first token that it should not exceed; 0: nothing was said
     waited: float = 0.0  # seconds since its arrival

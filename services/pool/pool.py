@@ -166,8 +166,9 @@ class RequestPool:
         """A new epoch on the seat for `lease` seconds, or who holds it while another owner's lease lives.
 
         `dead_epoch` says that this epoch's owner is known to be dead: the seat is taken from it at once. What a dead
-        owner ran waits again. `owner` names one life of one process. Whoever waits for a seat calls this more often
-        than every half lease: after a longer silence leases are given anew.
+        owner ran waits again, with a soft strike (`lua/fragments/strikes.lua`). `owner` names one life of one process.
+        Whoever waits for a seat calls this more often than every half lease: after a longer silence leases are given
+        anew.
         """
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))

@@ -50,7 +50,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     end: End | None = None
-    strikes: int = 0
+    strikes: int = 0  # of both kinds
+    soft: int = 0  # of them, for the death of a seat's owner
     struck_at: int = 0  # its tokens at the last strike
 
     @property

@@ -171,6 +171,13 @@ class PoolMachine(PoolPair):
             self.acquire(seat, None)
             self.exchange_now(seat, [], wide, False)
 
+    @rule(seat=seats, times=st.sampled_from([2, 7]))
+    def lose_the_owner(self, seat, times):
+        """The seat's owner dies again and again, and nobody says of what."""
+        for _ in range(times):
+            self.acquire(seat, self.epochs[seat])
+            self.exchange_now(seat, [], wide, False)
+
     @rule(target=dead, seat=seats)
     def take_over(self, seat):
         held = self.epochs[seat]

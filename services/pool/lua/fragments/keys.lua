@@ -5,7 +5,8 @@
 --   counters        hash: name -> sum
 --   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt, prompt_len, tokens_max, sampling,
 --                   seat while it runs, cancelled once it is to end, end (blob) once it has;
---                   strikes and struck_at (its tokens at the last one) once an engine died under it
+--                   strikes, soft (of them, for an owner's death) and struck_at (its tokens at the last one) once
+--                   an engine or the seat's owner died under it
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
 --   lp:<id>         list: a blob of log probabilities for each token, where asked
 --   group:<request> hash: ids (msgpack), open (sequences not ended), bytes, body, tenant, resumable and background
