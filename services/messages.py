@@ -114,6 +114,7 @@ class End:
     cut: int = 0  # bytes
     error: str | None = None
     cached: int = 0  # prompt tokens whose keys and values the engine had from other requests
+    timed_out: bool = False  # an error: nothing had begun by the deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,6 @@ class ExchangeReply:
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """One sequence of a submission; its id is `<request>/<choice>`.
-
     `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there.
     """
 
@@ -233,7 +233,6 @@ class Submission:
 
     `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
     to go on with this request.
-
     `resumable`: when its last follower closes it is cancelled only after the pool's grace, not at once.
     `background`: it runs to its end whether anybody follows it or not.
     """
@@ -249,6 +248,7 @@ class Submission:
     priority: int = 0  # class: the least first
     ttft: float = 0.0  # seconds to the first token that it should not exceed; 0: nothing is said
     waited: float = 0.0  # seconds since its arrival, of a request that the pool lost
+    queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if nothing has begun; 0: none
 
 
 @dataclass(frozen=True, slots=True)

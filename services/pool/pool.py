@@ -56,7 +56,8 @@ class RequestPool:
 
         A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
-        `output` counts as committed; it waits to be judged even if that is all it may have.
+        `output` counts as committed; it waits to be judged even if that is all it may have. A group ends when no
+        sequence of it was claimed by its deadline, `queue_timeout` after its arrival, and none had output.
         """
         key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
         reply = await self._server.run(
@@ -79,6 +80,7 @@ class RequestPool:
             micros(self.limits.ageing) if ranked else "",
             micros(submission.waited),
             micros(behind(submission.priority)),
+            0 if any(s.output for s in submission.sequences) else micros(submission.queue_timeout),
         )
         return SubmitReply(reply[0].decode(), existed=reply[1] == 1, refused=reply[2].decode() or None)
 

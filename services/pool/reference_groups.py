@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.limits import Limits, behind
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
-from services.pool.scripts import CANCELLED
+from services.pool.scripts import CANCELLED, TIMEOUT
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
 OUTAGE = 5.0  # seconds without any call, after which gateways and graces get that time back
@@ -86,7 +86,10 @@ class Groups:
         if self.limits.order == "priority" and not behind(s.priority):
             ttft = ttft or self.limits.ttft_target
         arrival = self._now - s.waited
-        return Group(s.request, s.tenant, s.body, key, bytes, s.resumable, s.background, s.priority, ttft, arrival)
+        group = Group(s.request, s.tenant, s.body, key, bytes, s.resumable, s.background, s.priority, ttft, arrival)
+        if s.queue_timeout and not any(new.output for new in s.sequences):
+            group.deadline = arrival + s.queue_timeout
+        return group
 
     def _first_rank(self, submission: Submission, group: Group) -> int:
         """The rank, in microseconds, of the group's first sequence; the others follow one apart."""
@@ -140,6 +143,16 @@ class Groups:
         overdue = [request for request, at in self._abandoned.items() if at <= self._now]
         for request in overdue:
             self._cancel(request)
+        return bool(overdue)
+
+    def _end_overdue(self) -> bool:
+        overdue = [group for group in self._groups.values() if group.open and group.deadline <= self._now]
+        for group in overdue:
+            for sequence in self._of(group.request):
+                if sequence.end is None:
+                    self._waiting.remove((sequence.rank, sequence.id))
+                    self._end(sequence, TIMEOUT)
+                    self._count({"orca:timed_out_requests": 1})
         return bool(overdue)
 
     def _snapshot(self, id: str, index: int) -> Snapshot:

@@ -77,7 +77,7 @@ class Rules(Groups):
             if requests + sum(r for r, _ in given) < 0 or blocks + sum(b for _, b in given) < 0:
                 break
             self._waiting.remove((rank, id))
-            sequence.seat = seat
+            sequence.seat, sequence.group.deadline = seat, inf
             seat.running[id] = sequence
             claimed.append(id)
         return claimed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
@@ -102,6 +103,7 @@ class Group:
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0
+    deadline: float = inf  # when it ends, if nothing of it has begun
     deleted: bool = False
 
 

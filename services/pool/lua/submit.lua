@@ -19,6 +19,7 @@
 --     15  us that a class is worth in the queue, or "": by arrival alone
 --     16  us since its arrival, of what the pool lost; else 0
 --     17  us that it is ranked behind its place
+--     18  us since its arrival after which it ends unless something of it has begun; 0: none
 -- Reply   {request it lives under, 1 if it was there before, "" or the bound that refuses it: "waiting", "bytes"}; the
 --         error OOM while the server's memory is full and the group is not there
 local request, gateway, key = ARGV[1], ARGV[2], ARGV[3]
@@ -83,6 +84,9 @@ redis.call("HINCRBY", META, "bytes", bytes)
 redis.call("HSET", P .. "group:" .. request, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "body", ARGV[4],
   "tenant", ARGV[9], "resumable", ARGV[10], "background", ARGV[11], "grace", ARGV[12], "priority", ARGV[13],
   "ttft", ARGV[14], "arrival", arrival)
+if ARGV[18] ~= "0" then
+  redis.call("ZADD", DEADLINES, arrival + tonumber(ARGV[18]), request)
+end
 if key ~= "" then
   redis.call("HSET", P .. "group:" .. request, "key", key)
   redis.call("HSET", IDEMPOTENCY, key, request)

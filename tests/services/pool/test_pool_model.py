@@ -56,6 +56,7 @@ class PoolMachine(PoolPair):
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
         waited=st.sampled_from([0.0, 0.0, UNIT, 6 * UNIT]),
+        queue_timeout=st.sampled_from([0.0, 0.0, 2 * UNIT]),
         tenant=st.sampled_from(["default", "é"]),
     )
     def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):

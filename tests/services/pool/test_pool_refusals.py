@@ -153,7 +153,7 @@ async def test_a_wrong_password_is_denied(server_url, server_pools):
 async def test_a_fault_in_a_script_is_no_outage(server_pools):
     pool = await server_pools()
     with pytest.raises(PoolFault, match="user_script"):
-        await pool._server.run("submit", pool._prefix, *["no message pack"] * 16)
+        await pool._server.run("submit", pool._prefix, *["no message pack"] * 18)
 
 
 async def test_who_waits_for_a_bell_is_told_of_a_failover(server_url, server_pools):

@@ -12,6 +12,7 @@ local function end_sequence(id, blob)
     local group = redis.call("HMGET", P .. "group:" .. request, "bytes", "deleted")
     redis.call("ZADD", ENDED, now, request)
     redis.call("ZREM", ABANDONED, request)
+    redis.call("ZREM", DEADLINES, request)
     redis.call("HINCRBY", META, "ended_bytes", group[1])
     if group[2] then
       drop(request)

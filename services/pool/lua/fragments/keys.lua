@@ -16,6 +16,7 @@
 --   waiting         zset: id -> rank: arrival in us, one apart but for what was put back; or a virtual due time
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
+--   deadlines       zset: request of which nothing has begun -> time (us) at which it ends
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
 --   seats           zset: seat -> time (us) to forget it; +inf while it is owned
@@ -31,6 +32,6 @@
 local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
 local WAITING, ENDED, IDEMPOTENCY = P .. "waiting", P .. "ended", P .. "idempotency"
-local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
+local ABANDONED, ORPHANS, DEADLINES = P .. "abandoned", P .. "orphans", P .. "deadlines"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"
