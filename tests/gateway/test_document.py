@@ -155,7 +155,8 @@ def test_errors_and_headers_are_in_it(document: dict[str, Any]) -> None:
     assert "Retry-After" in chat["responses"]["429"]["headers"]
     assert "Orca-Request" in chat["responses"]["200"]["headers"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
-    assert {p["name"] for p in chat["parameters"]} == {"Idempotency-Key", "Orca-Resumable", "Last-Event-ID"}
+    headers = {"Idempotency-Key", "Orca-Resumable", "Last-Event-ID", "X-Queue-Timeout"}
+    assert {parameter["name"] for parameter in chat["parameters"]} == headers
     assert document["paths"]["/health"]["get"]["security"] == []
     assert "security" not in chat
 
