@@ -88,13 +88,15 @@ async def test_the_end_of_the_first_in_line_rings_idle_seats(pool):
 
 async def test_many_at_once_end_in_parts_and_nothing_is_claimed_between(server_pools):
     pool = await server_pools(Limits())
-    for i in range(3):
+    for i in range(5):
         await pool.submit(due(f"late{i}", -1, n=400))
     await pool.submit(group("r"))
-    owner = await Owner.take(pool, name="owner")
-    assert (await counts(pool)) == (401, 0, 800)
+    owner = await Owner.take(pool)
+    assert await counts(pool) == (1201, 0, 800)
+    assert await owner.claim() == []
+    assert await counts(pool) == (401, 0, 1600)
     assert await owner.claim() == ["r/0"]
-    assert (await counts(pool)) == (0, 1, 1200)
+    assert await counts(pool) == (0, 1, 2000)
 
 
 async def test_a_deadline_leaves_no_key(server_pools):
