@@ -86,7 +86,9 @@ if abandoned or overdue or waits > 0 and redis.call("EXISTS", WAITING) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
-if ARGV[10] == "1" and #claimed == 0 and lost == 0 then
+if not all_ended then -- it is to come again at once
+  redis.call("LPUSH", P .. "bell:" .. seat, 1)
+elseif ARGV[10] == "1" and #claimed == 0 and lost == 0 then
   redis.call("SADD", IDLE, seat)
 end
 return reply(unpack(said))

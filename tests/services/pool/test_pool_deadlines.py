@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from pool_helpers import ROOM, Owner, all_events, commit, counts, group, keys, stored
+from pool_helpers import ROOM, Owner, all_events, commit, counts, group, keys, rung, stored
 
 from services.messages import TokenEvent
 from services.pool.limits import Limits
@@ -93,8 +93,9 @@ async def test_many_at_once_end_in_parts_and_nothing_is_claimed_between(server_p
     await pool.submit(group("r"))
     owner = await Owner.take(pool)
     assert await counts(pool) == (1201, 0, 800)
-    assert await owner.claim() == []
+    assert (await owner.exchange(room=ROOM, idle=True)).claims == []
     assert await counts(pool) == (401, 0, 1600)
+    assert await rung(pool, owner.seat)  # it is to come again at once
     assert await owner.claim() == ["r/0"]
     assert await counts(pool) == (0, 1, 2000)
 
