@@ -51,7 +51,7 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
     _check_port(settings)
     server = None
     if not settings.redis_url:
-        server = PoolServer(choose_server(), settings.data_dir, settings.durability)
+        server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
     keep = [await server.join()] if server else []
     supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings), say)
     serving, signals = asyncio.create_task(_run(supervisor, settings, server, say)), _stop_signals()

@@ -5,23 +5,27 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from math import nan
 
 from starlette.requests import Request
 
 from gateway.errors import ApiError, Kind
 
 MAX_KEY_CHARS = 255
+MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86_400
 _SWITCH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`resumable`: the request goes on for the pool's grace when nobody follows it; `background`: to its end."""
+    """`resumable`: the request goes on for the pool's grace when nobody follows it; `background`: to its end.
+    `queue_timeout`: seconds within which it must begin; None: what the server's settings say."""
 
     tenant: str = "default"
     idempotency_key: str | None = None
     resumable: bool = False
     background: bool = False
+    queue_timeout: float | None = None
 
     @classmethod
     def of(cls, request: Request) -> Caller:
@@ -33,7 +37,8 @@ class Caller:
         asked = request.headers.get("orca-resumable", "false")
         if asked.lower() not in _SWITCH:
             raise ApiError(Kind.INVALID, f"'Orca-Resumable' must be true or false, got '{asked[:50]}'.")
-        return cls(request.state.tenant, key, resumable=key is not None or _SWITCH[asked.lower()])
+        resumable = key is not None or _SWITCH[asked.lower()]
+        return cls(request.state.tenant, key, resumable, queue_timeout=_seconds(request, "X-Queue-Timeout"))
 
     def name(self, digest: str) -> str:
         """32 hexadecimal digits that name a request with this digest. With an idempotency key they are a function of
@@ -46,3 +51,18 @@ class Caller:
 
     def _hash(self, of: str) -> str:
         return hashlib.sha256(f"{self.tenant}\0{self.idempotency_key}\0{of}".encode()).hexdigest()
+
+
+def _seconds(request: Request, name: str) -> float | None:
+    """What the header says; None where there is none. Raises ApiError."""
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = nan
+    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
+        wanted = f"a number of seconds from {MIN_TIMEOUT} to {MAX_TIMEOUT}"
+        raise ApiError(Kind.INVALID, f"'{name}' must be {wanted}, got '{text[:50]}'.")
+    return seconds

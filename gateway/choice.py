@@ -117,6 +117,10 @@ class Choice:
 
 def failure(end: End) -> ApiError | None:
     """The error that a client gets for an end without an answer; None for an end with one."""
+    if end.timed_out:
+        return ApiError(
+            Kind.QUEUE_TIMEOUT, "The request timed out: no engine had begun it by the end of its queue timeout."
+        )
     if end.reason is FinishReason.ERROR:
         return ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
     if end.reason is FinishReason.CANCELLED:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from gateway.caller import MAX_TIMEOUT, MIN_TIMEOUT
 from gateway.errors import Kind
 from gateway.schemas.answers import ErrorResponse
 
@@ -25,17 +26,16 @@ JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain
 # errors of routes that ask the pool, and of those that submit a request to it
 POOL_ERRORS = (Kind.POOL_UNAVAILABLE, Kind.STOPPING, Kind.INTERNAL)
 BODY_ERRORS = (Kind.INVALID, Kind.UNSUPPORTED, Kind.MODEL_NOT_FOUND, Kind.BODY_TOO_LARGE, Kind.INTERNAL)
+ENDS_WITHOUT_ANSWER = (Kind.FAILED, Kind.CANCELLED, Kind.QUEUE_TIMEOUT, Kind.DIVERGED)
 GENERATION_ERRORS = (
     *BODY_ERRORS,
     *POOL_ERRORS,
     Kind.CONTEXT_LENGTH,
     Kind.KEY_REUSED,
-    Kind.CANCELLED,
     Kind.REQUEST_NOT_FOUND,
     Kind.POOL_FULL,
     Kind.NO_ENGINE,
-    Kind.FAILED,
-    Kind.DIVERGED,
+    *ENDS_WITHOUT_ANSWER,
 )
 
 
@@ -64,7 +64,12 @@ LAST_EVENT_ID = header(
     {"type": "string"},
     "The id of the last event that the client has; the stream goes on behind it.",
 )
-COMING_BACK = (IDEMPOTENCY_KEY, RESUMABLE, LAST_EVENT_ID)
+QUEUE_TIMEOUT = header(
+    "X-Queue-Timeout",
+    {"type": "number", "minimum": MIN_TIMEOUT, "maximum": MAX_TIMEOUT},
+    "Seconds within which an engine must begin the request; else it ends with a 408.",
+)
+GENERATION_HEADERS = (IDEMPOTENCY_KEY, RESUMABLE, LAST_EVENT_ID, QUEUE_TIMEOUT)
 
 
 def documented(

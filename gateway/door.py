@@ -112,6 +112,7 @@ class Door:
             background=caller.background,
             priority=fields.request_class,
             ttft=fields.ttft_target or 0.0,
+            queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
         return Ticket(submission, plan, bool(fields.stream))
 

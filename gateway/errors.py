@@ -22,6 +22,7 @@ class Kind(Enum):
     REQUEST_NOT_FOUND = (404, "invalid_request_error", "request_not_found", None)
     NOT_FOUND = (404, "invalid_request_error", "not_found", None)
     NO_SUCH_OBJECT = (404, "invalid_request_error", "no_such_object", None)
+    QUEUE_TIMEOUT = (408, "timeout_error", "queue_timeout", None)
     METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed", None)
     BODY_TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)
     FILES_FULL = (429, "rate_limit_error", "files_full", None)
@@ -59,6 +60,8 @@ class ApiError(Exception):
         headers = dict(headers or {})
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
+        if self.kind is Kind.QUEUE_TIMEOUT:
+            headers["x-should-retry"] = "false"  # official clients come back after a 408 unless told so
         return Response(orjson.dumps(self.body()), self.kind.status, headers, "application/json")
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.answer import Answer
 from gateway.body import parse
 from gateway.caller import Caller
-from gateway.documented import COMING_BACK, GENERATION_ERRORS, documented
+from gateway.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1")
         takes=CompletionRequest,
         gives=Completion,
         streams=CompletionChunk,
-        parameters=COMING_BACK,
+        parameters=GENERATION_HEADERS,
         errors=GENERATION_ERRORS,
     ),
 )
@@ -52,7 +52,7 @@ async def completions(request: Request) -> Response:
         takes=ChatRequest,
         gives=ChatCompletion,
         streams=ChatCompletionChunk,
-        parameters=COMING_BACK,
+        parameters=GENERATION_HEADERS,
         errors=GENERATION_ERRORS,
     ),
 )

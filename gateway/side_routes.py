@@ -40,7 +40,10 @@ async def load(request: Request) -> dict[str, object]:
 @router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
     """200 while the pool takes requests and an engine is ready for them, however busy; as of the last second."""
-    if not of(request).overview().ready:
+    overview = of(request).overview()
+    if overview.full:
+        raise ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
+    if not overview.ready:
         raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
     return Response()
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.answer import Answer
-from gateway.documented import LAST_EVENT_ID, POOL_ERRORS, documented
+from gateway.documented import ENDS_WITHOUT_ANSWER, LAST_EVENT_ID, POOL_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.gateway import of
 from gateway.generation import Generation
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/streams")
     **documented(
         streams=ChatCompletionChunk | CompletionChunk,
         parameters=[LAST_EVENT_ID],
-        errors=(*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND, Kind.FAILED, Kind.CANCELLED, Kind.DIVERGED),
+        errors=(*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND, *ENDS_WITHOUT_ANSWER),
     ),
 )
 async def stream(request: Request, name: str) -> Response:

@@ -23,8 +23,7 @@ from services.user_folders import user_cache, user_data
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
-# variables with our prefix that are no settings: where the tests find the schemas
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # variables with our prefix: where the tests find the schemas
 
 
 def _words(given: Any) -> Any:

@@ -115,6 +115,7 @@ class End:
     cut: int = 0  # bytes
     error: str | None = None
     cached: int = 0  # prompt tokens whose keys and values the engine had from other requests
+    timed_out: bool = False  # an error: nothing had begun by the deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Claim:
     prompt: list[int]
     output: list[int]
     sampling: SamplingParams
-    strikes: int = 0  # engines that died under it since its last committed token; from two on it runs alone
+    strikes: int = 0  # deaths of engines and of owners since its last committed token; from two on it runs alone
     priority: int = 0  # its class, the least first
     ttft: float = 0.0  # seconds from arrival to the first token that it should not exceed; 0: nothing was said
     waited: float = 0.0  # seconds since its arrival
@@ -219,7 +220,6 @@ class ExchangeReply:
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """One sequence of a submission; its id is `<request>/<choice>`.
-
     `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there.
     """
 
@@ -252,6 +252,7 @@ class Submission:
     priority: int = 0  # class: the least first
     ttft: float = 0.0  # seconds to the first token that it should not exceed; 0: nothing is said
     waited: float = 0.0  # seconds since its arrival, of a request that the pool lost
+    queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if nothing has begun; 0: none
 
 
 @dataclass(frozen=True, slots=True)

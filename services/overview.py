@@ -32,6 +32,7 @@ class Overview:
     seats: list[Seat]
     counters: dict[str, float]
     gateways: int
+    full: bool = False  # the server's memory is: it refuses new requests
 
     @property
     def ready(self) -> bool:

@@ -63,7 +63,11 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "orca:engine_losses": ("Times an engine died under its scheduler", ()),
     "orca:scheduler_faults": ("Times scheduling raised an exception; the request it was about got a strike", ()),
     "orca:engine_stuck": ("Engines that lived and finished nothing; counted as losses too", ()),
-    "orca:poisoned_requests": ("Requests that ended because engines died, or schedulers failed, under them", ()),
+    "orca:timed_out_requests": ("Requests that ended because nothing of them had begun by their deadline", ()),
+    "orca:poisoned_requests": (
+        "Requests that ended because engines or schedulers died, or schedulers failed, under them",
+        (),
+    ),
     "orca:batch_lines": ("Lines of batches that were answered, by the file they go to", ("file",)),
     "orca:resent_tokens": ("Tokens committed again because the pool had lost them", ()),
 }

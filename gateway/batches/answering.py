@@ -85,7 +85,8 @@ class LineAnswerer:
         # the key makes the request's name and seed, and no client has it: headers hold no NUL
         caller = Caller(self._record.tenant, f"\0{self._record.id}\0{number}", resumable=True, background=True)
         ticket = await self._ticket(body, caller)
-        submission = replace(ticket.submission, priority=BATCH_CLASS, idempotency_key=None)
+        # a line waits for as long as others go first: the batch's window is its only deadline
+        submission = replace(ticket.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
         ticket, request = replace(ticket, submission=submission), submission.request
         self._asked(number, request)
         try:

@@ -16,6 +16,7 @@ OVERLOADED = 529  # Anthropic's own status for a server that cannot take a reque
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.body import parse
 from gateway.caller import Caller
 from gateway.choice import failure
-from gateway.documented import BODY_ERRORS, COMING_BACK, GENERATION_ERRORS, documented
+from gateway.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.door import Ticket, chat_tokens
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
@@ -36,7 +36,7 @@ STATUSES = {503: OVERLOADED}
         takes=MessageRequest,
         gives=MessageObject,
         streams=MessageEvent,
-        parameters=COMING_BACK,
+        parameters=GENERATION_HEADERS,
         errors=(*GENERATION_ERRORS, Kind.INVALID_KEY),
         error=MessageError,
         statuses=STATUSES,

@@ -13,8 +13,8 @@ from gateway.body import parse
 from gateway.caller import Caller
 from gateway.documented import (
     BODY_ERRORS,
-    COMING_BACK,
     GENERATION_ERRORS,
+    GENERATION_HEADERS,
     LAST_EVENT_ID,
     POOL_ERRORS,
     documented,
@@ -72,7 +72,7 @@ router = APIRouter(prefix="/v1/responses")
         takes=ResponseRequest,
         gives=ResponseObject,
         streams=ResponseEvent,
-        parameters=COMING_BACK,
+        parameters=GENERATION_HEADERS,
         errors=GENERATION_ERRORS,
     ),
 )

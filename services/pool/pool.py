@@ -64,7 +64,8 @@ class RequestPool:
         A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
         `output` counts as committed; it waits to be judged even if that is all it may have. Refused is what would pass
-        a bound of the limits, and what takes more than `MESSAGE_BYTES` to say.
+        a bound of the limits, and what takes more than `MESSAGE_BYTES` to say. A group ends when no sequence of it was
+        claimed by its deadline, `queue_timeout` after its arrival, and none had output.
         """
         packed = pack_group(submission)
         if (length := len(packed.message)) > MESSAGE_BYTES:
@@ -89,6 +90,7 @@ class RequestPool:
             micros(self.limits.ageing) if ranked else "",
             micros(submission.waited),
             micros(behind(submission.priority)),
+            0 if any(s.output for s in submission.sequences) else micros(submission.queue_timeout),
         )
         return packing.read_submit(reply)
 
@@ -184,8 +186,9 @@ class RequestPool:
         """A new epoch on the seat for `lease` seconds, or who holds it while another owner's lease lives.
 
         `dead_epoch` says that this epoch's owner is known to be dead: the seat is taken from it at once. What a dead
-        owner ran waits again. `owner` names one life of one process. Whoever waits for a seat calls this more often
-        than every half lease: after a longer silence leases are given anew.
+        owner ran waits again, with a soft strike (`lua/fragments/strikes.lua`). `owner` names one life of one process.
+        Whoever waits for a seat calls this more often than every half lease: after a longer silence leases are given
+        anew.
         """
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))

@@ -112,7 +112,8 @@ class ReferencePool(Rules):
 
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         self._begin()
-        if self._cancel_abandoned():
+        news = self._cancel_abandoned()
+        if self._end_overdue() or news:
             self._publish()
             self._ring()
         missed = gateway in self._gaps
@@ -171,6 +172,7 @@ class ReferencePool(Rules):
     async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
         self._begin()
         news = self._cancel_abandoned()
+        news |= self._end_overdue()
         news |= self._reap() > 0
         held = self._seats.setdefault(seat, Seat(seat))
         if held.epoch is not None and held.epoch == dead_epoch:
@@ -213,6 +215,7 @@ class ReferencePool(Rules):
         seat.slots = exchange.room.slots or seat.slots
         abandoned = self._cancel_abandoned()
         waits += self._reap()
+        overdue = self._end_overdue()
         said.claimed = [] if said.lost else self._claim(seat, exchange.room)
         self._publish()
         seat.call, seat.said, seat.gauges, seat.summary = exchange.call, said, exchange.gauges, exchange.summary
@@ -220,7 +223,7 @@ class ReferencePool(Rules):
             seat.figures = self._figures = exchange.figures
         self._count(exchange.counters)
         seat.idle = False
-        if abandoned or (waits and self._turns.waiting):
+        if abandoned or overdue or (waits and self._turns.waiting):
             self._ring()
         self._bells[seat.name].rung = False
         seat.idle = exchange.idle and not said.claimed and not said.lost

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
+from math import inf
 
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
 from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
 from services.pool.reference_turns import Turns
-from services.pool.scripts import CANCELLED
+from services.pool.scripts import CANCELLED, TIMEOUT
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
 OUTAGE = 5.0  # seconds without any call, after which gateways and graces get that time back
@@ -78,6 +79,7 @@ class Groups:
         s, ttft = submission, submission.ttft
         if self.limits.order == "priority" and not behind(s.priority):
             ttft = ttft or self.limits.ttft_target
+        deadline = bool(s.queue_timeout) and not any(new.output for new in s.sequences)
         return Group(
             s.request,
             s.tenant,
@@ -90,6 +92,7 @@ class Groups:
             ttft,
             arrival=self._now - s.waited,
             stream=not s.background and not behind(s.priority),
+            deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
         )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:
@@ -146,6 +149,16 @@ class Groups:
         overdue = [request for request, at in self._abandoned.items() if at <= self._now]
         for request in overdue:
             self._cancel(request)
+        return bool(overdue)
+
+    def _end_overdue(self) -> bool:
+        overdue = [group for group in self._groups.values() if group.open and group.deadline <= self._now]
+        for group in overdue:
+            for sequence in self._of(group.request):
+                if sequence.end is None:
+                    self._turns.leave(sequence, self._now)
+                    self._end(sequence, TIMEOUT)
+                    self._count({"orca:timed_out_requests": 1})
         return bool(overdue)
 
     def _snapshot(self, id: str, index: int) -> Snapshot:

@@ -9,10 +9,13 @@ from services.overview import Seat as SeatView
 from services.pool.limits import behind
 from services.pool.reference_bounds import Bounded
 from services.pool.reference_state import Said, Seat, Sequence
-from services.pool.scripts import CANCELLED, POISON, TOO_LARGE
+from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE
+from services.requests import BATCH_CLASS
 
 SEAT_KEPT = 3600.0
 STRIKES_MOST = 3
+SOFT_STRIKES_MOST = 6
+SUSPECT = 2
 COMES_BACK = 60.0
 
 
@@ -83,7 +86,7 @@ class Rules(Bounded):
                 guests -= 1
             here.add(sequence.group.tenant)
             self._turns.give(sequence, self._now)
-            sequence.seat = seat
+            sequence.seat, sequence.group.deadline = seat, inf
             seat.running[sequence.id] = sequence
             claimed.append(sequence.id)
         self._turns.end_claim(self._now)
@@ -118,6 +121,8 @@ class Rules(Bounded):
         return sum(self._give_up(sequence) for sequence in running.values())
 
     def _reclaim(self, seat: Seat) -> int:
+        """Of a seat whose owner is dead or silent."""
+        self._strike_softly(seat)
         waits = self._vacate(seat)
         if waits:
             self._count({"orca:reclaimed_requests": waits})
@@ -131,15 +136,28 @@ class Rules(Bounded):
                 del self._seats[seat.name]
         return waits
 
-    def _strike(self, seat: Seat, id: str) -> None:
-        """The seat's engine died while it ran this."""
+    def _strike_softly(self, seat: Seat) -> None:
+        """All that may have been computed: a suspect runs alone, lines of batches only where nobody else is."""
+        lines = [s for s in seat.running.values() if s.group.priority == BATCH_CLASS]
+        others = [s for s in seat.running.values() if s.group.priority != BATCH_CLASS]
+        hit = others or lines
+        suspects = sorted((s for s in hit if s.living_strikes >= SUSPECT), key=lambda s: s.rank)
+        for sequence in suspects[:1] or hit:
+            self._strike(seat, sequence.id, soft=True)
+
+    def _strike(self, seat: Seat, id: str, soft: bool = False) -> None:
+        """The seat's engine died while it ran this; or its owner."""
         sequence = seat.running.get(id)
         if sequence is None or sequence.cancelled:
             return
-        sequence.strikes, sequence.struck_at = sequence.living_strikes + 1, len(sequence.tokens)
-        if sequence.strikes >= STRIKES_MOST:
+        living = sequence.living_strikes
+        sequence.strikes, sequence.soft = living + 1, (sequence.soft if living else 0) + soft
+        sequence.struck_at = len(sequence.tokens)
+        end = SEATS_LOST if sequence.soft >= SOFT_STRIKES_MOST else None
+        end = POISON if sequence.strikes - sequence.soft >= STRIKES_MOST else end
+        if end is not None:
             del seat.running[id]
-            self._end(sequence, POISON)
+            self._end(sequence, end)
             self._count({"orca:poisoned_requests": 1})
 
     def _view(self, seat: Seat) -> SeatView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import InitVar, dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
@@ -52,7 +53,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     end: End | None = None
-    strikes: int = 0
+    strikes: int = 0  # of both kinds
+    soft: int = 0  # of them, for the death of a seat's owner
     struck_at: int = 0  # its tokens at the last strike
     charged: bool = False  # its tenant was, for its prompt
 
@@ -114,6 +116,7 @@ class Group:
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0
+    deadline: float = inf  # when it ends, if nothing of it has begun
     deleted: bool = False
 
     def __post_init__(self, packed: PackedGroup) -> None:

@@ -18,8 +18,18 @@ _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
 # Ends that scripts give out themselves, packed here because only Python knows the format.
 CANCELLED = End(FinishReason.CANCELLED)
 POISON = End(FinishReason.ERROR, error="the engine died, or the scheduler failed, 3 times while it ran this request")
+SEATS_LOST = End(
+    FinishReason.ERROR, error="the process that ran this request died or fell silent 6 times, without a token between"
+)
+TIMEOUT = End(FinishReason.ERROR, error="no engine took the request before its deadline", timed_out=True)
 TOO_LARGE = End(FinishReason.ERROR, error="the request needs more KV blocks than any engine has now")
-_CONSTANTS = {"END_CANCELLED": CANCELLED, "END_POISON": POISON, "END_TOO_LARGE": TOO_LARGE}
+_CONSTANTS = {
+    "END_CANCELLED": CANCELLED,
+    "END_POISON": POISON,
+    "END_SEATS_LOST": SEATS_LOST,
+    "END_TIMEOUT": TIMEOUT,
+    "END_TOO_LARGE": TOO_LARGE,
+}
 
 
 @dataclass(frozen=True, slots=True)

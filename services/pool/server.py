@@ -26,6 +26,8 @@ from redis.backoff import NoBackoff
 
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
+from services.pool.disk import has_place
+from services.pool.memory import max_memory
 from services.pool.users import Users, take
 
 log = logging.getLogger(__name__)
@@ -34,12 +36,14 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107
 POLL = 0.05  # seconds between looks at the process
 STOP_TIMEOUT = 10.0
 LONGEST_PAUSE = 2.0  # seconds before a server that dies at once is started again
+DISK_PERIOD = 0.5  # seconds between looks whether a full disk has place
 
 
 class PoolServer:
     """One server on `data_dir`: a unix socket always, and `host`:`port` when a port is given.
 
-    `durability`: `everysec` syncs its append-only file each second, `strict` before each reply.
+    `durability`: `everysec` syncs its append-only file each second, `strict` before each reply. `max_bytes`: bytes of
+    requests that its pool may hold, for which its memory is bounded.
     """
 
     def __init__(
@@ -49,11 +53,14 @@ class PoolServer:
         durability: Literal["everysec", "strict"] = "everysec",
         host: str = "127.0.0.1",
         port: int = 0,
+        max_bytes: int = 1 << 30,
     ) -> None:
         self.binary = binary
         self.data_dir = data_dir.resolve()
         self.host, self.port = host, port
         self._appendfsync = "always" if durability == "strict" else "everysec"
+        self._max_bytes = max_bytes
+        self._max_memory = 0  # bytes, once it is started
         self._socket = _socket_path(self.data_dir)
         self._child: subprocess.Popen[bytes] | None = None
         self._pid = 0
@@ -83,6 +90,7 @@ class PoolServer:
         Raises PoolUnavailable after `timeout` seconds, or when other users have it with another `port`.
         """
         await self.join(timeout)
+        self._max_memory = max_memory(self._max_bytes)
         await self._ensure(timeout)
         self._supervisor = asyncio.create_task(self._supervise(timeout), name="pool server")
         return self.url
@@ -108,10 +116,20 @@ class PoolServer:
             log.warning("the pool's server (pid %d) died; starting it again", self._pid)
             pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
+            await self._disk()
             try:
                 await self._ensure(timeout)
             except PoolUnavailable as error:
                 log.error("the pool's server did not start: %s", error)
+
+    async def _disk(self) -> None:
+        """Wait while the disk is full: a server that syncs each write ends when it cannot, and would die on and on."""
+        if has_place(self.data_dir):
+            return
+        log.error("the disk of %s is full: the pool's server waits for place", self.data_dir)
+        while not has_place(self.data_dir):  # noqa: ASYNC110 - a disk sets no event
+            await asyncio.sleep(DISK_PERIOD)
+        log.warning("the disk of %s has place again", self.data_dir)
 
     async def _ensure(self, timeout: float) -> None:
         async with self._users.changing(timeout):
@@ -143,8 +161,11 @@ class PoolServer:
                 )
             await self._shut_down()
             child = None
-        if self._appendfsync == "always" or self._users.alone():  # what others were promised is not taken back
+        alone = self._users.alone()  # what others were promised is not taken back
+        if self._appendfsync == "always" or alone:
             await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
+        if alone or int((await self._ask("CONFIG", "GET", "maxmemory"))[1]) < self._max_memory:
+            await self._ask("CONFIG", "SET", "maxmemory", str(self._max_memory))
 
     def _spawn_if_none(self) -> subprocess.Popen[bytes] | None:
         """Start the server unless one holds the folder's lock, which it keeps until it dies."""
@@ -175,6 +196,7 @@ class PoolServer:
             "appendonly": "yes",
             "appendfsync": self._appendfsync,
             "save": "",
+            "maxmemory": str(self._max_memory),
             "maxmemory-policy": "noeviction",
         }
         return [str(self.binary.path), *(part for name, value in options.items() for part in (f"--{name}", value))]

@@ -15,6 +15,7 @@ from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.sse import SseWriter
 from services.messages import End, TokenEvent
+from services.pool.scripts import TIMEOUT
 from services.requests import FinishReason
 
 
@@ -86,12 +87,17 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [(FinishReason.ERROR, "generation_failed"), (FinishReason.CANCELLED, "request_cancelled")]
+    ("end", "code"),
+    [
+        (End(FinishReason.ERROR, error="boom"), "generation_failed"),
+        (End(FinishReason.CANCELLED), "request_cancelled"),
+        (TIMEOUT, "queue_timeout"),
+    ],
 )
-def test_an_end_without_an_answer_is_an_error(model: ServedModel, reason: FinishReason, code: str) -> None:
+def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code: str) -> None:
     writer = SseWriter(answer(model), with_ids=True)
     with pytest.raises(ApiError) as error:
-        writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=End(reason, error="boom"))])
+        writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=end)])
     assert error.value.body()["error"]["code"] == code
 
 

@@ -129,6 +129,27 @@ def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None
         assert http.post("/v1/completions", json=BODY).status_code == 200
 
 
+def test_a_pool_whose_memory_is_full_goes_on_with_what_it_has(stack: Stack, http: httpx.Client) -> None:
+    def memory(most: str) -> None:
+        stack.call(stack.pool._server.command("CONFIG", "SET", "maxmemory", most))
+
+    body = {"prompt": "SLOWabc ", "max_tokens": 80, "stream": True}
+    try:
+        with http.stream("POST", "/v1/completions", json=body) as running:
+            lines = running.iter_lines()
+            begun = [next(lines)]
+            memory("1")
+            check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
+            wait_until(lambda: http.get("/ready").status_code == 503)
+            check(http.get("/ready"), 503, "pool_unavailable")
+            chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
+        assert chunks.pop() == "[DONE]"
+        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "SLOWabc " * 10
+    finally:
+        memory("0")
+    assert http.post("/v1/completions", json=BODY).status_code == 200
+
+
 def test_a_gateway_starts_before_its_pool(tmp_path: Path, tiny_folder: Path) -> None:
     with Server(tmp_path) as server:
         server.call(server.server.stop())

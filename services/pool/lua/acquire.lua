@@ -1,5 +1,5 @@
 -- Gives a seat to an owner under a new epoch, if it is free, its lease ran out, or its epoch is the dead one named.
--- include: keys time reap cancel_group bells gateways counts
+-- include: keys time reap cancel_group deadlines bells gateways counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -14,6 +14,7 @@ local seat_key = P .. "seat:" .. seat
 stamp()
 forget_gateways()
 local news = cancel_abandoned()
+news = end_overdue() or news
 news = reap() > 0 or news
 local held = redis.call("HMGET", seat_key, "epoch", "owner", "call")
 if held[1] and held[1] == ARGV[4] then

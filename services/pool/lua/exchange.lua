@@ -1,5 +1,5 @@
 -- Commits tokens, renews the lease, reaps expired seats, claims sequences: what a scheduler does once an iteration.
--- include: keys time commits holds reap cancel_group claims expire gateways bells counts
+-- include: keys time commits holds reap cancel_group deadlines claims expire gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
@@ -58,9 +58,11 @@ elseif call > last + 1 then
 end
 local abandoned = cancel_abandoned()
 waits = waits + reap()
-local claimed = lost == 0 and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
-  ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
+local overdue, all_ended = end_overdue()
+local claimed = lost == 0 and all_ended and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]),
+  ARGV[8] == "1", ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
   ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {}) or {}
+has_begun(claimed)
 publish()
 settle()
 
@@ -83,11 +85,13 @@ for i = 1, #counters, 2 do
 end
 
 redis.call("SREM", IDLE, seat)
-if abandoned or waits > 0 and redis.call("EXISTS", TURNS) == 1 then
+if abandoned or overdue or waits > 0 and redis.call("EXISTS", TURNS) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
-if ARGV[10] == "1" and #claimed == 0 and lost == 0 then
+if not all_ended then -- it is to come again at once
+  redis.call("LPUSH", P .. "bell:" .. seat, 1)
+elseif ARGV[10] == "1" and #claimed == 0 and lost == 0 then
   redis.call("SADD", IDLE, seat)
 end
 return reply(unpack(said))

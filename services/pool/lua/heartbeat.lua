@@ -1,5 +1,5 @@
 -- Renews a gateway's registration and adds its counters.
--- include: keys time cancel_group gateways bells counts
+-- include: keys time cancel_group deadlines gateways bells counts
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  gateway
@@ -13,7 +13,8 @@ local gateway_key = P .. "gateway:" .. gateway
 local counters = cmsgpack.unpack(ARGV[3])
 stamp()
 forget_gateways()
-if cancel_abandoned() then
+local news = cancel_abandoned()
+if end_overdue() or news then
   publish()
   settle()
   ring()

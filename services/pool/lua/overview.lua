@@ -1,9 +1,10 @@
--- The pool from outside. Writes nothing, not even the stamp.
--- include: keys time counts
+-- The pool from outside. Changes nothing, not even the stamp.
+-- include: keys time memory counts
 --
 -- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", gateways, [name, sum, ...],
---          [[seat, 1 if its lease has not run out, running, figures or "", gauges or "", summary or "", owner or ""], ...]}
+--          [[seat, 1 if its lease has not run out, running, figures or "", gauges or "", summary or "", owner or ""], ...],
+--          1 if the server's memory is full}
 local seats = {}
 for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary", "owner")
@@ -13,4 +14,5 @@ for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
 end
 local all = book(META)
 return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
-  redis.call("ZCOUNT", GATEWAYS, "(" .. string.format("%.0f", now), "+inf"), redis.call("HGETALL", COUNTERS), seats }
+  redis.call("ZCOUNT", GATEWAYS, "(" .. string.format("%.0f", now), "+inf"), redis.call("HGETALL", COUNTERS), seats,
+  memory_full() and 1 or 0 }

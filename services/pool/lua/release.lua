@@ -14,7 +14,7 @@ if redis.call("HGET", P .. "seat:" .. seat, "epoch") ~= ARGV[2] then
 end
 for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
   if redis.call("SISMEMBER", P .. "running:" .. seat, id) == 1 then
-    strike(seat, id)
+    strike(seat, id, 0)
   end
 end
 if vacate(seat) > 0 then

@@ -1,5 +1,5 @@
 -- Puts a group of sequences into the pool, all or none, and attaches the gateway to them.
--- include: keys time counts bounds gateways bells turns
+-- include: keys time memory counts bounds gateways bells turns
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request (the group's id)
@@ -20,10 +20,13 @@
 --     14  us that a class is worth in the queue, or "": by arrival alone
 --     15  us since its arrival, of what the pool lost; else 0
 --     16  us that it is ranked behind its place
--- Reply   {request it lives under, 1 if it was there before, {} or the bound that refuses it (see fragments/bounds.lua)}
+--     17  us since its arrival after which it ends unless something of it has begun; 0: none
+-- Reply   {request it lives under, 1 if it was there before, {} or the bound that refuses it (see fragments/bounds.lua)};
+--         the error OOM while the server's memory is full and the group is not there
 local request, gateway, key, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
 local bytes, inputs, prompts, samplings, sequences = unpack(cmsgpack.unpack(ARGV[5]))
 local bounds = cmsgpack.unpack(ARGV[6])
+local full = memory_full()
 stamp()
 forget_gateways()
 expire(tonumber(ARGV[7]))
@@ -39,6 +42,10 @@ if earlier then
   end
   settle()
   return { earlier, 1, {} }
+end
+if full then
+  settle()
+  return redis.error_reply("OOM the pool's server is at its maxmemory")
 end
 
 local prompt_tokens = 0
@@ -87,6 +94,9 @@ local group_key = P .. "group:" .. request
 redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs,
   "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9], "background", ARGV[10], "grace", ARGV[11],
   "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
+if ARGV[17] ~= "0" then
+  redis.call("ZADD", DEADLINES, arrival + tonumber(ARGV[17]), request)
+end
 for i = 2, #prompts do
   redis.call("HSET", group_key, "prompt" .. i, prompts[i])
 end

@@ -1,8 +1,11 @@
 """Short words for what the pool's tests say often."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
+
+import redis.asyncio as redis
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
 from services.pool.group_packing import pack_group
@@ -138,3 +141,23 @@ async def rung(pool, seat):
 def timeless(reply):
     """An exchange's reply less what a repeat reads anew: how long its claims have waited."""
     return replace(reply, claims=[replace(claim, waited=0.0) for claim in reply.claims])
+
+
+@contextlib.asynccontextmanager
+async def configured(server_url, **options):
+    """A client of a server that has these settings meanwhile."""
+    async with redis.Redis.from_url(server_url, protocol=2) as client:
+        before = {name: (await client.config_get(name))[name] for name in (n.replace("_", "-") for n in options)}
+        try:
+            for name, value in options.items():
+                await client.config_set(name.replace("_", "-"), value)
+            yield client
+        finally:
+            for name, value in before.items():
+                await client.config_set(name, value)
+
+
+@contextlib.asynccontextmanager
+async def full_memory(server_url):
+    async with configured(server_url, maxmemory=1):
+        yield

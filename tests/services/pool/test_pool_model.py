@@ -62,6 +62,7 @@ class PoolMachine(PoolPair):
         priority=classes,
         ttft=st.sampled_from([0.0, 0.0, UNIT, 3 * UNIT]),
         waited=st.sampled_from([0.0, 0.0, UNIT, 6 * UNIT]),
+        queue_timeout=st.sampled_from([0.0, 0.0, 2 * UNIT]),
         tenant=tenants,
     )
     def submit(self, gateway, n, prompt, new, key, logprobs, output, resumable, background, **more):
@@ -175,6 +176,13 @@ class PoolMachine(PoolPair):
             for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
                 self.loop.run_until_complete(pool.release(seat, epoch, ids))
             self.acquire(seat, None)
+            self.exchange_now(seat, [], wide, False)
+
+    @rule(seat=seats, times=st.sampled_from([2, 7]))
+    def lose_the_owner(self, seat, times):
+        """The seat's owner dies again and again, and nobody says of what."""
+        for _ in range(times):
+            self.acquire(seat, self.epochs[seat])
             self.exchange_now(seat, [], wide, False)
 
     @rule(target=dead, seat=seats)

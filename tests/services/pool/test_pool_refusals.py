@@ -8,30 +8,10 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
-from pool_helpers import Owner, group
+from pool_helpers import Owner, configured, full_memory, group
 
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool.pool import RequestPool
-
-
-@contextlib.asynccontextmanager
-async def configured(server_url, **options):
-    """A client of a server that has these settings meanwhile."""
-    async with redis.Redis.from_url(server_url, protocol=2) as client:
-        before = {name: (await client.config_get(name))[name] for name in (n.replace("_", "-") for n in options)}
-        try:
-            for name, value in options.items():
-                await client.config_set(name.replace("_", "-"), value)
-            yield client
-        finally:
-            for name, value in before.items():
-                await client.config_set(name, value)
-
-
-@contextlib.asynccontextmanager
-async def full_memory(server_url):
-    async with configured(server_url, maxmemory=1):
-        yield
 
 
 @contextlib.asynccontextmanager
@@ -117,8 +97,9 @@ async def test_a_state_that_passes_is_unavailable(server_url, server_pools, capl
             for _ in range(2):
                 with pytest.raises(PoolUnavailable):
                     await pool.submit(group("during"))
-            with pytest.raises(PoolUnavailable):
-                await owner.claim()
+            if code != "OOM":  # what was accepted goes on with full memory: tests in test_pool_full_memory.py
+                with pytest.raises(PoolUnavailable):
+                    await owner.claim()
         assert {reply.request for reply in [await pool.submit(group("after"))]} == {"after"}
     lines = [record.getMessage() for record in caplog.records if " submit" in record.getMessage()]
     assert len(lines) == 2, lines
@@ -172,7 +153,7 @@ async def test_a_wrong_password_is_denied(server_url, server_pools):
 async def test_a_fault_in_a_script_is_no_outage(server_pools):
     pool = await server_pools()
     with pytest.raises(PoolFault, match="user_script"):
-        await pool._server.run("submit", pool._prefix, *["no message pack"] * 16)
+        await pool._server.run("submit", pool._prefix, *["no message pack"] * 18)
 
 
 async def test_who_waits_for_a_bell_is_told_of_a_failover(server_url, server_pools):

@@ -10,6 +10,7 @@ from pool_helpers import Owner, commit, counts, group, stored
 from services.errors import PoolUnavailable
 from services.pool import binaries
 from services.pool.binaries import ServerBinary, choose_server, find_servers
+from services.pool.memory import max_memory
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer, ended
 
@@ -129,6 +130,16 @@ async def test_what_one_user_was_promised_another_does_not_take_back(make_server
     await other.start()
     assert await pool._server.command("CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
     await pool.close()
+
+
+async def test_its_memory_is_bounded_by_the_largest_pool_of_its_users(make_server):
+    bounds = []
+    for max_bytes in (2 << 20, 4 << 20, 3 << 20):
+        server = make_server(max_bytes=max_bytes)
+        await server.start()
+        bounds.append(int((await server._ask("CONFIG", "GET", "maxmemory"))[1]))
+    assert bounds == [max_memory(2 << 20), max_memory(4 << 20), max_memory(4 << 20)]
+    assert (await server._ask("CONFIG", "GET", "maxmemory-policy"))[1] == b"noeviction"
 
 
 async def test_a_server_is_not_moved_to_another_port_under_its_user(make_server, unused_tcp_port):

@@ -1,12 +1,20 @@
 """Strikes: a sequence under which the engine dies again and again ends alone."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
-from pool_helpers import CANCELLED, ROOM, Owner, all_events, commit, counts, group, stored
+from pool_helpers import CANCELLED, ROOM, Owner, all_events, commit, counts, group, let_time_pass, stored
 
 from services.messages import End, TokenEvent
-from services.requests import FinishReason
+from services.requests import BATCH_CLASS, FinishReason
 
 POISONED = End(FinishReason.ERROR, error="the engine died, or the scheduler failed, 3 times while it ran this request")
+
+LOST = End(
+    FinishReason.ERROR, error="the process that ran this request died or fell silent 6 times, without a token between"
+)
+POD = "pod"
 
 
 @pytest.fixture
@@ -72,3 +80,92 @@ async def test_a_cancelled_sequence_ends_as_cancelled(pool, lives):
     await pool.cancel("r")
     await pool.release(owner.seat, owner.epoch, ["r/0"])
     assert (await stored(pool, "r/0")).end == CANCELLED
+
+
+@pytest.fixture
+async def pods(pool):
+    """Lives of a whole pod: each claims all, and ends at once with nobody left to tell."""
+    held = None
+
+    async def pod(*commits):
+        """Strikes of all claims by their ids."""
+        nonlocal held
+        held = await Owner.take(pool, POD, dead=held and held.epoch)
+        claims = (await held.exchange(room=ROOM)).claims
+        await held.exchange(*commits)
+        return {claim.id: claim.strikes for claim in claims}
+
+    return pod
+
+
+async def test_a_request_that_ends_pods_ends_alone(pool, pods):
+    """Others that the pod had claimed are struck with it until it runs alone."""
+    await pool.submit(group("deadly"))
+    for name in ("a", "b"):
+        await pool.submit(group(name))
+    assert [(await pods())["deadly/0"] for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert await pods() == {"a/0": 2, "b/0": 2}
+    assert (await stored(pool, "deadly/0")).end == LOST
+    assert [event.end for event in await all_events(pool)] == [LOST]
+    assert (await pool.overview()).counters["orca:poisoned_requests"] == 1
+    assert await pods(commit("a/0", 0, 5)) == {"a/0": 3, "b/0": 2}
+    assert await pods() == {"a/0": 0, "b/0": 3}
+
+
+async def test_the_suspect_that_ran_alone_is_struck_though_others_wait_before_it(pool, pods):
+    for name in ("a", "deadly"):
+        await pool.submit(group(name))
+    for _ in range(2):
+        await pods()
+    assert await pods(commit("a/0", 0, 5)) == {"a/0": 2, "deadly/0": 2}  # "a" shows that it is none
+    assert [(await pods())["deadly/0"] for _ in range(3)] == [3, 4, 5]
+    assert await pods() == {"a/0": 0}
+
+
+async def test_lines_of_batches_wait_while_others_run_and_are_not_struck(pool, pods):
+    await pool.submit(replace(group("line"), priority=BATCH_CLASS))
+    await pool.submit(group("deadly"))
+    for _ in range(6):
+        await pods()
+    assert await pods() == {"line/0": 0}
+    assert await pods() == {"line/0": 1}
+
+
+async def test_strikes_of_both_kinds_make_a_suspect_and_are_bounded_each_for_itself(pool, pods, lives):
+    for _ in range(5):
+        await pods()
+    held = (await pool.acquire(POD, "another", 100)).epoch
+    await pool.release(POD, held)
+    assert (await lives("r/0"))["r/0"] == 4
+    assert (await lives("r/0"))["r/0"] == 5
+    assert (await stored(pool, "r/0")).end is None
+    await lives("r/0")
+    assert (await stored(pool, "r/0")).end == POISONED
+
+
+async def test_an_owner_that_gives_its_seat_back_strikes_nobody(pool, lives):
+    for _ in range(7):
+        assert await lives() == {"r/0": 0, "s/0": 0}
+
+
+async def test_an_outage_strikes_nobody(pool):
+    """Of the pool's server, or of the whole machine: leases are given anew."""
+    await pool.submit(group("r"))
+    owner = await Owner.take(pool, lease=5.0)
+    await owner.claim()
+    for _ in range(7):
+        await let_time_pass(pool, 1000)
+        assert (await owner.exchange()).owned
+    await pool.release(owner.seat, owner.epoch)
+    assert [claim.strikes for claim in (await (await Owner.take(pool)).exchange(room=ROOM)).claims] == [0]
+
+
+async def test_a_lease_that_ran_out_is_a_soft_strike(pool):
+    await pool.submit(group("r"))
+    await (await Owner.take(pool, lease=0.1)).claim()
+    witness = await Owner.take(pool, "witness")
+    claims = []
+    while not claims:  # the pool is in use all the time, so this is no outage
+        await asyncio.sleep(0.01)
+        claims = (await witness.exchange(room=ROOM)).claims
+    assert [claim.strikes for claim in claims] == [1]

@@ -20,6 +20,7 @@ local function end_group(request, group)
   redis.call("ZADD", ENDED, now, request)
   redis.call("ZADD", P .. "ended:" .. group.tenant, now, request)
   redis.call("ZREM", ABANDONED, request)
+  redis.call("ZREM", DEADLINES, request)
   count(group.tenant, "ended_bytes", group.bytes)
   count(group.tenant, "stored", 1)
   if group.stream == "1" then

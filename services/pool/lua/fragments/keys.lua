@@ -8,7 +8,8 @@
 --   seq:<id>        hash: state (waiting, running, ended), group, rank, prompt_len, tokens_max, asked (msgpack [number of
 --                   its prompt in the group, of its sampling, choice, bytes of one output token, those of the prompt's
 --                   log probabilities]), seat while it runs, cancelled once it is to end, end (blob) once it has;
---                   strikes and struck_at (its tokens at the last one) once an engine died under it;
+--                   strikes, soft (of them, for an owner's death) and struck_at (its tokens at the last one) once
+--                   an engine or the seat's owner died under it;
 --                   payer (<counter>:<tenant>) once a seat took it and its prompt was charged;
 --                   class where not by arrival alone: lines, of a batch, or <class> <ageing (us)> <arrival (us)>
 --   tok:<id>        string: committed tokens, 4 bytes each, little-endian
@@ -27,6 +28,7 @@
 --   ended           zset: request -> time (us) at which its last sequence ended
 --   ended:<tenant>  zset: the same for each tenant
 --   abandoned       zset: request that nobody follows -> time (us) at which it is cancelled
+--   deadlines       zset: request of which nothing has begun -> time (us) at which it ends
 --   orphans         set: ids, perhaps ended, whose followers' gateways have died
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
 --   seats           zset: seat -> time (us) to forget it; +inf while it is owned
@@ -43,6 +45,6 @@ local P = KEYS[1]
 local META, COUNTERS = P .. "meta", P .. "counters"
 local TURNS, ENDED, IDEMPOTENCY = P .. "turns", P .. "ended", P .. "idempotency"
 local HOLDERS = P .. "holders"
-local ABANDONED, ORPHANS = P .. "abandoned", P .. "orphans"
+local ABANDONED, ORPHANS, DEADLINES = P .. "abandoned", P .. "orphans", P .. "deadlines"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
 local GATEWAYS = P .. "gateways"

@@ -1,4 +1,4 @@
--- include: keys time cancel_now turns counts
+-- include: keys time cancel_now strikes turns counts
 local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 
 -- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
@@ -33,6 +33,7 @@ end
 
 -- The same, of a seat whose owner is dead or silent.
 local function reclaim(seat)
+  strike_softly(seat)
   local waits = vacate(seat)
   if waits > 0 then
     redis.call("HINCRBYFLOAT", COUNTERS, "orca:reclaimed_requests", waits)

@@ -1,4 +1,4 @@
--- include: keys
+-- include: keys memory
 local OUTAGE = 5000000 -- us without any call, after which gateways and graces get that time back
 
 -- The server's time in us, read once in a script (it ticks inside scripts of Redis 6.2).
@@ -9,9 +9,11 @@ local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 -- append-only file is shorter than a restart, not after one was lost. Epochs and events are numbered by it.
 local tick
 
--- Stamps the pool. After a gap of more than half a lease, or when the clock went back, the lease is given anew:
+-- Stamps the pool, however full the server's memory is: what follows frees memory, or finishes what was accepted, for
+-- which bytes were counted at submit. After a gap of more than half a lease, or when the clock went back, the lease is given anew:
 -- nobody could renew it while the server was away. Likewise a long gap is no time for what gateways must do in time.
 local function stamp()
+  write_anyway()
   local last = redis.call("HMGET", META, "stamp", "tick")
   local gap = now - tonumber(last[1] or now)
   for _, seat in ipairs(redis.call("ZRANGE", LEASES, 0, -1)) do

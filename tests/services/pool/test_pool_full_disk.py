@@ -1,0 +1,111 @@
+"""A server whose disk is full: said once, waited for, nothing lost that was acknowledged, gone on with by itself."""
+
+import asyncio
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from pool_helpers import ROOM, Owner, commit, group, stored
+
+from services.errors import PoolUnavailable
+from services.pool.binaries import find_servers
+from services.pool.disk import has_place
+from services.pool.pool import RequestPool
+from services.pool.server import PoolServer
+
+SIZE = 24 << 20  # of the disk
+LONG = range(1 << 16)  # a prompt of 256 KiB
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(params=find_servers(), ids=lambda binary: str(binary).replace(" ", "-"))
+def binary(request):
+    return request.param
+
+
+@pytest.mark.parametrize("durability", ["everysec", "strict"])
+async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog):
+    server = PoolServer(binary, small_disk, durability)
+    pool = RequestPool(await server.start())
+    await pool.connect()
+    owner = await Owner.take(pool)
+    await pool.submit(group("before"))
+    await owner.exchange(room=ROOM)
+    await owner.exchange(commit("before/0", 0, 5))
+    with caplog.at_level(logging.WARNING):
+        fill(small_disk)
+        acknowledged = await submit_until_refused(pool)
+        if durability == "strict":  # it ends then, and is not started
+            await until(lambda: "is full" in caplog.text)
+        for _ in range(3):
+            with pytest.raises(PoolUnavailable):
+                await pool.heartbeat("gateway", 1, {})
+        (small_disk / "filling").unlink()
+        await until_it_answers(pool)
+    assert (await owner.exchange(commit("before/0", 1, 6))).owned
+    await server.stop()  # what it has from here on is what its file has
+    await server.start()
+    assert (await stored(pool, "before/0")).tokens == [5, 6]
+    assert [(await stored(pool, f"{name}/0")).known for name in acknowledged] == [True] * len(acknowledged)
+    said = [record.getMessage() for record in caplog.records]
+    if durability == "strict":
+        assert [line for line in said if "is full" in line] == [
+            f"the disk of {small_disk} is full: the pool's server waits for place"
+        ]
+        assert sum("died" in line for line in said) == 1
+    else:
+        assert sum("heartbeat (MISCONF)" in line for line in said) == 1
+        assert not any("died" in line for line in said)
+    await pool.close()
+    await server.stop()
+
+
+def fill(folder: Path):
+    """Leave a little of it."""
+    state = os.statvfs(folder)
+    left = state.f_bavail * state.f_frsize
+    with open(folder / "filling", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, left - (1 << 20))
+    assert not has_place(folder)
+
+
+async def submit_until_refused(pool):
+    """The requests that the pool took."""
+    taken = []
+    while len(taken) < 100:
+        try:
+            await pool.submit(group(f"r{len(taken)}", prompt=LONG))
+        except PoolUnavailable:
+            return taken
+        taken.append(f"r{len(taken)}")
+    raise AssertionError("the disk is not full")
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not within 10 s")
+
+
+async def until_it_answers(pool):
+    for _ in range(1000):
+        try:
+            return await pool.heartbeat("gateway", 1, {})
+        except PoolUnavailable:
+            await asyncio.sleep(0.01)
+    raise AssertionError("no answer within 10 s")
