@@ -66,6 +66,7 @@ def _number(epoch: str) -> int:
 
 # What tokens and messages of an engine depend on: folders, of which the source files count, and files.
 SOURCES = (
+    "services/atomic_file.py",
     "services/engine",
     "services/models",
     "services/errors.py",
@@ -153,7 +154,7 @@ class EngineActor:
         if not self._null:
             from services.engine.preload import preload  # torch: seconds, and a null engine has no use for it
 
-            preload(self._folder, self._settings)
+            self._settings = preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
             from services.engine.parallel.meeting import open_meeting
 
