@@ -46,7 +46,7 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     """
     device = placement.choose_device(settings)
     dtype = placement.choose_dtype(settings, device)
-    length = min(ModelInfo.load(folder).max_model_len, max(PROMPTS) + COMPANY)
+    length = min(ModelInfo.load(folder, settings.cache_dir).max_model_len, max(PROMPTS) + COMPANY)
     full = loading.lean_spec(folder, settings)
     assert full is not None, f"{folder.name} has no lean path"
     config = _shortened(load_config(folder))

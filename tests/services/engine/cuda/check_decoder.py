@@ -69,4 +69,6 @@ def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model:
     folder = tiny_model("qwen3")
     setup = make_setup(folder, Shard(), batch_invariant)
     stock = load_stock(folder, torch.float32, CPU)
-    assert compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU) <= BOUNDS[torch.float32] / 3
+    with torch.inference_mode():
+        difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)
+    assert difference <= BOUNDS[torch.float32] / 3
