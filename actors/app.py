@@ -10,6 +10,7 @@ from actors.gateway import GatewayReplica
 from actors.scheduler import SchedulerReplica
 from services.config import load
 from services.errors import SettingsError
+from services.models.pin import pin_commit
 
 # Serve's own defaults are 5 requests at once and 10 s between looks at a replica's health
 STREAMS_PER_GATEWAY = 10_000
@@ -30,7 +31,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     settings = load(**args)
     if not settings.redis_url:
         raise SettingsError("redis_url: the cluster's processes share a pool, say where its server is")
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json") | {"model": pin_commit(settings.model)}
     common = COMMON | {"graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME}
     # one more than seats: a spare, with everything imported, takes over in a fraction of a second
     scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines + 1, **common)

@@ -27,8 +27,10 @@ def start(settings: Settings, folder: Path) -> None:
     size = layout_of(settings).size
     if size > 1:
         from services.engine.loading import check_ranks  # torch: seconds
+        from services.engine.proof.verdict import proven
 
-        check_ranks(resolve(settings.model, settings.cache_dir, log.info), engine_settings(settings))
+        model = resolve(settings.model, settings.cache_dir, log.info)
+        check_ranks(model, proven(model, engine_settings(settings)))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # what they say of a normal start is not for users
     ray.init(

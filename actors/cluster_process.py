@@ -1,8 +1,8 @@
 """The process that holds Ray for `orca serve`: `python -m actors.cluster_process CHANNEL FOLDER`.
 
-CHANNEL is an inherited socket. It gets the settings, then, when they are known, the pool's URL; it says how far it
-came. It lives on when the other end is killed: the cluster serves, and the next `orca serve` replaces it.
-SIGTERM: drain and end.
+CHANNEL is an inherited socket. It gets the settings, then, when they are known, the pool's URL and the pinned model;
+it says how far it came. It lives on when the other end is killed: the cluster serves, and the next `orca serve`
+replaces it. SIGTERM: drain and end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _serve(channel: Channel, folder: Path) -> NoReturn:
         cluster.start(settings, folder)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray put its own
         channel.say(at="ray")
-        settings = settings.model_copy(update={"redis_url": channel.receive(), "durability": "everysec"})
+        settings = settings.model_copy(update=channel.receive() | {"durability": "everysec"})
         cluster.deploy(settings)
         channel.say(at="serve")
         while True:

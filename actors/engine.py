@@ -26,9 +26,10 @@ from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
 from services.engine.warm_up import WarmUp
-from services.errors import StaleEpoch
+from services.errors import OtherWeights, StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
+from services.models.pin import check_pin
 from services.wire import pack, unpack
 
 ORPHANED_AFTER = 60  # seconds without a word from an owner
@@ -66,6 +67,7 @@ def _number(epoch: str) -> int:
 
 # What tokens and messages of an engine depend on: folders, of which the source files count, and files.
 SOURCES = (
+    "services/atomic_file.py",
     "services/engine",
     "services/models",
     "services/errors.py",
@@ -136,6 +138,7 @@ class EngineActor:
         self._settings = engine_settings(settings)
         self._null = settings.null_engine
         self._build = build_of(settings)
+        self._model = settings.model
         self._folder = resolve(settings.model, settings.cache_dir, log.info)
         context = ray.get_runtime_context()
         self._name = context.get_actor_name() or ""
@@ -153,7 +156,7 @@ class EngineActor:
         if not self._null:
             from services.engine.preload import preload  # torch: seconds, and a null engine has no use for it
 
-            preload(self._folder, self._settings)
+            self._settings = preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
             from services.engine.parallel.meeting import open_meeting
 
@@ -237,7 +240,18 @@ class EngineActor:
             return NullEngine.load(self._folder, self._settings)
         from services.engine.engine import Engine
 
-        return Engine.load(self._folder, self._settings, self._layout.rank)
+        self._check_weights()
+        engine = Engine.load(self._folder, self._settings, self._layout.rank)
+        self._check_weights()  # the files may have been replaced while they were read
+        return engine
+
+    def _check_weights(self) -> None:
+        """Raises OtherWeights. A file that is converted has another folder when it is what it was again."""
+        try:
+            check_pin(self._model, self._folder, self._settings.cache_dir)
+        except OtherWeights:
+            self._folder = resolve(self._model, self._settings.cache_dir, log.info)
+            check_pin(self._model, self._folder, self._settings.cache_dir)
 
     def _link(self, epoch: str, meeting: str) -> None:
         """Leave what other ranks there were, and find those of this epoch."""

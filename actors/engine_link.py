@@ -13,7 +13,7 @@ import ray
 from actors.engine import EngineStatus
 from actors.engine_pair import Answer, kill
 from actors.lifeline import watch
-from services.errors import EngineLost, StaleEpoch
+from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.iteration_cost import IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.pool_line import forget
@@ -59,7 +59,7 @@ class EngineLink:
 
     async def attach(self, epoch: str, timeout: float, cost: IterationCost) -> tuple[EngineFigures, float]:
         """Make the engine serve `epoch`, loaded; its figures, and the seconds it spent loading. `cost` learns from its
-        warm-up. Raises EngineLost, also for a process that stands still."""
+        warm-up. Raises EngineLost, also for a process that stands still, and OtherWeights."""
         for actor in self._actors:
             actor.expect.remote(epoch)
         calls = [actor.attach.remote(epoch, self.status.meeting) for actor in self._actors]
@@ -104,8 +104,8 @@ class EngineLink:
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, StaleEpoch):
-                raise StaleEpoch(str(error.cause)) from error
+            if isinstance(error.cause, (StaleEpoch, OtherWeights)):
+                raise type(error.cause)(str(error.cause)) from error
             raise EngineLost(f"the engine failed: {error}") from error
         except ray.exceptions.RayError as error:
             raise EngineLost(f"the engine is gone: {error}") from error

@@ -45,7 +45,7 @@ class EngineRanks:
         replaced; of several ranks those with weights are killed where others have none, and so are all that cannot be
         attached to: nobody knows their state, and ranks may wait for ever for one that is dead or stopped, an engine
         for its device. All that after `still_mine` has not raised StaleEpoch. Raises EngineLost when one cannot
-        be reached, stands still or is not ready in time.
+        be reached, stands still or is not ready in time, and OtherWeights where the model's files have changed.
         """
         keeping = asyncio.create_task(self._keep())  # loading may take longer than any of them waits for an owner
         try:

@@ -14,7 +14,8 @@ from actors.pool import open_pool
 from gateway.app import create_app
 from gateway.model import ServedModel
 from services.config import load
-from services.models import ModelInfo, resolve
+from services.models import resolve
+from services.models.pin import pinned_info
 from services.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,6 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings
         folder = resolve(settings.model, settings.cache_dir, log.info)
-        info, name = ModelInfo.load(folder), settings.served_model_name or folder.name
+        info, name = pinned_info(settings.model, folder, settings.cache_dir), settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
         return create_app(open_pool(settings, info), model, settings, echo_request_id=False)

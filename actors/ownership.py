@@ -17,7 +17,7 @@ from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.clock import RealClock
 from services.config import Settings
-from services.errors import EngineLost, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
 from services.messages import EngineFigures
@@ -111,6 +111,9 @@ class Ownership:
         except EngineLost as error:
             log.warning("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(PAUSE)
+        except OtherWeights as error:  # whoever operates it must choose
+            log.error("seat %s: %s", self._seat.name, error)
+            await asyncio.sleep(self._parts.settings.lease)
         except PoolFault as error:  # no request is to blame
             log.error("seat %s: %s", self._seat.name, error)
             await asyncio.sleep(self._parts.settings.lease / 3)
@@ -132,7 +135,7 @@ class Ownership:
         finally:
             for task in (holding, attaching):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineLost, StaleEpoch):
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, OtherWeights, StaleEpoch):
                     await task
 
     async def _load(self) -> EngineFigures:

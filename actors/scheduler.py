@@ -23,7 +23,8 @@ from actors.pool_link import PoolLink
 from actors.seat import take_seat
 from services.config import load
 from services.iteration_cost import IterationCost
-from services.models import ModelInfo, resolve
+from services.models import resolve
+from services.models.pin import pinned_info
 from services.telemetry import Counters
 from services.text import TextTables
 
@@ -64,7 +65,7 @@ class SchedulerReplica:
     async def _live(self) -> None:
         settings = self._settings
         folder = await asyncio.to_thread(resolve, settings.model, settings.cache_dir, log.info)
-        model, text = ModelInfo.load(folder), TextTables.load(folder)
+        model, text = pinned_info(settings.model, folder, settings.cache_dir), TextTables.load(folder)
         here = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(here)
         owner = f"{lifeline.address}/{os.getpid()}"

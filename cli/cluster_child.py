@@ -56,9 +56,10 @@ class ClusterChild:
         with contextlib.suppress(OSError):  # it died; whoever waits for it learns that
             self._channel.sendall(json.dumps(value).encode() + b"\n")
 
-    async def up(self, redis_url: str, say: Callable[[str], None]) -> None:
-        """Wait until gateways and schedulers run. Raises OrcaError with what the process said when it ended instead."""
-        self._say(redis_url)
+    async def up(self, redis_url: str, model: str, say: Callable[[str], None]) -> None:
+        """Wait until gateways and schedulers of this pool and this pinned model run. Raises OrcaError with what the
+        process said when it ended instead."""
+        self._say({"redis_url": redis_url, "model": model})
         reader, writer = await asyncio.open_unix_connection(sock=self._channel.dup(), limit=LINE)
         try:
             while line := await reader.readline():

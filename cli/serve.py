@@ -74,9 +74,9 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
 
 async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | None, say: Progress) -> None:
     from services.engine.native.build import NoKernels, compiled
-    from services.models import resolve
+    from services.models.pin import pin
 
-    await asyncio.to_thread(resolve, settings.model, settings.cache_dir, say)
+    model = await asyncio.to_thread(pin, settings.model, settings.cache_dir, say)
     if settings.device != "cuda" and not settings.null_engine:
         with contextlib.suppress(NoKernels, OSError):  # the engine says so where it needs them
             await asyncio.to_thread(compiled, settings.cache_dir, say)
@@ -87,7 +87,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     else:
         await _check_pool(url, say)
     say("starting Ray")
-    await supervisor.run(url, _ready_line(settings))
+    await supervisor.run(url, model, _ready_line(settings))
 
 
 async def _check_pool(url: str, say: Progress) -> None:

@@ -38,13 +38,14 @@ class Supervisor:
         self._claim.folder = folder  # before there is a process: whoever comes next finds them all
         return ClusterChild(folder, self._settings, self._keep)
 
-    async def run(self, redis_url: str, ready: str) -> None:
-        """Keep a cluster running until cancelled; says when it is `ready`. Raises OrcaError where the first fails."""
+    async def run(self, redis_url: str, model: str, ready: str) -> None:
+        """Keep a cluster of the pinned `model` running until cancelled; says when it is `ready`. Raises OrcaError where
+        the first fails."""
         was_ready, died, quick_deaths = False, 0.0, 0
         while True:
             began = time.monotonic()
             try:
-                await self._until_ready(redis_url)
+                await self._until_ready(redis_url, model)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
                 was_ready = True
                 cause = await self._child.death()
@@ -62,8 +63,8 @@ class Supervisor:
             await asyncio.sleep(pause)
             self._child = self._start()
 
-    async def _until_ready(self, redis_url: str) -> None:
-        starting, dying = asyncio.create_task(self._started(redis_url)), asyncio.create_task(self._child.death())
+    async def _until_ready(self, redis_url: str, model: str) -> None:
+        starting, dying = asyncio.create_task(self._started(redis_url, model)), asyncio.create_task(self._child.death())
         try:
             done, _ = await asyncio.wait({starting, dying}, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if dying in done:
@@ -77,8 +78,8 @@ class Supervisor:
                 with contextlib.suppress(asyncio.CancelledError, OrcaError):
                     await task
 
-    async def _started(self, redis_url: str) -> None:
-        await self._child.up(redis_url, self._say)
+    async def _started(self, redis_url: str, model: str) -> None:
+        await self._child.up(redis_url, model, self._say)
         await self._answers()
 
     async def stop(self) -> None:

@@ -19,6 +19,10 @@ class ModelError(OrcaError):
     """The model cannot be found, converted or served; the message says which part of it and why."""
 
 
+class OtherWeights(ModelError):
+    """The model's files are not those that the server was started with: its streams must not go on with them."""
+
+
 class EngineLost(OrcaError):
     """The engine died or does not answer: everything in flight on it must be recomputed elsewhere."""
 

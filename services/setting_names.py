@@ -30,7 +30,7 @@ VLLM_REFUSED = {
     "--quantization": "use --weights int8 (CPU), or name a GGUF file as the model",
     "--load-format": "safetensors and GGUF are told apart by the file",
     "--download-dir": "set HF_HOME for files of the hub, --cache-dir for what is converted or compiled",
-    "--revision": "the newest revision is served; name a local folder as the model to serve another",
+    "--revision": "it is a part of the model's name: --model REPOSITORY@REVISION",
     "--tokenizer": "the model's own tokenizer is used",
     "--chat-template": "the model's own template is used; put another into the model's folder",
     "--trust-remote-code": "code of a model's repository is never run",

@@ -159,7 +159,8 @@ class _Collector:
 
     def _pool_gauges(self) -> Iterable[Metric]:
         o = self._overview
-        kinds = len({seat.figures.numerics for seat in o.seats if seat.alive and seat.figures})
+        numerics = [seat.figures.numerics for seat in o.seats if seat.alive and seat.figures]
+        fallbacks = sum("fallback" in each.split() for each in numerics)
         for name, text, value in (
             ("vllm:num_requests_running", "Sequences held by a scheduler", o.running),
             ("vllm:num_requests_waiting", "Sequences waiting in the pool", o.waiting),
@@ -167,7 +168,8 @@ class _Collector:
             ("orca:pool_bytes", "Bytes the pool counts for its sequences", o.bytes),
             ("orca:engines", "Seats with a living scheduler", sum(seat.alive for seat in o.seats)),
             ("orca:gateways", "Registered gateways", o.gateways),
-            ("orca:numerics", "Kinds of numerics of the engines; tokens differ between them", kinds),
+            ("orca:numerics", "Kinds of numerics of the engines; tokens differ between them", len(set(numerics))),
+            ("orca:fallback_engines", "Engines on transformers' own layers in place of a faster path", fallbacks),
         ):
             gauge = GaugeMetricFamily(name, text, labels=("model_name",))
             gauge.add_metric((self._model,), value)

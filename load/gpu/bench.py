@@ -15,9 +15,9 @@ from load.engine_floor.model_shape import ModelShape
 from load.engine_floor.phases import Subject
 from load.gpu.budget import Budget
 from load.gpu.configurations import Configuration
-from load.gpu.random_tensors import RandomTensors
 from services.engine import placement
 from services.engine.engine import Engine
+from services.engine.random_tensors import RandomTensors
 from services.engine.settings import EngineSettings
 
 CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations and logits

@@ -62,7 +62,7 @@ class Engine:
         placement.set_threads(settings)
         device = placement.choose_device(settings)
         dtype = placement.choose_dtype(settings, device)
-        info = ModelInfo.load(folder)
+        info = ModelInfo.load(folder, settings.cache_dir)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)
         decoder: Decoder = (

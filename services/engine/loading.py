@@ -28,6 +28,8 @@ from services.engine.parallel.native_part import NativePart
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 
+FALLBACK = "fallback"  # in a path: the lean one is for this model, and does not run here
+
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +68,9 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
 
 
 def need_kernels(settings: EngineSettings, device: torch.device) -> None:
-    """Load what the lean path runs on a device. Raises NoKernels where there is none here."""
+    """Load what the lean path runs on a device. Raises NoKernels where there is none here, or none to be trusted."""
+    if settings.lean_fault:
+        raise NoKernels(settings.lean_fault)
     if device.type == "cpu":
         kernels(settings.cache_dir)
         return
@@ -80,6 +84,7 @@ def search_of(settings: EngineSettings, device: torch.device) -> Search:
     """How the vocabulary is looked through on a CPU: compiled, where the lean path's kernels are."""
     if settings.lean and device.type == "cpu":
         with contextlib.suppress(NoKernels):
+            need_kernels(settings, device)
             return NativeSearch(kernels(settings.cache_dir), torch.get_num_threads())
     return PlainSearch()
 
@@ -99,11 +104,13 @@ def load_decoder(folder: Path, settings: EngineSettings, length: int, tensors: T
     dtype = placement.choose_dtype(settings, device)
     _check_weights(settings, device)
     spec = lean_spec(folder, settings)
+    path = "sdpa"
     if spec:
         try:
-            return _lean(spec, tensors or folder, settings, length)
+            return load_lean(spec, tensors or folder, settings, length)
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
+            path = f"sdpa {FALLBACK}"
     needed = "is served on the lean path only, which this model is not on here"
     if settings.weights != "dtype":
         raise SettingsError(f"weights={settings.weights} {needed}")
@@ -112,11 +119,11 @@ def load_decoder(folder: Path, settings: EngineSettings, length: int, tensors: T
     # transformers' layers take seconds to import, and the lean path has no use for them
     from services.engine.stock.loading import load_stock
 
-    return load_stock(folder, dtype, device, tensors)
+    return load_stock(folder, dtype, device, tensors, path)
 
 
-def _lean(spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, length: int) -> Decoder:
-    """Raises NoKernels."""
+def load_lean(spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, length: int) -> Decoder:
+    """A decoder of the lean path, of weights from `source`. Raises NoKernels."""
     device = placement.choose_device(settings)
     need_kernels(settings, device)
     weights = DecoderWeights(spec, source, Shard())

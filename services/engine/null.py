@@ -40,7 +40,7 @@ class NullEngine:
     @classmethod
     def load(cls, folder: Path, settings: EngineSettings) -> NullEngine:
         """With the vocabulary and length of the model in `folder`, whose weights are not read."""
-        model = ModelInfo.load(folder)
+        model = ModelInfo.load(folder, settings.cache_dir)
         return cls(
             EngineFigures(
                 model=model.name,

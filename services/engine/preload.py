@@ -8,23 +8,29 @@ from pathlib import Path
 import torch
 
 from services.engine import placement
-from services.engine.loading import lean_spec, need_kernels
+from services.engine.loading import check_ranks, lean_spec, need_kernels
 from services.engine.native.build import NoKernels
+from services.engine.proof.verdict import proven
 from services.engine.settings import EngineSettings
 
 
-def preload(folder: Path, settings: EngineSettings) -> None:
-    """Import the code of the model in `folder` and wake the device.
+def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
+    """Import the code of the model in `folder` and wake the device. Returns the settings to load it with, see `proven`.
 
-    Raises ModelError for a model that is not served, SettingsError for a device that is absent.
+    Raises ModelError for a model that is not served, SettingsError for a device that is absent, and for ranks where
+    the lean path is not to be trusted.
     """
     importlib.import_module("services.engine.engine")  # what an engine runs with
     device = placement.choose_device(settings)
+    settings = proven(folder, settings)
+    if settings.tp * settings.pp > 1:
+        check_ranks(folder, settings)
     if not (lean_spec(folder, settings) and _import_lean(device, settings)):
         from services.engine.stock.loading import import_family
 
         import_family(folder)
     torch.zeros(1, device=device)  # CUDA's context: the spare has it before it is needed
+    return settings
 
 
 def _import_lean(device: torch.device, settings: EngineSettings) -> bool:

@@ -21,6 +21,7 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["dtype", "int8"] = "dtype"
     lean: bool = True  # False: transformers' own layers for every family
+    lean_fault: str = ""  # why the lean path is not to be trusted here (see `proof`); empty: it is
     batch_invariant: bool = False  # bits depend on the request alone, on CUDA too; on the lean path only
     cache_dir: Path = field(default_factory=user_cache)  # where compiled kernels are kept
     block_size: int = 16  # tokens of one KV block

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +15,71 @@ from services.models.cache import Progress, place
 from services.models.local import from_folder
 
 _TIMEOUT = 10.0  # seconds for the hub to answer
+_COMMIT = re.compile("[0-9a-f]{40}")
 _TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.txt")
 
 
-def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress) -> Path:
-    """The newest revision of `repo`, or the one fetched last while the hub does not answer.
+def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "") -> Path:
+    """A revision of `repo`: a commit, branch or tag, else the newest; or the one fetched last while the hub does not
+    answer. For a commit that was fetched before, the hub is not asked.
 
     The files lie in the hub's own cache (`HF_HOME`); ours holds a link named after the model. Raises ModelError where
     the hub has no such model, or does not answer and nothing was fetched before.
     """
-    link = place(cache_dir, f"hub {repo}", repo.rpartition("/")[2])
-    try:
-        snapshot = _download(repo, progress)
-    except ConnectionError as error:
-        if not link.is_dir():
-            raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
-        progress(f"the hub does not answer; {repo} is served as it was fetched last")
-    else:
-        _point(link, snapshot)
+    link = _link(repo, cache_dir, revision)
+    if not (_COMMIT.fullmatch(revision) and link.is_dir()):
+        try:
+            snapshot = _download(repo, revision, progress)
+        except ConnectionError as error:
+            if not link.is_dir():
+                raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
+            progress(f"the hub does not answer; {repo} is served as it was fetched last")
+            snapshot = link.resolve()
+        for each in {link, _link(repo, cache_dir, snapshot.name)}:
+            _point(each, snapshot)
     return from_folder(link, cache_dir, progress)
 
 
-def _download(repo: str, progress: Progress) -> Path:
-    """The snapshot folder; ModelError where the hub says no, ConnectionError where it says nothing."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+def fetched_commit(repo: str, cache_dir: Path, revision: str = "") -> str:
+    """The commit that `fetch_from_hub` gave last for this revision."""
+    return _link(repo, cache_dir, revision).resolve().name
 
-    try:
-        info = HfApi().model_info(repo, timeout=_TIMEOUT, files_metadata=True)
+
+def _link(repo: str, cache_dir: Path, revision: str) -> Path:
+    return place(cache_dir, f"hub {repo}{'@' * bool(revision)}{revision}", repo.rpartition("/")[2])
+
+
+def ask_commit(repo: str, revision: str = "") -> str:
+    """The commit that the hub has for a revision; nothing is fetched. Raises ModelError where it says no,
+    ConnectionError where it says nothing."""
+    with _asking(repo):
+        return str(_info(repo, revision).sha)
+
+
+def _info(repo: str, revision: str) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().model_info(repo, revision=revision or None, timeout=_TIMEOUT, files_metadata=True)
+
+
+def _download(repo: str, revision: str, progress: Progress) -> Path:
+    """The snapshot folder; ModelError where the hub says no, ConnectionError where it says nothing."""
+    from huggingface_hub import snapshot_download
+
+    with _asking(repo):
+        info = _info(repo, revision)
         files = _needed(repo, {str(file.rfilename): int(file.size or 0) for file in info.siblings or []})
         progress(f"fetching {repo} from the hub ({sum(files.values()) >> 20} MB where not fetched before)")
         return Path(snapshot_download(repo, revision=info.sha, allow_patterns=list(files)))
+
+
+@contextlib.contextmanager
+def _asking(repo: str) -> Iterator[None]:
+    """ModelError where the hub says no, ConnectionError where it says nothing."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
     except HFValidationError as error:
         raise ModelError(f"{repo!r} is neither a local path nor a hub id: {error}") from None
     except HfHubHTTPError as error:

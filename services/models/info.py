@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import ModelError
+from services.models.contents import contents
 
 # What families call the longest text they can read, in order of trust.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
@@ -17,7 +18,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequen
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`name` is the folder's; `revision` changes with config and weights; `vocab_size` counts logits, of which a
+    """`name` is the folder's; `revision` is a hash of config and weights; `vocab_size` counts logits, of which a
     tokenizer may use fewer."""
 
     name: str
@@ -28,8 +29,10 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
 
     @classmethod
-    def load(cls, folder: Path) -> ModelInfo:
-        """Of the model in `folder`. Raises ModelError naming the file and the field that is missing."""
+    def load(cls, folder: Path, cache_dir: Path | None = None, revision: str = "") -> ModelInfo:
+        """Of the model in `folder`. `revision` is taken for granted where it is given; else the weights are read, once
+        where there is a `cache_dir` (see `contents`). Raises ModelError naming the file and the field that is missing.
+        """
         raw = _read(folder / "config.json")
         if raw is None:
             raise ModelError(f"{folder} is no transformers model: it has no config.json")
@@ -38,7 +41,7 @@ class ModelInfo:
         architectures = raw.get("architectures") or [_field(folder, raw, "model_type")]
         return cls(
             name=folder.name,
-            revision=_revision(folder),
+            revision=revision or _revision(folder, cache_dir),
             architecture=architectures[0],
             max_model_len=_field(folder, text, *_LENGTHS),
             vocab_size=_field(folder, text, "vocab_size"),
@@ -71,8 +74,8 @@ def _ids(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
-def _revision(folder: Path) -> str:
-    weights = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
+def _revision(folder: Path, cache_dir: Path | None) -> str:
+    weights = [(file.name, contents(file, cache_dir)) for file in sorted(folder.glob("*.safetensors"))]
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     digest.update(repr(weights).encode())
     return digest.hexdigest()[:12]

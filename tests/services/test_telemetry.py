@@ -66,14 +66,15 @@ def test_a_gauge_that_a_seat_may_lack_is_not_shown_as_zero() -> None:
 
 
 def test_engines_that_compute_otherwise_are_counted() -> None:
-    def kinds(*numerics: str, alive: int = 9) -> float:
+    def kinds(*numerics: str, alive: int = 9, name: str = "orca:numerics") -> float:
         seats = [
             Seat(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")
             for i, each in enumerate(numerics)
         ]
-        return shown(seats, {})["orca:numerics", (("model_name", "tiny"),)]
+        return shown(seats, {})[name, (("model_name", "tiny"),)]
 
     assert kinds() == 0
     assert kinds("a", "a") == 1
     assert kinds("a", "b", "b") == 2
     assert kinds("a", "b", alive=1) == 1
+    assert kinds("r cpu native 1a", "r cpu sdpa fallback 2b", "r cpu sdpa 2b", name="orca:fallback_engines") == 1

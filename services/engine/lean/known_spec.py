@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from importlib.metadata import version
 from pathlib import Path
 
+from services import atomic_file
 from services.engine.lean.spec import DecoderSpec
 from services.wire import pack, unpack
 
@@ -29,7 +29,7 @@ def known_spec(folder: Path, cache: Path) -> DecoderSpec | None:
     spec = spec_of(load_config(folder))
     if spec:  # else transformers runs, and is imported anyway
         with contextlib.suppress(OSError):
-            _keep(file, pack(spec))
+            atomic_file.write(file, pack(spec))
     return spec
 
 
@@ -41,11 +41,3 @@ def _identity(folder: Path) -> str:
         with contextlib.suppress(OSError):  # transformers says it better
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _keep(file: Path, data: bytes) -> None:
-    """What is half written is never seen."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(file)

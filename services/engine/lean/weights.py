@@ -126,7 +126,16 @@ class DecoderWeights:
 
     def embedding(self) -> Table:
         """Of the vocabulary."""
-        return self._table(f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight")
+        return self._table(self._embedding)
+
+    @property
+    def _embedding(self) -> str:
+        return f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight"
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The dtype of the weights in the checkpoint, by the embedding's."""
+        return self._file.read(self._embedding, rows=(0, 1)).dtype
 
     def positions(self) -> Table:
         """Where they are learned."""

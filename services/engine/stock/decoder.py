@@ -15,9 +15,8 @@ from services.engine.stock.sdpa import SdpaAttention
 class StockDecoder:
     """Runs `model` flat as [1, total_tokens]."""
 
-    path = "sdpa"
-
-    def __init__(self, model: Any, layers: list[LayerShape]) -> None:
+    def __init__(self, model: Any, layers: list[LayerShape], path: str = "sdpa") -> None:
+        self.path = path
         self.layers = layers
         self._model = model
         self._base = model.get_decoder()  # all but the product with the vocabulary and what some families do to logits

@@ -17,11 +17,13 @@ from services.engine.stock.support import check_attention
 from services.errors import ModelError
 
 
-def load_stock(folder: Path, dtype: torch.dtype, device: torch.device, tensors: Tensors | None = None) -> StockDecoder:
-    """The model in `folder`, or of its config and these tensors. Raises ModelError."""
+def load_stock(
+    folder: Path, dtype: torch.dtype, device: torch.device, tensors: Tensors | None = None, path: str = "sdpa"
+) -> StockDecoder:
+    """The model in `folder`, or of its config and these tensors; `path` names its way to compute. Raises ModelError."""
     config = load_config(folder)
     model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
-    return StockDecoder(model, check_attention(model, config.num_hidden_layers))
+    return StockDecoder(model, check_attention(model, config.num_hidden_layers), path)
 
 
 def import_family(folder: Path) -> None:

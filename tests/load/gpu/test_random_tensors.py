@@ -13,10 +13,10 @@ from transformers import AutoConfig
 from load.engine_floor.batches import Batches
 from load.engine_floor.operations import Span
 from load.gpu.configurations import CONFIGURATIONS
-from load.gpu.random_tensors import RandomTensors
 from load.in_process import Setup, run_trace
 from load.workloads import Job, any_prompt
 from services.engine.engine import Engine
+from services.engine.random_tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.errors import ModelError
 from services.scheduling import Knobs

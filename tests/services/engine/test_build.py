@@ -25,7 +25,7 @@ def test_without_a_compiler_the_stock_path_runs(
     monkeypatch.setenv("PATH", str(tmp_path))
     settings = replace(SETTINGS, cache_dir=tmp_path / "cache")
     engine = Engine.load(tiny_model("llama"), settings)
-    assert engine.figures.numerics.endswith(" float32 cpu sdpa")
+    assert engine.figures.numerics.endswith(" float32 cpu sdpa fallback")
     assert "there is no g++" in caplog.text
     with pytest.raises(SettingsError, match="weights=int8 is served on the lean path only"):
         Engine.load(tiny_model("llama"), replace(settings, weights="int8"))

@@ -87,11 +87,11 @@ def _etag(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
-def ask(model: str, url: str, folder: Path) -> str:
-    """What resolving `model` prints in a process whose hub is at `url`."""
+def ask(model: str, url: str, folder: Path, program: str = PROGRAM) -> str:
+    """What resolving `model`, or another program, prints in a process whose hub is at `url`."""
     environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
     environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    command = [sys.executable, "-c", PROGRAM, model]
+    command = [sys.executable, "-c", program, model]
     return subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -113,6 +113,27 @@ def test_fetches_what_is_needed_once_and_serves_it_without_the_hub(hub: Hub, tmp
     hub.files["config.json"] = hub.files["config.json"].replace(
         b'"max_position_embeddings": 128', b'"max_position_embeddings": 64'
     )
+    assert "max_model_len=64" in ask("some/tiny-llama", hub.url, tmp_path)
+
+
+def test_a_pinned_commit_stays(hub: Hub, tmp_path: Path) -> None:
+    """Whatever is pushed, and whether the hub answers or not."""
+    pinned = f"some/tiny-llama@{'a' * 40}"
+    pinning = "from services.models.pin import pin; import sys; from pathlib import Path; "
+    assert f"{pinned}\n" in ask(
+        "some/tiny-llama", hub.url, tmp_path, pinning + "print(pin(sys.argv[1], Path('cache')))"
+    )
+
+    hub.revision = "b" * 40
+    hub.files["config.json"] = hub.files["config.json"].replace(
+        b'"max_position_embeddings": 128', b'"max_position_embeddings": 64'
+    )
+    asking = "from services.models.pin import pin_commit; import sys; print(pin_commit(sys.argv[1]))"
+    assert ask("some/tiny-llama", hub.url, tmp_path, asking) == f"some/tiny-llama@{'b' * 40}\n"
+    for url in (hub.url, "http://127.0.0.1:9"):
+        found = ask(pinned, url, tmp_path)
+        assert found.startswith("ModelInfo(name='tiny-llama'")
+        assert "max_model_len=128" in found
     assert "max_model_len=64" in ask("some/tiny-llama", hub.url, tmp_path)
 
 

@@ -53,9 +53,11 @@ def test_revision_follows_config_and_weights(tmp_path: Path) -> None:
     revisions.append(ModelInfo.load(tmp_path).revision)
     (tmp_path / "model.safetensors").write_bytes(b"12")
     revisions.append(ModelInfo.load(tmp_path).revision)
+    (tmp_path / "model.safetensors").write_bytes(b"13")  # a fine-tune has the same names, shapes and sizes
+    revisions.append(ModelInfo.load(tmp_path).revision)
     write(tmp_path, BASE | {"rope_theta": 1.0})
     revisions.append(ModelInfo.load(tmp_path).revision)
-    assert len(set(revisions)) == 4
+    assert len(set(revisions)) == 5
 
 
 @pytest.mark.parametrize(

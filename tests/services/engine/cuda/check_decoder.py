@@ -7,12 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from driver import Driver, Job
-from interpreted import make_engine
+from interpreted import CPU, make_engine, make_setup
 from test_families import generate
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 
+from services.engine.cuda.decoder import CudaDecoder
+from services.engine.lean.shard import Shard
+from services.engine.proof.bounds import BOUNDS
+from services.engine.proof.trial import compare
+from services.engine.stock.loading import load_stock
 from services.requests import SamplingParams
 
 
@@ -54,3 +60,15 @@ def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[
     other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
     again = Driver(other, random.Random(2)).run(scored_jobs(longest=20))
     assert [job.logprobs for job in again] == [job.logprobs for job in alone]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model: Callable[[str], Path]) -> None:
+    """The iterations by which a GPU's kernels are judged before they serve."""
+    folder = tiny_model("qwen3")
+    setup = make_setup(folder, Shard(), batch_invariant)
+    stock = load_stock(folder, torch.float32, CPU)
+    with torch.inference_mode():
+        difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)
+    assert difference <= BOUNDS[torch.float32] / 3

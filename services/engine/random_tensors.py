@@ -20,12 +20,13 @@ class RandomTensors:
     Normal, since products of zeros are faster than those of numbers; the weights of norms are about 1.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, deviation: float = DEVIATION) -> None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._dtype = dtype
         self._device = device
+        self._deviation = deviation
         self.bytes_read = 0
 
     def __contains__(self, name: str) -> bool:
@@ -35,7 +36,7 @@ class RandomTensors:
         """See Tensors; all of it is drawn, whatever is asked for."""
         shape = self._shape(name)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(DEVIATION)
+        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
         if len(shape) == 1 and name.endswith(".weight"):
             tensor += 1.0
         part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor

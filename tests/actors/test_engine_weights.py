@@ -1,0 +1,29 @@
+"""An engine process whose model's files change while the server lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny_model
+
+from actors.engine import EngineActor
+from services.engine.settings import EngineSettings
+from services.errors import OtherWeights
+from services.models.pin import pin
+
+
+def test_it_refuses_other_weights_until_the_right_ones_are_back(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    actor = object.__new__(EngineActor)  # without Ray, which only names it
+    actor._settings = EngineSettings(cache_dir=tmp_path / "cache")
+    actor._model, actor._folder = pin(str(folder), tmp_path / "cache"), folder
+    actor._check_weights()
+    weights = folder / "model.safetensors"
+    old = weights.read_bytes()
+    weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())
+    assert weights.stat().st_size == len(old)
+    with pytest.raises(OtherWeights, match="this server was started with"):
+        actor._check_weights()
+    weights.write_bytes(old)
+    actor._check_weights()

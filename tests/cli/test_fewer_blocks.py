@@ -1,0 +1,57 @@
+"""A server that is started again with fewer KV blocks than a request of its pool needs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from load.server import OrcaServer
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
+
+FLAGS = ("--null-engine", "--durability", "strict", "--gateways", "1", "--drain-timeout", "1")
+KEYS = ("--api-keys", '{"key-a": "a", "key-b": "b"}')
+A, B = ({"authorization": f"Bearer key-{tenant}"} for tenant in "ab")
+LONG = 8000  # tokens; more than 100 blocks hold, fewer than the model's length
+SMALL = 3
+PATIENCE = 60.0  # seconds
+
+
+def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: Path) -> None:
+    with OrcaServer(tmp_path, *FLAGS, *KEYS) as server:
+        body = {"input": "Tell me all.", "background": True, "max_output_tokens": LONG}
+        made = httpx.post(f"{server.url}/v1/responses", json=body, headers=A, timeout=PATIENCE)
+        made.raise_for_status()
+        path = f"/v1/responses/{made.json()['id']}"
+        while response(server, path)["status"] == "queued":
+            time.sleep(0.05)
+        assert response(server, path)["status"] == "in_progress"
+    with OrcaServer(tmp_path, *FLAGS, *KEYS, "--kv-blocks", "100") as server:
+        model = httpx.get(f"{server.url}/v1/models", headers=B, timeout=PATIENCE).json()["data"][0]["id"]
+        small = {"model": model, "prompt": "Hello", "max_tokens": 8}
+        for _ in range(SMALL):
+            answer = httpx.post(f"{server.url}/v1/completions", json=small, headers=B, timeout=PATIENCE)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 8
+        ended = until_ended(server, path)
+        assert ended["status"] == "failed"
+        assert "needs more KV blocks than any engine has" in ended["error"]["message"]
+
+
+def response(server: OrcaServer, path: str) -> dict[str, Any]:
+    answer = httpx.get(server.url + path, headers=A, timeout=PATIENCE)
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def until_ended(server: OrcaServer, path: str) -> dict[str, Any]:
+    end = time.monotonic() + PATIENCE
+    while (found := response(server, path))["status"] in ("queued", "in_progress"):
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+    return found
