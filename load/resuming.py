@@ -57,9 +57,9 @@ class Comeback:
             return self._again(why)
         passing = retry_after is not None or status >= 500
         if error and (error.get("code") == "generation_failed" or not passing):
-            raise StreamError(why)
+            raise StreamError(why, status)
         if not error and status < 500 and status not in (404, 429):  # a proxy that has no routes yet says 404
-            raise StreamError(why)
+            raise StreamError(why, status)
         return max(self._again(why), _seconds(retry_after))
 
     def _again(self, why: str) -> float:
