@@ -70,7 +70,8 @@ class Told:
 
 
 def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, draw: random.Random) -> list[Asked]:
-    """Greedy and seeded ones with log probabilities. Every second prompt begins as an earlier one does."""
+    """Greedy and seeded ones with log probabilities, some with penalties. Every second prompt begins as an earlier one
+    does."""
     made: list[Asked] = []
     for number in range(count):
         prompt = [draw.randrange(vocab) for _ in range(draw.randint(1, longest_prompt))]
@@ -84,6 +85,8 @@ def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, d
             logprobs=3,
             ignore_eos=True,
         )
+        if number % 5 == 3:
+            sampling = replace(sampling, logit_bias={draw.randrange(vocab): -100.0}, repetition_penalty=1.2, top_p=0.9)
         made.append(Asked(f"r{number}/0", prompt, sampling))
     return made
 
