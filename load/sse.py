@@ -11,7 +11,7 @@ import orjson
 
 class StreamError(Exception):
     """The stream is not a whole answer; the message says what is wrong with it. `status` is what the server answered
-    instead of one, or in its place in mid-stream; 0 where that is not what ended it."""
+    instead of one, at last, or the code of an error in mid-stream; 0 where that is not what ended it."""
 
     def __init__(self, what: str, status: int = 0) -> None:
         super().__init__(what)
