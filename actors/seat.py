@@ -48,7 +48,7 @@ async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, leas
     `owner` is `<node>:<port of the lifeline>/<pid>`, as is each holder's: the death of one is noticed by its lifeline,
     and its seat taken at once. Else a seat becomes free when its lease runs out, or when it is given back.
     """
-    holders = _Holders(here=owner.rpartition(":")[0])
+    holders = Holders(here=owner.rpartition(":")[0])
     try:
         while True:
             for index in range(engines):
@@ -57,16 +57,18 @@ async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, leas
                     grant = await pool.acquire(name, owner, lease, holders.dead_epoch(name))
                 except PoolUnavailable as error:
                     log.warning("waiting for the pool: %s", error)
+                    await asyncio.sleep(lease / 3)
                     break
                 if grant.granted:
                     return Seat(name, index, grant.epoch, noticed, time.time())
                 holders.watch(name, grant)
-            await holders.wait(lease / 3)
+            else:
+                await holders.wait(lease / 3)
     finally:
         holders.forget()
 
 
-class _Holders:
+class Holders:
     """Who holds the seats that a spare waits for, each watched."""
 
     def __init__(self, here: str) -> None:
@@ -89,12 +91,11 @@ class _Holders:
         return epoch if death and death.done() else None
 
     async def wait(self, timeout: float) -> None:
-        """Until another holder dies, or for `timeout` seconds."""
-        alive = {death for _, death in self._watches.values() if not death.done()}
-        if alive:
-            await asyncio.wait(alive, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(timeout)
+        """Until a holder is dead, which may be so already: one can die while the pool is asked for its seat. At most
+        `timeout` seconds."""
+        await asyncio.wait(
+            [death for _, death in self._watches.values()], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
 
     def forget(self) -> None:
         for _, death in self._watches.values():

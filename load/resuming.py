@@ -57,18 +57,18 @@ class Comeback:
             return self._again(why)
         passing = retry_after is not None or status >= 500
         if error and (error.get("code") == "generation_failed" or not passing):
-            raise StreamError(why)
+            raise StreamError(why, status)
         if not error and status < 500 and status not in (404, 429):  # a proxy that has no routes yet says 404
-            raise StreamError(why)
-        return max(self._again(why), _seconds(retry_after))
+            raise StreamError(why, status)
+        return max(self._again(why, status), _seconds(retry_after))
 
-    def _again(self, why: str) -> float:
+    def _again(self, why: str, status: int = 0) -> float:
         now, self.times = self._clock(), self.times + 1
         if self._answer.chunks > self._chunks:
             self._since, self._pause = now, FIRST_PAUSE
         self._chunks = self._answer.chunks
         if now - self._since > self._patience:
-            raise StreamError(f"no sign of life for {now - self._since:.0f} s, at last: {why}")
+            raise StreamError(f"no sign of life for {now - self._since:.0f} s, at last: {why}", status)
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause * random.uniform(0.5, 1)
 

@@ -10,7 +10,12 @@ import orjson
 
 
 class StreamError(Exception):
-    """The stream is not a whole answer; the message says what is wrong with it."""
+    """The stream is not a whole answer; the message says what is wrong with it. `status` is what the server answered
+    instead of one, at last, or the code of an error in mid-stream; 0 where that is not what ended it."""
+
+    def __init__(self, what: str, status: int = 0) -> None:
+        super().__init__(what)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,9 @@ def parse(data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise StreamError(f"not a chunk: {data[:200]}")
     if error := chunk.get("error"):
-        raise StreamError(f"error frame: {error.get('message', error) if isinstance(error, dict) else error}")
+        said = error if isinstance(error, dict) else {"message": error}
+        code = said.get("code")
+        raise StreamError(f"error frame: {said.get('message', said)}", code if isinstance(code, int) else 0)
     return chunk
 
 

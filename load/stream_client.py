@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,9 @@ async def follow(
     on_event: Callable[[Event], None] = lambda event: None,
     on_connect: Callable[[str], None] = lambda last_id: None,
     patience: float = PATIENCE,
+    headers: Mapping[str, str] | None = None,
 ) -> Comeback:
-    """POST `body` and fill `answer` to its `[DONE]`, over as many connections as it takes.
+    """POST `body` with `headers` and fill `answer` to its `[DONE]`, over as many connections as it takes.
 
     `on_connect` is told the id of the event to go on after, `on_event` each event once `answer` took or refused it.
     Raises StreamError for an error of the server's, for a stream that does not go on where it stopped, and after
@@ -41,7 +42,7 @@ async def follow(
     while not answer.done:
         on_connect(answer.last_id)
         try:
-            async with session.post(path, json=body, headers=comeback.headers()) as response:
+            async with session.post(path, json=body, headers={**(headers or {}), **comeback.headers()}) as response:
                 if response.status == 200:
                     await _read(response, answer, on_event)
                     pause = 0.0 if answer.done else comeback.broken("the stream ended without [DONE]")

@@ -24,9 +24,11 @@ from load.options import Options
 from load.server import OrcaServer
 from load.stream_client import open_session
 from load.until import until
+from load.workloads import any_prompt, paper
 
 ROUNDS = 5
-STREAMS, PROMPT, OUTPUT = 16, 16, 40  # tokens
+STREAMS = 16
+SHORT, OUTPUT = 16, 40  # tokens of a short prompt, and of every answer
 UNDER_WAY = 8  # events that each stream has had when the kill comes
 PATIENCE = 120.0  # seconds
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
@@ -35,19 +37,26 @@ VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
     "engine": lambda server: [loaded_engine(server)],
     "both": lambda server: [loaded_engine(server), *owning_schedulers(server)],
 }
-JOB = ChaosJob(
-    "recovery",
-    "/v1/completions",
-    {
-        "prompt": [5] * PROMPT,
+
+
+def _job(number: int, prompt: list[int]) -> ChaosJob:
+    body = {
+        "prompt": prompt,
         "max_tokens": OUTPUT,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
-    },
-)
+    }
+    return ChaosJob(f"recovery {number}, {len(prompt)} tokens", "/v1/completions", body)
+
+
+# what each stream asks: prompts that are hardly any work, and those of the paper's trace, 32 to 512 tokens
+LOADS = {
+    "short": [_job(i, any_prompt(SHORT, i)) for i in range(STREAMS)],
+    "paper's": [_job(i, job.prompt) for i, job in enumerate(paper(STREAMS))],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +75,17 @@ def run(options: Options) -> str:
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
         kills = asyncio.run(_all(server))
     rows = []
-    for victim, done in kills.items():
-        rows.append([victim, "median", *map(statistics.median, zip(*map(_figures, done), strict=True))])
-        rows.append([victim, "worst", *_figures(max(done, key=lambda kill: kill.recovery.first))])
-    head = ["killed", "", "first token", "all streams", "detection", "seat", "attach", "of it weights", "recomputation"]
-    head += ["tokens recomputed", "spares again"]
+    for (prompts, victim), done in kills.items():
+        rows.append([prompts, victim, "median", *map(statistics.median, zip(*map(_figures, done), strict=True))])
+        rows.append([prompts, victim, "worst", *_figures(max(done, key=lambda kill: kill.recovery.first))])
+    head = ["prompts", "killed", "", "first token", "all streams", "detection", "seat", "attach", "of it weights"]
+    head += ["recomputation", "tokens recomputed", "spares again"]
+    body = [[f"{value:.2f}" if isinstance(value, float) else value for value in row] for row in rows]
     return (
         f"Seconds after SIGKILL under {STREAMS} streams, {ROUNDS} times each. A spare takes over, so no process is "
         "started and nothing imported. The first iteration computes all requests anew, prompt and tokens. Each kill "
         "waits for the spares that the one before has used up: one that comes sooner waits for what is left of that "
-        f"time.\n\n{table(head, [[f'{x:.2f}' if isinstance(x, float) else x for x in row] for row in rows])}"
+        f"time. Prompts have {SHORT} tokens, or the lengths of the paper's trace.\n\n{table(head, body)}"
     )
 
 
@@ -85,24 +95,29 @@ def _figures(kill: Kill) -> list[float]:
     return [*each, kill.recomputed, kill.spares]
 
 
-async def _all(server: OrcaServer) -> dict[str, list[Kill]]:
+async def _all(server: OrcaServer) -> dict[tuple[str, str], list[Kill]]:
+    kills = {}
     async with open_session(server.url) as session:
-        undisturbed = Streams(session, None, PATIENCE)
-        await undisturbed.learn([JOB])
-        await until(server.has_spares, PATIENCE)
-        return {
-            victim: [await _kill(server, session, victim, undisturbed) for _ in range(ROUNDS)] for victim in VICTIMS
-        }
+        for prompts, jobs in LOADS.items():
+            undisturbed = Streams(session, None, PATIENCE)
+            await undisturbed.learn(jobs)
+            await until(server.has_spares, PATIENCE)
+            for victim in VICTIMS:
+                done = [await _kill(server, session, victim, jobs, undisturbed) for _ in range(ROUNDS)]
+                kills[prompts, victim] = done
+    return kills
 
 
-async def _kill(server: OrcaServer, session: aiohttp.ClientSession, victim: str, undisturbed: Streams) -> Kill:
+async def _kill(
+    server: OrcaServer, session: aiohttp.ClientSession, victim: str, jobs: list[ChaosJob], undisturbed: Streams
+) -> Kill:
     """One kill under fresh streams. Raises RuntimeError if any of them is not as undisturbed."""
     streams = Streams(session, None, PATIENCE)
     streams.expected = undisturbed.expected
-    tasks = [asyncio.create_task(streams.run(JOB)) for _ in range(STREAMS)]
+    tasks = [asyncio.create_task(streams.run(job)) for job in jobs]
     outcomes = streams.outcomes
     await until(lambda: _under_way(outcomes), PATIENCE, every=0.01)
-    recomputed = sum(PROMPT + len(o.answer.choices[0].token_ids) for o in outcomes)
+    recomputed = sum(len(o.job.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
     pids = await asyncio.to_thread(VICTIMS[victim], server)
     at, unix = time.monotonic(), time.time()
     for pid in pids:

@@ -24,6 +24,7 @@ class ClientRequest:
     """`pool_id` is the last one the server called it by; a server that forgot it gives it another."""
 
     choices: list[ClientChoice]
+    submitted: float = 0.0  # Unix time, s
     pool_id: str = ""
     last_connect: str = ""
     done: bool = False
@@ -40,7 +41,7 @@ class ClientHistory:
 
     def apply(self, record: Record) -> None:
         if isinstance(record, Submit):
-            self.requests[record.request] = ClientRequest([ClientChoice() for _ in range(record.choices)])
+            self.requests[record.request] = ClientRequest([ClientChoice() for _ in range(record.choices)], record.time)
             return
         request = self.requests[record.request]
         self._require(not request.done, "after the end", record.request, f"{record}")

@@ -47,12 +47,13 @@ class Site:
 class Fault:
     """`inject` hurts and returns when nothing more is going to happen by itself; raises NoTarget.
 
-    `takes_all`: the whole cluster has to start anew.
+    `takes_all`: the whole cluster has to start anew. `takes_pool`: the pool's server dies.
     """
 
     name: str
     inject: Callable[[Site], Awaitable[None]]
     takes_all: bool = False
+    takes_pool: bool = False
 
 
 # --- who is who ----------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ FAULTS = {
         Fault("scheduler stopped", _stopped_scheduler),
         Fault("engine stuck", _stuck_engine),
         Fault("poison", _poison),
-        Fault("pool", _pool_killed),
+        Fault("pool", _pool_killed, takes_pool=True),
         Fault("pool stopped", _pool_stopped),
         Fault("controller", _kill_one(CONTROLLER, "controller")),
         Fault("haproxy", _kill_of_cluster("haproxy")),
@@ -220,7 +221,7 @@ FAULTS = {
         Fault("gcs", _kill_of_cluster("gcs_server", wait=True), takes_all=True),
         Fault("raylet", _kill_of_cluster("raylet", wait=True), takes_all=True),
         Fault("orca serve", _orca_serve, takes_all=True),
-        Fault("everything", _everything, takes_all=True),
+        Fault("everything", _everything, takes_all=True, takes_pool=True),
     )
 }
 

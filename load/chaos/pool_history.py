@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from load.chaos.aof import Transaction
+from load.chaos.leases import Leases
 from load.chaos.violations import Violation
 
 _KEY = re.compile(r"orca:\{[^}]*\}:(\w+):?(.*)", re.DOTALL)
@@ -63,6 +64,7 @@ class PoolHistory:
         self._open: dict[str, int] = {}  # of each group, how many have not ended, as the pool counts
         self._unended: dict[str, int] = {}  # the same, as counted here
         self._epochs: set[str] = set()
+        self.leases = Leases()
         self._numerics = ""  # of the engines
         self._now = _Now(0, "")
         self._handlers: dict[str, Callable[[str, str, list[bytes]], None]] = {
@@ -73,11 +75,13 @@ class PoolHistory:
             "waiting": self._on_waiting,
             "group": self._on_group,
             "events": self._on_events,
+            "leases": self._on_leases,
         }
 
     def apply(self, transaction: Transaction) -> None:
         commands = [parsed for command in transaction.commands for parsed in _by_key(command)]
         self._now = _Now(transaction.number, _actor(commands))
+        self.leases.now = _stamp(commands) or self.leases.now
         for kind, name, command in commands:
             if handler := self._handlers.get(kind):
                 handler(command[0].decode().upper(), name, command[2:])
@@ -168,10 +172,13 @@ class PoolHistory:
     def _on_seat(self, command: str, name: str, args: list[bytes]) -> None:
         seat = self._seat(name)
         if command == "DEL" or (command == "HDEL" and b"epoch" in args):
+            if seat.epoch and (why := self.leases.vacated(name, seat.epoch)):
+                self._require(False, "takeover", why)
             seat.epoch, seat.call = "", 0
             self._now.touched |= seat.running
         elif command in ("HSET", "HMSET"):
             fields = _fields(args)
+            self.leases.told(name, fields)
             if "figures" in fields:
                 self._on_figures(name, seat, fields["figures"])
             if "epoch" in fields:
@@ -194,6 +201,10 @@ class PoolHistory:
         self._require(epoch not in self._epochs, "fence", f"{name} was given under {epoch!r}, which was used before")
         self._epochs.add(epoch)
         seat.epoch, seat.call = epoch, 0
+
+    def _on_leases(self, command: str, _: str, args: list[bytes]) -> None:
+        if command == "ZADD" and (why := self.leases.given(args[1].decode(), float(args[0]))):
+            self._require(False, "takeover", why)
 
     def _on_running(self, command: str, name: str, args: list[bytes]) -> None:
         seat = self._seat(name)
@@ -268,6 +279,14 @@ def _actor(commands: list[tuple[str, str, list[bytes]]]) -> str:
             if "call" in fields and "epoch" not in fields:
                 return name
     return ""
+
+
+def _stamp(commands: list[tuple[str, str, list[bytes]]]) -> float:
+    """The time (us) at which a script ran, 0 where it tells none."""
+    written = (
+        _fields(command[2:]) for kind, _, command in commands if kind == "meta" and command[0].upper() == b"HSET"
+    )
+    return next((float(fields["stamp"]) for fields in written if "stamp" in fields), 0.0)
 
 
 def _fields(args: list[bytes]) -> dict[str, bytes]:

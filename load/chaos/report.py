@@ -16,11 +16,13 @@ UNDER_WAY = 0.5  # seconds after a fault in which tokens may still come that wer
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault, as it happened: `time` on the clock of `time.monotonic`; `skipped` says why it was not possible."""
+    """One fault, as it happened: `time` on the clock of `time.monotonic`; `skipped` says why it was not made, `streams`
+    how many were open under it."""
 
     fault: str
     time: float
     skipped: str = ""
+    streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,17 @@ def faults_table(injections: Iterable[Injection], outcomes: Sequence[Outcome]) -
     for kind, all in kinds.items():
         done = [i for i in all if not i.skipped]
         found = [r for r in (recovery(i.time, outcomes) for i in done) if r]
-        rows.append([kind, len(done), *_spread([r.first for r in found]), *_spread([r.last for r in found])])
-    head = ["fault", "times", "first token, s (median)", "(max)", "all streams, s (median)", "(max)"]
+        hit = min((i.streams for i in done), default="")
+        rows.append([kind, len(done), hit, *_spread([r.first for r in found]), *_spread([r.last for r in found])])
+    head = [
+        "fault",
+        "times",
+        "streams open, at least",
+        "first token, s (median)",
+        "(max)",
+        "all streams, s (median)",
+        "(max)",
+    ]
     return table(head, rows)
 
 
@@ -63,8 +74,10 @@ def _spread(values: list[float]) -> tuple[str, str]:
     return (f"{statistics.median(values):.1f}", f"{max(values):.1f}") if values else ("", "")
 
 
-def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome]) -> str:
-    """What became of the requests; all but the first five rows and the last four must be 0."""
+def requests_table(
+    outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome], refused: Sequence[Outcome]
+) -> str:
+    """What became of the requests; "lost" to "other violations" must be 0."""
     gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
     rows: list[Sequence[object]] = [
@@ -73,10 +86,11 @@ def requests_table(outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Se
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
         ["came back after a broken connection or a refusal", sum(o.came_back > 0 for o in outcomes)],
         ["poisoned, failed alone as they must", sum(o.job.name == "poison" for o in outcomes)],
+        ["refused or given up for want of time, as they may be", len(refused)],
         ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
         ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],
         ["wrong", wrong],
-        ["other violations", verdict.count("state", "claim", "fence", "place", "numerics")],
+        ["other violations", verdict.count("state", "claim", "fence", "place", "numerics", "takeover", "too little")],
         ["largest difference of a log probability", f"{max((o.deviation for o in outcomes), default=0.0):.2g}"],
         ["longest gap in a stream, s", f"{max(gaps, default=0.0):.1f}"],
         ["sequences in the pool's file", len(verdict.pool.sequences)],

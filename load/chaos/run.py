@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,14 @@ import httpx
 
 from load.chaos import history
 from load.chaos.aof import read_transactions
-from load.chaos.checker import Verdict, check
-from load.chaos.faults import Fault, NoTarget, Site, plan
+from load.chaos.checker import Circumstances, Least, Verdict, check
+from load.chaos.faults import FAULTS, SCHEDULER, Fault, NoTarget, Site, plan
+from load.chaos.planted import PLANTS, unnoticed
 from load.chaos.pool_server import keep_history
 from load.chaos.report import Injection, faults_table, requests_table
+from load.chaos.site_facts import facts
 from load.chaos.streams import Outcome, Streams
-from load.chaos.workload import jobs, poison
+from load.chaos.workload import ChaosJob, jobs, paper_prompts, poison
 from load.server import OrcaServer
 from load.stream_client import open_session
 from load.until import until
@@ -29,6 +31,7 @@ from load.until import until
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
 IDLE = 120.0  # seconds within which the pool must be empty once all clients have ended
 SHOWN = 20  # violations
+ATTEMPTS = 3  # at a fault that has no target, or no stream to hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +41,103 @@ class ChaosOptions:
     folder: Path
     seconds: float
     every: float
-    rate: float
+    streams: int
     seed: int
     length: int
     model: str
     engines: int
+    tenants: int
     deadly_token: int
     durability: str
     faults: list[str]
+    refusals: list[int]
     serve: list[str]
+
+    @property
+    def least(self) -> Least:
+        """An answer a minute for each stream, a quarter of the usual tokens for each, a fault each four times `every`
+        seconds: half of the time and more may be lost to faults."""
+        answers = max(1, int(self.streams * self.seconds / 60))
+        return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
+
+    @property
+    def keys(self) -> list[str]:
+        """An API key for each tenant; none where one tenant is all there is."""
+        return [f"key-{number}" for number in range(self.tenants)] if self.tenants > 1 else []
 
 
 async def run(options: ChaosOptions) -> bool:
-    """Prints the tables; whether all rules held."""
+    """Prints the tables; whether all rules held, and the checker finds what is planted."""
     data = options.folder / "data"
     data.mkdir()
     flags = ["--model", options.model, "--dtype", "float32", "--engines", str(options.engines), "--gateways", "2"]
     flags += ["--durability", options.durability, "--deadly-token", str(options.deadly_token)]
-    flags += ["--max-pool-bytes", str(1 << 32), "--keep-ended", "3600", *options.serve]
+    flags += ["--max-pool-bytes", str(1 << 32), "--keep-ended", "3600"]
+    if options.keys:
+        flags += ["--api-keys", json.dumps({key: f"tenant-{key}" for key in options.keys})]
+    flags += options.serve
     server = await asyncio.to_thread(start, data, flags)
     draw = random.Random(options.seed)
     clients = options.folder / "clients.jsonl"
+    seen: dict[int, float] = {}
     site: Site | None = None
     try:
         async with open_session(server.url) as session:
             with history.Recorder(clients, time.time) as recorder:
-                streams = Streams(session, recorder, PATIENCE)
+                streams = Streams(session, recorder, PATIENCE, options.keys)
                 site = make_site(server, flags, streams, options.deadly_token)
-                kinds = jobs(options.length, options.deadly_token)
+                kinds = jobs(options.length, options.deadly_token, paper_prompts())
                 await streams.learn(kinds)
-                faults = plan(options.faults, int(options.seconds / options.every), draw)
-                hurting = asyncio.create_task(
-                    hurt(site, faults, options.every, options.seconds, lambda: streams.at_work)
-                )
-                await streams.arrive(kinds, options.rate, options.seconds, draw)
-                injections = await hurting
+                print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
+                watching = asyncio.create_task(watch_schedulers(site, seen))
+                injections = await under_load(options, site, streams, kinds, draw)
             await idle(site)
+            watching.cancel()
     finally:
         await asyncio.to_thread((site.server if site else server).__exit__)
-    verdict = check(history.read(clients), read_transactions(data), keeps_all=options.durability == "strict")
-    return tell(options, injections, streams.outcomes, verdict)
+    records, transactions = list(history.read(clients)), list(read_transactions(data))
+    made = [i for i in injections if not i.skipped]
+    known = Circumstances(losses(options, made), seen, len(made))
+    verdict = check(records, transactions, options.least, known)
+    held = tell(options, injections, streams.outcomes, verdict)
+    missed = unnoticed(verdict, records, transactions, draw)
+    print(f"Planted violations: {len(PLANTS) - len(missed)} of {len(PLANTS)} found.", *missed, sep="\n")
+    return held and not missed
+
+
+async def under_load(
+    options: ChaosOptions, site: Site, streams: Streams, kinds: list[ChaosJob], draw: random.Random
+) -> list[Injection]:
+    """Keep so many streams open for the time of the run, and hurt the server meanwhile; until all have ended."""
+    faults = plan(options.faults, int(options.seconds / options.every), draw)
+    over = asyncio.Event()
+    load = asyncio.create_task(streams.keep(kinds, options.streams, over))
+    try:
+        began = time.monotonic()
+        injections = await hurt(site, faults, options.every, options.seconds, streams, options.streams)
+        await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
+    finally:
+        over.set()
+    await load
+    return injections
+
+
+async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
+    """Keep in `seen` when each scheduler process was last seen alive, for ever."""
+    while True:
+        now = time.time()
+        for pid in await asyncio.to_thread(site.server.pids, SCHEDULER):
+            seen[pid] = now
+        await asyncio.sleep(0.25)
+
+
+def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
+    """When the pool's server died (Unix time, s) and may have forgotten something; a second after the fault began, for
+    it to be found and killed."""
+    if options.durability == "strict":
+        return []
+    unix = time.time() - time.monotonic()
+    return [unix + i.time + 1.0 for i in made if FAULTS[i.fault].takes_pool]
 
 
 def start(data: Path, flags: list[str], port: int = 0) -> OrcaServer:
@@ -100,31 +160,38 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
 
 
 async def hurt(
-    site: Site, faults: list[Fault], every: float, seconds: float, at_work: Callable[[], bool]
+    site: Site, faults: list[Fault], every: float, seconds: float, streams: Streams, count: int
 ) -> list[Injection]:
     """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds. Each waits
-    until a stream is `at_work`, for it to hurt."""
+    until half of `count` streams are open, for it to hurt. One that had no target, or no stream under it, is made
+    again later."""
     injections, end = [], time.monotonic() + seconds
-    for fault in faults:
+    waiting = deque((fault, ATTEMPTS) for fault in faults)
+    while waiting:
+        fault, attempts = waiting.popleft()
         began = time.monotonic()
         await asyncio.sleep(every / 2)
         with contextlib.suppress(TimeoutError):
-            await until(at_work, end - time.monotonic(), every=0.01)
+            await until(lambda: streams.open >= (count + 1) // 2, end - time.monotonic(), every=0.01)
         if time.monotonic() > end:
             break
-        injections.append(await inject(site, fault))
+        injections.append(await inject(site, fault, streams))
+        if injections[-1].skipped and attempts > 1:
+            waiting.append((fault, attempts - 1))
         await asyncio.sleep(max(0.0, began + every - time.monotonic()))
     return injections
 
 
-async def inject(site: Site, fault: Fault) -> Injection:
-    at, skipped = time.monotonic(), ""
+async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
+    at, hit = time.monotonic(), streams.open
+    skipped = "" if hit else "no open stream"
     try:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    print(f"{fault.name}: {skipped or f'{time.monotonic() - at:.1f} s'}", file=sys.stderr, flush=True)
-    return Injection(fault.name, at, skipped)
+    told = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
+    print(f"{fault.name}: {told}", file=sys.stderr, flush=True)
+    return Injection(fault.name, at, skipped, hit)
 
 
 async def idle(site: Site) -> None:
@@ -142,17 +209,20 @@ async def idle(site: Site) -> None:
 
 def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict) -> bool:
     """Prints the tables and whatever is wrong."""
-    unexpected = [o for o in outcomes if is_unexpected(o)]
+    least = options.least
+    refused = [o for o in outcomes if o.status in options.refusals]
+    unexpected = [o for o in outcomes if o not in refused and is_unexpected(o)]
     wrong = [o for o in outcomes if o.wrong]
     skipped = Counter(f"{i.fault} ({i.skipped})" for i in injections if i.skipped)
     print(
-        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.rate} requests/s, "
-        f"seed {options.seed}, model {options.model}, engines {options.engines}, durability {options.durability}.\n"
+        f"{options.seconds:.0f} s, a fault every {options.every:.0f} s, {options.streams} streams at any time, "
+        f"seed {options.seed}. A verdict needs {least.requests} answers, {least.tokens} tokens and {least.faults} "
+        "faults under open streams.\n"
     )
     print(faults_table(injections, outcomes) + "\n")
     if skipped:
         print("Not possible just then: " + ", ".join(f"{name} {times}x" for name, times in skipped.items()) + "\n")
-    print(requests_table(outcomes, verdict, unexpected) + "\n")
+    print(requests_table(outcomes, verdict, unexpected, refused) + "\n")
     found = [f"failed: {o.number} {o.job.name}: {o.error}" for o in unexpected]
     found += [f"not as undisturbed: {o.number} {o.job.name}: {o.wrong}" for o in wrong]
     found += [str(violation) for violation in verdict.violations]

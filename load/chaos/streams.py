@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -28,26 +27,35 @@ class Outcome:
     end: float = 0.0  # 0 while it is open
     came_back: int = 0
     error: str = ""
+    status: int = 0  # of the refusal that `error` tells
     wrong: str = ""  # how it differs from the undisturbed answer
     deviation: float = 0.0  # of its log probabilities from those of the undisturbed answer, the largest
 
 
 class Streams:
-    """Runs jobs. Those whose undisturbed answer is in `expected` are compared with it."""
+    """Runs jobs, with each of `keys` in turn. Those whose undisturbed answer is in `expected` are compared with it."""
 
-    def __init__(self, session: aiohttp.ClientSession, recorder: Recorder | None, patience: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, recorder: Recorder | None, patience: float, keys: Sequence[str] = ()
+    ) -> None:
         self.outcomes: list[Outcome] = []
         self.expected: dict[str, Answer] = {}
         self._session, self._recorder, self._patience = session, recorder, patience
+        self._keys = keys
 
     @property
     def at_work(self) -> bool:
         """Whether there is a stream that has begun and not ended."""
-        return any(o.arrivals and not o.end for o in self.outcomes)
+        return self.open > 0
+
+    @property
+    def open(self) -> int:
+        """How many streams have begun and not ended."""
+        return sum(bool(o.arrivals) and not o.end for o in self.outcomes)
 
     async def learn(self, jobs: list[ChaosJob]) -> None:
         """Run each once; these are the undisturbed answers. Raises StreamError."""
-        undisturbed = Streams(self._session, None, self._patience)
+        undisturbed = Streams(self._session, None, self._patience, self._keys)
         outcomes = await asyncio.gather(*(undisturbed.run(job) for job in jobs))
         for outcome in outcomes:
             if outcome.error:
@@ -61,15 +69,16 @@ class Streams:
         self.outcomes.append(outcome)
         if self._recorder:
             self._recorder.submit(outcome.number, job.choices)
+        key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
             comeback = await follow(
                 self._session, job.path, job.body, outcome.answer,
-                self._on_event(outcome), self._on_connect(outcome), self._patience,
+                self._on_event(outcome), self._on_connect(outcome), self._patience, key,
             )  # fmt: skip
             outcome.came_back = comeback.times
             outcome.answer.check()
         except StreamError as error:
-            outcome.error = str(error)
+            outcome.error, outcome.status = str(error), error.status
         outcome.end = time.monotonic()
         if self._recorder:
             self._recorder.done(outcome.number, outcome.error)
@@ -93,14 +102,6 @@ class Streams:
                 self._recorder.connect(outcome.number, last_id)
 
         return on_connect
-
-    async def arrive(self, jobs: list[ChaosJob], rate: float, seconds: float, draw: random.Random) -> None:
-        """Poisson arrivals, `rate` a second for so many seconds, then wait for the last to end."""
-        end = time.monotonic() + seconds
-        async with asyncio.TaskGroup() as tasks:
-            while (now := time.monotonic()) < end:
-                tasks.create_task(self.run(draw.choice(jobs)))
-                await asyncio.sleep(min(draw.expovariate(rate), end - now))
 
     async def keep(self, jobs: list[ChaosJob], count: int, over: asyncio.Event) -> None:
         """So many streams at any time, through all the jobs again and again, until `over`; then wait for the last."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from load.prompts import BEGINNINGS, QUESTIONS
+from load.prompts import BEGINNINGS, QUESTIONS, text_of
 from load.sse import Answer, Choice
+from load.workloads import paper
 
 LOGPROB_TOLERANCE = 1e-4  # transformers' layers in float32 depend on the batch; on the lean path they are equal
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
@@ -22,9 +24,33 @@ class ChaosJob:
     choices: int = 1
 
 
-def jobs(length: int, never: int) -> list[ChaosJob]:
-    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them."""
-    return [replace(job, body=job.body | {"logit_bias": {str(never): -100}}) for job in _jobs(length)]
+def jobs(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[ChaosJob]:
+    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them.
+
+    `prompts` are lengths in tokens, about, that prompts are filled up to, one for each job in turn. All begin
+    differently, so that none is found in the cache of another.
+    """
+    made = []
+    for number, job in enumerate(_jobs(length)):
+        body = job.body | {"logit_bias": {str(never): -100}}
+        made.append(replace(job, body=_longer(body, number, prompts[number % len(prompts)])))
+    return made
+
+
+def paper_prompts() -> list[int]:
+    """Lengths as the paper draws them (section 6.2): U(32, 512), of the trace of the benchmarks."""
+    return [len(job.prompt) for job in paper(16)]
+
+
+def _longer(body: dict[str, Any], number: int, tokens: int) -> dict[str, Any]:
+    if not tokens:
+        return body
+    before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: what there is already, about
+    if "messages" in body:
+        messages = [said | {"content": before + said["content"]} for said in body["messages"]]
+        return body | {"messages": messages}
+    prompt = body["prompt"]
+    return body | {"prompt": [before + text for text in prompt] if isinstance(prompt, list) else before + prompt}
 
 
 def _jobs(length: int) -> list[ChaosJob]:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 from actors_lives import HERE, Life
 
-from actors.seat import Seat, hold, renew, take_seat
+from actors.seat import Holders, Seat, hold, renew, take_seat
+from load.until import until
 from services.errors import StaleEpoch
+from services.messages import SeatGrant
 from services.pool.pool import RequestPool
 
 NEVER = 600.0  # seconds of a lease that does not run out here
@@ -45,6 +47,15 @@ async def test_a_spare_takes_the_seat_of_a_process_that_dies_long_before_its_lea
     assert seat.epoch != held.epoch
     with pytest.raises(StaleEpoch):
         await hold(pool, Seat("c/0", 0, held.epoch), NEVER)
+
+
+async def test_a_death_that_is_known_before_the_wait_is_not_slept_over(life: Life) -> None:
+    """The holder dies while the pool is asked for its seat."""
+    holders = Holders(here=HERE)
+    holders.watch("c/0", SeatGrant(False, "1:a", life.owner))
+    life.kill()
+    await until(lambda: holders.dead_epoch("c/0") == "1:a")
+    await asyncio.wait_for(holders.wait(NEVER), 30)
 
 
 async def test_a_spare_that_comes_after_the_death_takes_the_seat_too(pool: RequestPool, life: Life) -> None:

@@ -82,21 +82,32 @@ def test_what_passes_is_waited_for(server: SseServer) -> None:
         (400, b'{"error": {"message": "bad"}}'),
         (404, NOT_FOUND),
         (429, b'{"error": {"message": "quota"}}'),
+        (408, b'{"error": {"message": "too late"}}'),
         (500, b'{"error": {"message": "it failed", "code": "generation_failed"}}'),
         (401, b"who are you"),
     ],
 )
 def test_what_does_not_pass_ends_it(server: SseServer, status: int, body: bytes) -> None:
     server.reply = lambda asked: Reply(status=status, body=body)
-    with pytest.raises(StreamError, match=f"status {status}"):
+    with pytest.raises(StreamError, match=f"status {status}") as error:
         ask(server)
+    assert error.value.status == status
     assert len(server.asked) == 1
 
 
+def test_a_server_that_stays_full_is_given_up_with_its_status(server: SseServer) -> None:
+    server.reply = lambda asked: Reply(status=429, body=b'{"error": {"message": "full"}}', retry_after="0")
+    with pytest.raises(StreamError, match="status 429: full") as error:
+        ask(server, patience=0.3)
+    assert error.value.status == 429
+    assert len(server.asked) > 1
+
+
 def test_an_error_frame_ends_it(server: SseServer) -> None:
-    server.reply = lambda asked: Reply([*frames()[:2], frame({"error": {"message": "it failed"}})])
-    with pytest.raises(StreamError, match="it failed"):
+    server.reply = lambda asked: Reply([*frames()[:2], frame({"error": {"message": "it failed", "code": 408}})])
+    with pytest.raises(StreamError, match="it failed") as error:
         ask(server)
+    assert error.value.status == 408
     assert len(server.asked) == 1
 
 

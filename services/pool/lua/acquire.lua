@@ -18,6 +18,7 @@ news = end_overdue() or news
 news = reap() > 0 or news
 local held = redis.call("HMGET", seat_key, "epoch", "owner", "call")
 if held[1] and held[1] == ARGV[4] then
+  redis.call("HSET", seat_key, "dead", held[1])
   news = reclaim(seat) > 0 or news
   held[1] = false
 end

@@ -17,6 +17,7 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
     strike(seat, id, 0)
   end
 end
+redis.call("HSET", P .. "seat:" .. seat, "released", ARGV[2])
 if vacate(seat) > 0 then
   ring()
 end

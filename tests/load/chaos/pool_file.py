@@ -32,16 +32,38 @@ def submit(request: str, choices: int = 1, most: int = 8, have: tuple[int, ...] 
     return [*commands, command("HSET", f"group:{request}", "ids", "x", "open", choices, "bytes", 10)]
 
 
-def acquire(seat: str, epoch: str) -> Commands:
+LEASE = 5_000_000  # us
+
+
+def at(seconds: float, commands: Commands) -> Commands:
+    """What a script did that ran then."""
+    return [command("HSET", "meta", "stamp", round(seconds * 1e6), "tick", 1), *commands]
+
+
+def acquire(seat: str, epoch: str, seconds: float = 0.0, owner: str = "node:1/77") -> Commands:
+    """At that time of the file, where `at` says it."""
     return [
-        command("HSET", f"seat:{seat}", "epoch", epoch, "owner", "me", "lease", 5, "call", 0),
-        command("ZADD", "leases", 9, seat),
+        command("HSET", f"seat:{seat}", "epoch", epoch, "owner", owner, "lease", LEASE, "call", 0),
+        command("ZADD", "leases", round(seconds * 1e6) + LEASE, seat),
     ]
 
 
 def attached(seat: str, numerics: str) -> Commands:
     """What its first exchange says of its engine."""
     return [command("HSET", f"seat:{seat}", "figures", msgpack.packb(["model", 256, 8, 16, 320, numerics]))]
+
+
+def renew(seat: str, seconds: float) -> Commands:
+    """What its exchange does, at that time of the file, where `at` says it."""
+    return [command("ZADD", "leases", round(seconds * 1e6) + LEASE, seat)]
+
+
+def released(seat: str, epoch: str) -> Commands:
+    return [command("HSET", f"seat:{seat}", "released", epoch)]
+
+
+def said_dead(seat: str, epoch: str) -> Commands:
+    return [command("HSET", f"seat:{seat}", "dead", epoch)]
 
 
 def vacate(seat: str, *ids: str) -> Commands:
@@ -113,10 +135,10 @@ RIGHT: list[Commands] = [
     acquire("s", "1:a"),
     exchange("s", 1, claim("s", "r/0"), claim("s", "r/1")),
     exchange("s", 2, append("r/0", 5), append("r/1", 7), publish("r/0", 0, 5), publish("r/1", 0, 7)),
-    vacate("s", "r/0", "r/1") + acquire("s", "2:b"),
+    said_dead("s", "1:a") + vacate("s", "r/0", "r/1") + acquire("s", "2:b"),
     exchange("s", 1, claim("s", "r/0"), claim("s", "r/1")),
     exchange("s", 2, append("r/0", 6), end("r/0", "s"), publish("r/0", 1, 6)),
-    vacate("s", "r/1"),
+    released("s", "2:b") + vacate("s", "r/1"),
     cancel("r/1"),
     forget("r", 2),
 ]

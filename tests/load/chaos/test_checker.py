@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from load.chaos.checker import Verdict, check
+from load.chaos.checker import Circumstances, Least, check
 from load.chaos.history import Connect, Delivery, Done, End, Record, Recorder, Submit, read
+from load.chaos.planted import PLANTS, unnoticed
 from load.sse import Event
-from tests.load.chaos.pool_file import acquire, append, claim, end, exchange, submit, transactions
+from tests.load.chaos.pool_file import (
+    acquire,
+    append,
+    at,
+    claim,
+    end,
+    exchange,
+    said_dead,
+    submit,
+    transactions,
+    vacate,
+)
 from tests.load.streams import chunk
 
 POOL = transactions(
@@ -35,12 +49,14 @@ CAME_BACK: list[Record] = [*BEGIN, Connect(1, 0.2, "r:1.1")]
 REST: list[Record] = [ends(1, 1), token(0, 1, 6), ends(0, 2), Done(1, 0.9)]
 
 
-def verdict(*records: Record, keeps_all: bool = True, pool: list = POOL) -> Verdict:
-    return check(records, pool, keeps_all)
+NONE = Least(0, 0, 0)
 
 
-def rules(*records: Record, keeps_all: bool = True, pool: list = POOL) -> set[str]:
-    return {violation.rule for violation in verdict(*records, keeps_all=keeps_all, pool=pool).violations}
+def rules(
+    *records: Record, pool: list = POOL, least: Least = NONE, losses: tuple[float, ...] = (), **known: Any
+) -> set[str]:
+    verdict = check(records, pool, least, Circumstances(losses=losses, **known))
+    return {violation.rule for violation in verdict.violations}
 
 
 def test_a_right_one() -> None:
@@ -63,7 +79,54 @@ def test_a_server_that_kept_nothing_gives_it_another_id() -> None:
 
 def test_what_the_pool_never_heard_of() -> None:
     assert rules(*CAME_BACK, *REST, pool=[]) == {"lost"}
-    assert rules(*CAME_BACK, *REST, pool=[], keeps_all=False) == set()
+
+
+def test_a_server_that_does_not_sync_forgets_only_what_came_just_before_its_death() -> None:
+    assert rules(*CAME_BACK, *REST, pool=[], losses=(0.5,)) == set()
+    assert rules(*CAME_BACK, *REST, pool=[], losses=(60.0,)) == {"lost"}
+    assert rules(*CAME_BACK, *REST, pool=[], losses=(-0.1,)) == {"lost"}
+
+
+def test_nothing_is_no_right_history() -> None:
+    assert {violation.rule for violation in check([], []).violations} == {"too little"}
+
+
+@pytest.mark.parametrize("least", [Least(2, 0, 0), Least(0, 4, 0), Least(0, 0, 1)])
+def test_a_run_in_which_too_little_happened(least: Least) -> None:
+    assert rules(*CAME_BACK, *REST, least=least) == {"too little"}
+    assert rules(*CAME_BACK, *REST, least=Least(1, 3, 0)) == set()
+
+
+def test_an_answer_without_ids() -> None:
+    assert rules(Submit(1, 0.0, 1), Connect(1, 0.1, ""), Done(1, 0.9), pool=POOL) == {"lost", "unfinished"}
+
+
+def test_who_lost_a_seat_as_dead_is_dead() -> None:
+    taken = transactions(at(2, said_dead("s", "1:a") + vacate("s") + acquire("s", "2:b", 2)))
+    pool = [*POOL, *taken]
+    assert rules(*CAME_BACK, *REST, pool=pool, seen={77: 1.9}) == set()
+    assert rules(*CAME_BACK, *REST, pool=pool, seen={77: 2.1}) == {"takeover"}
+
+
+def test_each_violation_planted_in_a_right_history_is_found() -> None:
+    pool = transactions(
+        submit("r", 2),
+        at(1, acquire("s", "1:a", 1)),
+        exchange("s", 1, claim("s", "r/0"), claim("s", "r/1")),
+        exchange("s", 2, append("r/0", 5), append("r/1", 7), end("r/1", "s")),
+        exchange("s", 3, append("r/0", 6), end("r/0", "s")),
+    )
+    records = [*BEGIN[:2], token(1, 0, 7), token(0, 0, 5), *REST[1:2], *REST[:1], *REST[2:]]
+    right = check(records, pool)
+    assert right.violations == []
+    assert unnoticed(right, records, pool, random.Random(0)) == []
+
+
+def test_a_checker_that_finds_nothing_is_told() -> None:
+    right = check([], [], NONE)
+    missed = unnoticed(right, [], [], random.Random(0))
+    assert len(missed) == len(PLANTS)
+    assert all("nowhere to plant it" in line for line in missed)
 
 
 PLANTED: dict[str, tuple[str, list[Record]]] = {

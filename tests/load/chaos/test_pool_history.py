@@ -10,6 +10,7 @@ from tests.load.chaos.pool_file import (
     Commands,
     acquire,
     append,
+    at,
     attached,
     cancel,
     claim,
@@ -19,6 +20,9 @@ from tests.load.chaos.pool_file import (
     forget,
     pack,
     publish,
+    released,
+    renew,
+    said_dead,
     submit,
     transactions,
     vacate,
@@ -72,6 +76,9 @@ BROKEN: dict[str, tuple[str, list[Commands]]] = {
     "an engine with other bits": ("numerics", [DONE, attached("s", "native 1"), attached("t", "native 2")]),
     "an exchange without an owner": ("fence", [DONE, vacate("t"), exchange("t", 5)]),
     "more tokens than asked for": ("tokens", [exchange("s", 2, append("r/0", *range(9)), end("r/0", "s"))]),
+    "a seat taken under a living lease": ("takeover", [at(1, vacate("t") + acquire("t", "3:c", 1)), DONE]),
+    "a lease that another epoch gave back": ("takeover", [at(1, released("t", "1:a") + vacate("t")), DONE]),
+    "a lease that is too long": ("takeover", [at(1, renew("t", 2)), DONE]),
     "half a token": ("tokens", [exchange("s", 2, [command("APPEND", "tok:r/0", b"abc")], end("r/0", "s"))]),
     "tokens set anew": ("changed", [DONE, [command("SET", "tok:r/0", pack(6))]]),
     "a token overwritten": ("changed", [DONE, [command("SETRANGE", "tok:r/0", 0, pack(6))]]),
@@ -89,6 +96,23 @@ BROKEN: dict[str, tuple[str, list[Commands]]] = {
 @pytest.mark.parametrize(("rule", "after"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_planted_violation_is_reported(rule: str, after: list[Commands]) -> None:
     assert rule in rules(*START, *after)
+
+
+LEFT: dict[str, list[Commands]] = {
+    "a lease that ran out": [at(6, vacate("t") + acquire("t", "3:c", 6)), at(7, renew("s", 7)), DONE],
+    "given back": [at(1, released("t", "2:b") + vacate("t")), DONE],
+    "of one that is dead": [at(1, said_dead("t", "2:b") + vacate("t") + acquire("t", "3:c", 1)), DONE],
+}
+
+
+@pytest.mark.parametrize("after", LEFT.values(), ids=LEFT.keys())
+def test_how_a_seat_may_change_its_owner(after: list[Commands]) -> None:
+    assert rules(*START, *after) == []
+
+
+def test_a_renewed_lease_lives_longer() -> None:
+    taken = [at(4, renew("t", 4)), at(6, vacate("t") + acquire("t", "3:c", 6)), DONE]
+    assert rules(*START, *taken) == ["takeover"]
 
 
 def test_what_the_planted_ones_start_from_is_right() -> None:

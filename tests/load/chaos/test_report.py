@@ -10,7 +10,7 @@ import pytest
 from load.chaos.faults import FAULTS, plan
 from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
-from load.chaos.workload import ChaosJob, deviation, difference, jobs, poison
+from load.chaos.workload import ChaosJob, deviation, difference, jobs, paper_prompts, poison
 from load.sse import Answer, Choice
 
 JOB = ChaosJob("job", "/", {})
@@ -32,9 +32,9 @@ def test_only_streams_that_were_open_count() -> None:
 
 
 def test_a_row_for_each_kind_and_none_for_what_was_not_possible() -> None:
-    told = [Injection("engine", 10.0), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
+    told = [Injection("engine", 10.0, streams=5), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
     rows = faults_table(told, [outcome(9.0, 11.0)]).splitlines()[2:]
-    assert rows == ["| engine | 1 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 |  |  |  |  |"]
+    assert rows == ["| engine | 1 | 5 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 | 0 |  |  |  |  |"]
 
 
 def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
@@ -83,6 +83,17 @@ def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
     assert {"n", "stop", "seed", "logprobs", "top_logprobs", "presence_penalty", "repetition_penalty"} <= keys
     assert {job.path for job in made} == {"/v1/completions", "/v1/chat/completions"}
     assert 9 in poison(9).body["prompt"]
+
+
+def test_prompts_may_be_longer_and_then_begin_differently() -> None:
+    made = jobs(32, 9, [40, 200])
+    texts = [job.body.get("prompt") or job.body["messages"][0]["content"] for job in made]
+    firsts = [text if isinstance(text, str) else text[0] for text in texts]
+    assert all(100 < len(text) < 250 for text in firsts[::2])
+    assert all(700 < len(text) < 1000 for text in firsts[1::2])
+    assert len({text[:7] for text in firsts}) == len(made)
+    assert min(paper_prompts()) >= 32
+    assert max(paper_prompts()) <= 512
 
 
 def test_how_far_log_probabilities_are_off_is_told_of_all_choices() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from load.chaos import __main__ as command
-from load.chaos.checker import check
+from load.chaos.checker import Least, check
 from load.chaos.faults import Fault, NoTarget, Site
 from load.chaos.report import Injection
-from load.chaos.run import ChaosOptions, hurt, inject, tell
-from load.chaos.streams import Outcome
+from load.chaos.run import ChaosOptions, hurt, inject, losses, tell
+from load.chaos.streams import Outcome, Streams
 from load.chaos.violations import Violation
 from load.chaos.workload import ChaosJob
 
-OPTIONS = ChaosOptions(Path(), 60, 10, 0.5, 0, 32, "tiny", 1, 9, "strict", ["engine"], [])
+OPTIONS = ChaosOptions(Path(), 60, 10, 2, 0, 32, "tiny", 1, 1, 9, "strict", ["engine"], [408, 429], [])
 SITE: Any = None  # the faults of these tests touch nothing
 
 
@@ -27,10 +27,10 @@ def outcome(name: str = "greedy", **fields: object) -> Outcome:
 
 
 def told(capsys: pytest.CaptureFixture[str], *outcomes: Outcome, violations: tuple[Violation, ...] = ()) -> str:
-    verdict = check([], [])
+    verdict = check([], [], Least(0, 0, 0))
     verdict.violations.extend(violations)
     skipped = Injection("gateway", 2.5, "no gateway")
-    held = tell(OPTIONS, [Injection("engine", 2.0), skipped], list(outcomes), verdict)
+    held = tell(OPTIONS, [Injection("engine", 2.0, streams=2), skipped], list(outcomes), verdict)
     text = capsys.readouterr().out
     assert held == ("all rules held" in text and "failed:" not in text and "not as undisturbed:" not in text)
     return text
@@ -42,7 +42,7 @@ def test_a_run_in_which_nothing_was_lost(capsys: pytest.CaptureFixture[str]) -> 
         outcome(),
         outcome("poison", error="the engine died, or the scheduler failed, 3 times while it ran this request"),
     )
-    assert "| engine | 1 | 2.5 | 2.5 | 2.5 | 2.5 |" in text
+    assert "| engine | 1 | 2 | 2.5 | 2.5 | 2.5 | 2.5 |" in text
     assert "| lost | 0 |" in text
     assert "| poisoned, failed alone as they must | 1 |" in text
     assert "| longest gap in a stream, s | 2.5 |" in text
@@ -84,13 +84,44 @@ async def test_faults_come_one_after_the_other() -> None:
     async def miss(site: Site) -> None:
         raise NoTarget("engine")
 
+    streams = with_open(2)
     faults = [Fault("a", hit), Fault("b", miss), Fault("a", hit)]
-    injections = await hurt(SITE, faults, every=0.02, seconds=60, at_work=lambda: True)
-    assert [(i.fault, i.skipped) for i in injections] == [("a", ""), ("b", "no engine"), ("a", "")]
+    injections = await hurt(SITE, faults, 0.02, 60, streams, 3)
+    told = [(i.fault, i.skipped, i.streams) for i in injections]
+    missed = ("b", "no engine", 2)
+    assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # what had no target is tried again
     assert done == ["hit", "hit"]
-    assert await hurt(SITE, [Fault("a", hit)], every=0.02, seconds=0, at_work=lambda: True) == []
-    assert await hurt(SITE, [Fault("a", hit)], every=0.02, seconds=0.1, at_work=lambda: False) == []
-    assert (await inject(SITE, Fault("b", miss))).skipped == "no engine"
+    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
+    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open
+    assert (await inject(SITE, Fault("b", miss), streams)).skipped == "no engine"
+    assert (await inject(SITE, Fault("a", hit), with_open(0))).skipped == "no open stream"
+
+
+def with_open(count: int) -> Streams:
+    streams = Streams(SITE, None, 1.0)
+    streams.outcomes = [outcome(end=0.0)] * count + [outcome()]
+    return streams
+
+
+def test_what_a_verdict_needs_follows_from_the_length_of_the_run() -> None:
+    assert OPTIONS.least == Least(requests=2, tokens=16, faults=1)
+    assert replace(OPTIONS, seconds=600).least == Least(requests=20, tokens=160, faults=15)
+    assert replace(OPTIONS, seconds=1).least == Least(requests=1, tokens=8, faults=1)
+
+
+def test_only_a_server_that_does_not_sync_loses_something_by_its_death() -> None:
+    made = [Injection("engine", 1.0), Injection("pool", 2.0), Injection("everything", 3.0)]
+    assert losses(OPTIONS, made) == []
+    first, second = losses(replace(OPTIONS, durability="everysec"), made)
+    assert second - first == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("status", [408, 429])
+def test_a_request_may_be_refused_for_want_of_room_or_time(capsys: pytest.CaptureFixture[str], status: int) -> None:
+    text = told(capsys, outcome(error=f"status {status}: no", status=status))
+    assert "| refused or given up for want of time, as they may be | 1 |" in text
+    assert "| lost | 0 |" in text
+    assert "| lost | 1 |" in told(capsys, outcome(error="status 400: no", status=400))
 
 
 def test_an_unknown_fault_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

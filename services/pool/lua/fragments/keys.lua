@@ -33,7 +33,8 @@
 --   leases          zset: seat -> time (us) its lease runs out; only owned seats
 --   seats           zset: seat -> time (us) to forget it; +inf while it is owned
 --   seat:<seat>     hash: epoch, owner, lease (us), call, said (msgpack, see exchange), slots (tokens
---                   that fit into its engine); gauges, summary, figures (blobs)
+--                   that fit into its engine); gauges, summary, figures (blobs); released, dead: the last epoch that
+--                   its owner gave back, or that ended since its owner was said to be dead
 --   running:<seat>  set: ids; cancelled:<seat> set: those of them to end
 --   idle            set: seats that wait for their bell; bell:<seat> list: an item is a ring
 --   gateways        zset: gateway -> time (us) its registration runs out

@@ -1,0 +1,68 @@
+"""The leases of a pool's seats, as its server's file tells them: who may lose a seat, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A seat that was taken at `time` (Unix, s) from an owner with the process id `pid`, whose lease lived: somebody
+    said that it is dead."""
+
+    seat: str
+    epoch: str
+    pid: int
+    time: float
+
+
+@dataclass(slots=True)
+class _Lease:
+    owner: str = ""
+    length: float = 0.0  # us
+    until: float = 0.0  # us, Unix
+    released: str = ""  # the epoch that its owner gave back
+    dead: str = ""  # the epoch whose owner was said to be dead
+
+
+@dataclass(slots=True)
+class Leases:
+    """`now` (us, Unix) is what the last script took for the time; it is told before the commands that it explains."""
+
+    now: float = 0.0
+    takeovers: list[Takeover] = field(default_factory=list)
+    _seats: dict[str, _Lease] = field(default_factory=dict)
+
+    def told(self, seat: str, fields: Mapping[str, bytes]) -> None:
+        """What a script wrote of a seat."""
+        lease = self._seats.setdefault(seat, _Lease())
+        if "epoch" in fields:
+            lease.owner, lease.length, lease.until = fields["owner"].decode(), float(fields["lease"]), 0.0
+        lease.released = fields.get("released", lease.released.encode()).decode()
+        lease.dead = fields.get("dead", lease.dead.encode()).decode()
+
+    def given(self, seat: str, until: float) -> str:
+        """The lease of a seat runs to `until`. What is wrong with that, or nothing."""
+        lease = self._seats.setdefault(seat, _Lease())
+        lease.until = until
+        # a double of 16 digits is some tenths of a microsecond off
+        return "" if abs(until - self.now - lease.length) <= 1 else f"{seat}: a lease to {until} at {self.now}"
+
+    def vacated(self, seat: str, epoch: str) -> str:
+        """A seat lost the owner with this epoch. Empty if it gave the seat back, its lease had run out, or somebody
+        said that it is dead, which is kept in `takeovers`; else what is wrong."""
+        lease = self._seats.setdefault(seat, _Lease())
+        if lease.released == epoch or lease.until <= self.now:
+            return ""
+        if lease.dead == epoch:
+            self.takeovers.append(Takeover(seat, epoch, _pid(lease.owner), self.now / 1e6))
+            return ""
+        left = (lease.until - self.now) / 1e6
+        return f"{seat} was taken from {epoch!r}, whose lease had {left:.1f} s left, and which nobody gave back"
+
+
+def _pid(owner: str) -> int:
+    """Of an owner `<node>:<port>/<pid>`; 0 for any other."""
+    pid = owner.rpartition("/")[2]
+    return int(pid) if pid.isdigit() else 0
