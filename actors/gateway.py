@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.pool import open_pool
 from gateway.app import create_app
 from gateway.model import ServedModel
+from gateway.process import settle
 from services.config import load
 from services.models import ModelInfo, resolve
 from services.text import Tokenizer
@@ -32,4 +33,6 @@ class GatewayReplica:
         folder = resolve(settings.model, settings.cache_dir, log.info)
         info, name = ModelInfo.load(folder), settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
-        return create_app(open_pool(settings, info), model, settings, echo_request_id=False)
+        app = create_app(open_pool(settings, info), model, settings, echo_request_id=False)
+        settle()
+        return app

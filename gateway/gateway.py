@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import HTTPConnection
 
 from gateway.batches.folder import BatchFolders
+from gateway.desk import Desk
 from gateway.door import Door
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.files.store import FileStore
@@ -47,6 +48,7 @@ class Gateway:
         self.put_back = PutBack(pool, self.reader, self.leaving)
         self.generations = Generations(pool, self.reader, self.leaving, self.counters)
         self.door = Door(self.id, model, settings)
+        self.desk = Desk()
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
 
@@ -76,6 +78,7 @@ class Gateway:
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
+        self.desk.close()
 
     @property
     def alive(self) -> bool:

@@ -16,6 +16,7 @@ from gateway.batches.segments import Answered
 from gateway.batches.work import Work
 from gateway.files import disk
 from gateway.gateway import Gateway
+from gateway.values import most_values
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -43,10 +44,9 @@ class BatchRun:
 
     async def run(self) -> None:
         """To the batch's end. It may be cancelled at any moment: what was answered is on disk, whoever goes on."""
-        settings = self._gateway.settings
-        work = await disk.in_thread(
-            Work, self._folder, self._record, self._gateway.files, self._epoch, settings.max_batch_lines
-        )
+        gateway, lines = self._gateway, self._gateway.settings.max_batch_lines
+        values = most_values(gateway.model.info.max_model_len)
+        work = await disk.in_thread(Work, self._folder, self._record, gateway.files, self._epoch, lines, values)
         try:
             if work.wrong:
                 await self._off_loop(work.fail)
