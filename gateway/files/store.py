@@ -6,14 +6,15 @@ All methods but `body` block; call them in a thread.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -21,6 +22,7 @@ from gateway.errors import ApiError, Kind
 from gateway.files import disk
 
 STALE = 86_400.0  # seconds after which a file that is not whole is what a killed process left
+log = logging.getLogger(__name__)
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -49,6 +51,11 @@ class StoredFile:
     filename: str
     purpose: str
     expires_at: int | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """What another build added is left out. Raises TypeError where something is missing."""
+        return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
     def body(self) -> dict[str, Any]:
         """OpenAI's file object."""
@@ -134,9 +141,13 @@ class FileStore:
 
     @staticmethod
     def _read(path: Path) -> StoredFile | None:
+        """None where there is none, or none that this build can read: the tenant's others are well."""
         try:
-            return StoredFile(**orjson.loads(path.read_bytes()))
+            return StoredFile.of(orjson.loads(path.read_bytes()))
         except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            log.warning("%s is no file's record that can be read: %s", path, error)
             return None
 
     @staticmethod
