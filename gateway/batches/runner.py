@@ -12,7 +12,8 @@ from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
 from gateway.batches.run import BatchRun
 from gateway.files import disk
-from gateway.gateway import Gateway, forever
+from gateway.gateway import Gateway
+from services.background import persist, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
@@ -32,7 +33,7 @@ class BatchRunner:
         self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
-        self._life = asyncio.create_task(forever(self._look))
+        self._life = start(persist(self._look), "batches")
 
     async def stop(self) -> None:
         """Leave the batches to others."""
@@ -67,7 +68,7 @@ class BatchRunner:
         hold = _Hold(self._gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
             if await hold.renew():
-                task = asyncio.create_task(self._run(folder, record, hold))
+                task = start(self._run(folder, record, hold), f"batch {folder.id}")
                 self._runs[folder.id] = task
                 task.add_done_callback(lambda _: self._runs.pop(folder.id))
 

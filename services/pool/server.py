@@ -24,6 +24,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.background import start
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
 from services.pool.users import Users, take
@@ -84,7 +85,7 @@ class PoolServer:
         """
         await self.join(timeout)
         await self._ensure(timeout)
-        self._supervisor = asyncio.create_task(self._supervise(timeout), name="pool server")
+        self._supervisor = start(self._supervise(timeout), "the pool server's supervisor")
         return self.url
 
     async def stop(self) -> bool:
@@ -104,14 +105,17 @@ class PoolServer:
         pause = POLL
         while True:
             started = time.monotonic()
-            await self._death()
-            log.warning("the pool's server (pid %d) died; starting it again", self._pid)
-            pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
-            await asyncio.sleep(pause)
             try:
+                await self._death()
+                log.warning("the pool's server (pid %d) died; starting it again", self._pid)
+                pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(pause)
                 await self._ensure(timeout)
             except PoolUnavailable as error:
                 log.error("the pool's server did not start: %s", error)
+            except Exception:  # the disk is full, say: nobody else would start it once it is not
+                log.exception("the pool's server did not start; it is tried again")
+                await asyncio.sleep(pause)
 
     async def _ensure(self, timeout: float) -> None:
         async with self._users.changing(timeout):
