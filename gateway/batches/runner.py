@@ -9,7 +9,7 @@ import secrets
 import time
 
 from gateway.batches.folder import BatchFolder
-from gateway.batches.record import BatchRecord
+from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
 from gateway.gateway import Gateway
@@ -19,6 +19,13 @@ from services.errors import PoolUnavailable
 PERIOD = 1.0  # seconds between looks
 LEASE = 10.0  # seconds a batch is owned without a sign of life
 MOST = 8  # batches that run here at once; the others wait, the oldest first
+
+INPUT_GONE = {
+    "code": "input_file_gone",
+    "message": "The input of this batch is gone from the server's disk.",
+    "param": "input_file_id",
+    "line": None,
+}
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +90,7 @@ class BatchRunner:
             else:
                 log.warning("batch %s is another gateway's by now", folder.id)
         except FileNotFoundError:
-            if await disk.in_thread(folder.final) is None:
+            if not await disk.in_thread(self._end_without_input, folder):
                 log.exception("batch %s cannot be run: a part of it is gone", folder.id)
                 await asyncio.sleep(LEASE)
         except Exception:
@@ -95,6 +102,16 @@ class BatchRunner:
             await asyncio.gather(run, keeping, return_exceptions=True)
             with contextlib.suppress(PoolUnavailable):
                 await hold.give_up()
+
+    def _end_without_input(self, folder: BatchFolder) -> bool:
+        """Whether the batch has ended by now: one whose input is gone fails."""
+        if folder.final() is None:
+            if folder.input.exists():
+                return False
+            log.error("batch %s fails: its input is gone from the disk", folder.id)
+            folder.end(Final("failed", int(time.time()), folder.progress(), errors=[INPUT_GONE]))
+        self._tidy(folder)
+        return True
 
     def _tidy(self, folder: BatchFolder) -> None:
         folder.tidy()

@@ -5,6 +5,7 @@ All methods but `body` block; call them in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -93,12 +94,24 @@ class FileStore:
                     Path(entry.path).unlink(missing_ok=True)
                 else:
                     used += stat.st_size
+        used += self._batch_inputs(tenant)
         if used + size > self._max_tenant_bytes:
             text = (
                 f"The files take {used} bytes and {size} more were sent; this server keeps {self._max_tenant_bytes} "
                 "bytes for each tenant. Delete some first."
             )
             raise ApiError(Kind.FILES_FULL, text, "file")
+
+    def _batch_inputs(self, tenant: str) -> int:
+        """Bytes of files that were deleted, and are on the disk as inputs of batches that have not ended."""
+        markers = self.root / "open"
+        kept = 0
+        for marker in markers.iterdir() if markers.is_dir() else ():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if marker.read_text() == tenant_folder(tenant):
+                    stat = (self.root / tenant_folder(tenant) / "batches" / marker.name / "input").stat()
+                    kept += stat.st_size if stat.st_nlink == 1 else 0
+        return kept
 
     def add(self, tenant: str, file: StoredFile, content: Path) -> None:
         """Let `content`, which is durable and in the tenant's folder, be the content of `file`."""

@@ -6,6 +6,7 @@ repeat-safe: after `PoolUnavailable` the caller does not know whether a call ran
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from services.pool.connection import Connection
 from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
 
+FEW = 64  # sequences that are packed at once: two thousand with long settings take a second
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -58,6 +60,9 @@ class RequestPool:
         is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
         `output` counts as committed; it waits to be judged even if that is all it may have.
         """
+        sequences = submission.sequences
+        pack_all = packing.pack_sequences
+        packed = pack_all(sequences) if len(sequences) <= FEW else await asyncio.to_thread(pack_all, sequences)
         key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)
         reply = await self._server.run(
             "submit",
@@ -66,7 +71,7 @@ class RequestPool:
             _gateway(submission.gateway),
             "" if key is None else f"{submission.tenant}\0{key}",
             submission.body,
-            packing.pack_sequences(submission.sequences),
+            packed,
             self.limits.max_waiting,
             self.limits.max_bytes,
             micros(self.limits.keep_ended),
