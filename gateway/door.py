@@ -92,7 +92,7 @@ class Door:
         bad_words = bad_word_ids(self._model.tokenizer, fields.bad_words)
         self.check_ids([id for word in bad_words for id in word], "bad_words")
         prompts = [self.kept(kind, fields, prompt, figures) for prompt in prompts]
-        digest = _digest(fields)
+        digest = digest_of(fields)
         self._check_class(fields)
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
@@ -259,7 +259,7 @@ def _unseen(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def _digest(fields: GenerationFields) -> str:
+def digest_of(fields: GenerationFields) -> str:
     """What tells whether two HTTP requests ask for the same."""
     asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(asked.encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +17,11 @@ from gateway.batches.segments import Answered
 from gateway.batches.work import entry_id
 from gateway.body import loads, validate
 from gateway.caller import Caller
-from gateway.door import Ticket
+from gateway.door import Ticket, digest_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.generation import Generation
+from gateway.plan import AnswerKind
 from gateway.responses.creation import ticket_of as response_ticket
 from gateway.responses.finding import opened
 from gateway.responses.whole import whole as whole_response
@@ -39,6 +41,11 @@ F = TypeVar("F", bound=GenerationFields)
 PASSING = {Kind.TOO_MANY_LONG, Kind.POOL_FULL, Kind.NO_ENGINE, Kind.POOL_UNAVAILABLE, Kind.STOPPING}
 # the request under the line's name was ended from outside, or came back as another: it is asked for anew
 BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
+_KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {
+    "/v1/chat/completions": (AnswerKind.CHAT, ChatRequest),
+    "/v1/completions": (AnswerKind.COMPLETION, CompletionRequest),
+    "/v1/responses": (AnswerKind.RESPONSE, ResponseRequest),
+}
 PAUSE = 1.0  # seconds between tries
 RENEWALS = 3  # of a broken request, before that is the line's answer
 
@@ -80,6 +87,15 @@ class LineAnswerer:
                 return self._entry(number, value["custom_id"], 500, entry_id(self._record.id, number), body)
             await asyncio.sleep(PAUSE)
 
+    async def name(self, number: int, line: bytes) -> None:
+        """Tell `asked` which request this line becomes, or has become, if it is one that can be asked for."""
+        value = await self._read(line)
+        caller = self._caller(number, len(line))
+        kind, schema = _KINDS[self._record.endpoint]
+        with contextlib.suppress(ApiError):
+            fields = await self._fields(schema, value["body"], caller)
+            self._asked(number, kind.prefix + caller.name(digest_of(fields)))
+
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The line, which was checked with all others. Waits for its turn at the desk."""
         desk, most = self._gateway.desk, most_values(self._gateway.model.info.max_model_len)
@@ -96,9 +112,7 @@ class LineAnswerer:
         gateway, limit = self._gateway, self._gateway.settings.max_body_bytes
         if size > limit:
             raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
-        # the key makes the request's name and seed, and no client has it: headers hold no NUL
-        key = f"\0{self._record.id}\0{number}"
-        caller = Caller(self._record.tenant, key, resumable=True, background=True, size=size, line=self._line)
+        caller = self._caller(number, size)
         ticket = await self._ticket(body, caller)
         submission = replace(ticket.submission, priority=BATCH_CLASS, idempotency_key=None)
         ticket, request = replace(ticket, submission=submission), submission.request
@@ -112,6 +126,11 @@ class LineAnswerer:
             if error.kind is Kind.REQUEST_NOT_FOUND:
                 raise PoolUnavailable(f"the pool lost {request} between two calls") from error
             raise
+
+    def _caller(self, number: int, size: int) -> Caller:
+        # the key makes the request's name and seed, and no client has it: headers hold no NUL
+        key = f"\0{self._record.id}\0{number}"
+        return Caller(self._record.tenant, key, resumable=True, background=True, size=size, line=self._line)
 
     async def _ticket(self, body: dict[str, Any], caller: Caller) -> Ticket:
         gateway, endpoint = self._gateway, self._record.endpoint

@@ -60,6 +60,8 @@ class BatchRun:
     async def _answer_all(self, work: Work) -> Status:
         """Until all is answered, or the batch is to end before."""
         if (status := await self._off_loop(self._early_end)) is not None:
+            await self._name_requests(work)
+            await self._cancel_requests()
             return status
         feeding, writing = asyncio.create_task(self._feed(work)), asyncio.create_task(self._write(work))
         try:
@@ -117,6 +119,15 @@ class BatchRun:
                 self._gateway.counters.inc("orca:batch_lines", file="output" if answered.ok else "error")
                 if not written.done():
                     written.set_result(None)
+
+    async def _name_requests(self, work: Work) -> None:
+        """What an owner before this one has asked for: of lines without an answer the first ones, since they are fed in
+        order."""
+        answerer = LineAnswerer(self._gateway, self._record, self._requests.__setitem__)
+        numbers = work.pending[: self._gateway.settings.lines_in_flight]
+        for portion in work.lines.portions(numbers, PORTION):
+            for number, line in zip(portion, await self._off_loop(work.read, portion), strict=True):
+                await answerer.name(number, line)
 
     async def _cancel_requests(self) -> None:
         """What runs would go on to its end: nobody else cancels a request in the background."""

@@ -21,6 +21,7 @@ from gateway.files.store import FileStore, tenant_folder
 from services import wire
 from services.config import Settings
 from services.pool.pool import RequestPool
+from services.requests import FinishReason
 
 LINES = 60
 
@@ -172,6 +173,7 @@ def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: 
 
 def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
+        client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(2))
         (gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id).input).unlink()
@@ -186,6 +188,7 @@ def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
 
 def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
+        client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
         batches = [create(client, slow(1)) for _ in range(2)]
         folders = [gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id) for batch in batches]
@@ -200,8 +203,9 @@ def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
 
 
 def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gateways) -> None:
-    store = gateways.first.app.state.gateway.files
     with client_of(gateways.first) as client:
+        client.models.list()  # it is up
+        store = gateways.first.app.state.gateway.files
         gateways.first.call(stop_runner(gateways.first))
         batch = create(client, slow(200))
         size = client.files.retrieve(batch.input_file_id).bytes
@@ -211,3 +215,27 @@ def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gatewa
         small.check_room("default", size // 2)
         with pytest.raises(ApiError, match="this server keeps"):
             small.check_room("default", size + 1)
+
+
+def test_a_cancelled_batch_leaves_nothing_running_of_an_owner_that_died(gateways: Gateways) -> None:
+    """The next owner names the requests of the one before: nobody follows them, and they run in the background."""
+    lines = jsonl([line(f"line {i}", {"prompt": f"SLOW{i}", "max_tokens": 80}) for i in range(4)])
+    with client_of(gateways.first) as client:
+        batch = create(client, lines)
+        while len(gateways.first.call(ends(gateways.first.pool))) < 4:
+            time.sleep(0.02)
+        gateways.first.call(stop_runner(gateways.first))
+        client.batches.cancel(batch.id)
+        gateways.first.call(start_runner(gateways.first))
+        assert ended(client, batch).status == "cancelled"
+        while None in (reasons := gateways.first.call(ends(gateways.first.pool))):
+            time.sleep(0.02)
+    assert reasons == [FinishReason.CANCELLED] * 4
+
+
+async def ends(pool: RequestPool) -> list[FinishReason | None]:
+    """Why the sequences that the pool holds ended; None of one that has not."""
+    prefix = f"{pool._prefix}group:"
+    names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
+    found = await pool.attach("a reader", {f"{name}/0": 0 for name in names}) if names else []
+    return [snapshot.end and snapshot.end.reason for snapshot in found]
