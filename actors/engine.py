@@ -68,6 +68,7 @@ def _number(epoch: str) -> int:
 SOURCES = (
     "services/engine",
     "services/models",
+    "services/background.py",
     "services/errors.py",
     "services/messages.py",
     "services/requests.py",
