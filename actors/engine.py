@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import sys
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import ray
 
 from actors.lifeline import Lifeline
 from actors.weights_mark import WeightsMark, is_marked
+from services.background import start_thread
 from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
@@ -70,6 +70,7 @@ SOURCES = (
     "services/atomic_file.py",
     "services/engine",
     "services/models",
+    "services/background.py",
     "services/errors.py",
     "services/messages.py",
     "services/requests.py",
@@ -161,7 +162,7 @@ class EngineActor:
             from services.engine.parallel.meeting import open_meeting
 
             self._meeting = open_meeting(self._node)
-        threading.Thread(target=self._end_when_orphaned, name="orphan-watch", daemon=True).start()
+        start_thread(self._end_when_orphaned, "orphan-watch")
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def status(self) -> EngineStatus:

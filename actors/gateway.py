@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.pool import open_pool
 from gateway.app import create_app
 from gateway.model import ServedModel
+from gateway.process import settle
 from services.config import load
 from services.models import resolve
 from services.models.pin import pinned_info
@@ -33,4 +34,6 @@ class GatewayReplica:
         folder = resolve(settings.model, settings.cache_dir, log.info)
         info, name = pinned_info(settings.model, folder, settings.cache_dir), settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
-        return create_app(open_pool(settings, info), model, settings, echo_request_id=False)
+        app = create_app(open_pool(settings, info), model, settings, echo_request_id=False)
+        settle()
+        return app

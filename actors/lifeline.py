@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
-import threading
 import time
+
+from services.background import start_thread
 
 UNREACHED = 1.0  # seconds between tries to reach a lifeline on another node
 SILENT_NODE = 3  # seconds without an answer after which a node counts as gone
@@ -25,7 +26,7 @@ class Lifeline:
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._selector.register(self._listener, selectors.EVENT_READ)
-        threading.Thread(target=self._hold, name="lifeline", daemon=True).start()
+        start_thread(self._hold, "lifeline")  # others could not tell this process from a dead one
 
     @property
     def watchers(self) -> int:
@@ -43,10 +44,10 @@ class Lifeline:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
+            _notice_a_silent_node(connection)
         except OSError:  # out of file descriptors, or gone again
             time.sleep(UNREACHED)
             return
-        _notice_a_silent_node(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
 

@@ -15,6 +15,7 @@ from actors.engine_ranks import EngineRanks
 from actors.lifeline import Lifeline
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
+from services.background import persist, start
 from services.clock import RealClock
 from services.config import Settings
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
@@ -166,9 +167,10 @@ class Ownership:
             self._parts.cost,
         )
         link.dead.add_done_callback(partial(self._notice, self._loop))
+        spares = self._seat.epoch, link.names, SIGN_OF_LIFE, self._still_mine
         keeping = (
-            asyncio.create_task(link.keep()),
-            asyncio.create_task(self._engine.keep_spares(self._seat.epoch, link.names, SIGN_OF_LIFE, self._still_mine)),
+            start(persist(link.keep), "signs of life"),
+            start(persist(partial(self._engine.keep_spares, *spares)), "spares"),
         )
         try:
             await self._loop.run()

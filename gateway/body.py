@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
 from gateway.schemas.strict import MAX_DEPTH, too_deep
+from gateway.values import MOST_VALUES, most_values, too_many
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -25,13 +26,20 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`; any content type is taken for JSON.
 
-    Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for what is not a
-    JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for the first field that is
-    wrong.
+    Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for one of too many
+    values, for what is not a JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for
+    the first field that is wrong.
     """
-    settings = of(request).settings
-    value = loads(await _read(request, settings.max_body_bytes))
-    return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
+    gateway = of(request)
+    settings, tenant = gateway.settings, request.state.tenant
+    body = await _read(request, settings.max_body_bytes)
+    request.state.size = len(body)
+
+    def parsed() -> M:
+        value = loads(body, most_values(gateway.model.info.max_model_len))
+        return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
+
+    return await gateway.desk.do(tenant, len(body), parsed)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -54,8 +62,10 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(Kind.BODY_TOO_LARGE, f"The body is longer than the {max_bytes} bytes this server takes.")
 
 
-def loads(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError."""
+def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
+    """The JSON object in `body`, of so many values at most. Raises ApiError."""
+    if (reason := too_many(body, values)) is not None:
+        raise ApiError(Kind.BODY_TOO_LARGE, f"The body has {reason}.")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -19,13 +19,18 @@ _SWITCH = {"true": True, "false": False}
 @dataclass(frozen=True, slots=True)
 class Caller:
     """`resumable`: the request goes on for the pool's grace when nobody follows it; `background`: to its end.
-    `queue_timeout`: seconds within which it must begin; None: what the server's settings say."""
+
+    `queue_timeout`: seconds within which it must begin; None: as the settings say. `size`: bytes of the body. `line`:
+    behind whom it is worked on at the desk; the tenant, unless said.
+    """
 
     tenant: str = "default"
     idempotency_key: str | None = None
     resumable: bool = False
     background: bool = False
     queue_timeout: float | None = None
+    size: int = 0
+    line: str = ""
 
     @classmethod
     def of(cls, request: Request) -> Caller:
@@ -38,12 +43,18 @@ class Caller:
         if asked.lower() not in _SWITCH:
             raise ApiError(Kind.INVALID, f"'Orca-Resumable' must be true or false, got '{asked[:50]}'.")
         resumable = key is not None or _SWITCH[asked.lower()]
-        return cls(request.state.tenant, key, resumable, queue_timeout=_seconds(request, "X-Queue-Timeout"))
+        seconds, size = _seconds(request, "X-Queue-Timeout"), getattr(request.state, "size", 0)
+        return cls(request.state.tenant, key, resumable, queue_timeout=seconds, size=size)
 
     def name(self, digest: str) -> str:
         """32 hexadecimal digits that name a request with this digest. With an idempotency key they are a function of
         both: a request that the pool lost has the same name when it is posted again."""
         return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
+
+    @property
+    def at_desk(self) -> str:
+        """In whose line its work is."""
+        return self.line or self.tenant
 
     def seed(self) -> int:
         """For a request that has none, 64 bits; with an idempotency key a function of it, for the same reason."""

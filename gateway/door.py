@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from gateway.caller import Caller
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
-from gateway.schemas.chat import ChatRequest, Message
+from gateway.prompts import chat_tokens, text_tokens
+from gateway.schemas.chat import ChatRequest
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.vllm_fields import Words, bad_word_ids, truncated
@@ -21,9 +20,6 @@ from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import SamplingParams
 
-T = TypeVar("T")
-
-INLINE_CHARS = 2048  # shorter texts are tokenized in about a millisecond: not worth a thread
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
 STREAM_FIELDS = {"stream", "stream_options"}  # the same request may be followed in either way
 
@@ -38,41 +34,43 @@ class Ticket:
 
 
 class Door:
-    """Checks what a schema cannot: the model's name, vocabulary and length, an engine's KV slots."""
+    """Checks what a schema cannot: the model's name, vocabulary and length, an engine's KV slots.
+
+    Its methods take long for what is long: they are for the `Desk`."""
 
     def __init__(self, gateway: str, model: ServedModel, settings: Settings) -> None:
         self._gateway = gateway
         self._model = model
         self._settings = settings
 
-    async def completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> Ticket:
+    def completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
-        encoded = iter(await off_loop(sum(map(len, texts)), self._model.tokenizer.encode_batch, texts, special))
+        encoded = iter(text_tokens(self._model, texts, special, "prompt"))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
         # What is cut is not what the client wrote: it is echoed as its tokens say.
         whole = fields.truncate_prompt_tokens is None
         given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
-        return await self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
+        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
-    async def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
+    def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
         """Raises ApiError naming the field, its value and the limit."""
         self.check_model(fields.model)
-        prompt = await chat_tokens(
+        prompt = chat_tokens(
             self._model,
             fields.messages,
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
         )
-        return await self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
+        return self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 
-    async def ticket(
+    def ticket(
         self,
         kind: AnswerKind,
         fields: GenerationFields,
@@ -90,12 +88,10 @@ class Door:
         self.check_ids(list(fields.logit_bias), "logit_bias")
         self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
         self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")
-        bad_words = await off_loop(
-            sum(map(len, fields.bad_words)), bad_word_ids, self._model.tokenizer, fields.bad_words
-        )
+        bad_words = bad_word_ids(self._model.tokenizer, fields.bad_words)
         self.check_ids([id for word in bad_words for id in word], "bad_words")
         prompts = [self.kept(kind, fields, prompt, figures) for prompt in prompts]
-        digest = _digest(fields)
+        digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
@@ -199,34 +195,6 @@ class Door:
             raise ApiError(Kind.INVALID, text, param)
 
 
-async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
-    """`function(*args)`, in a thread if it works on a long text."""
-    return function(*args) if size <= INLINE_CHARS else await asyncio.to_thread(function, *args)
-
-
-async def chat_tokens(
-    model: ServedModel,
-    messages: list[Message],
-    add_generation_prompt: bool | None = None,
-    param: str = "messages",
-    continue_final_message: bool = False,
-    add_special_tokens: bool = False,
-) -> list[int]:
-    """The prompt that `messages` make, which came in the field `param`; unless said, it ends with the beginning of an
-    answer if it does not end with an open message. Raises ApiError where the model's template refuses them."""
-    begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-
-    def tokens() -> list[int]:
-        said = [message.for_template() for message in messages]
-        text = model.tokenizer.apply_chat_template(said, begin, continue_final_message)
-        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    try:
-        return await off_loop(sum(32 + m.size for m in messages), tokens)
-    except ValueError as error:
-        raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
-
-
 def _service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
     """The tier that the answer names, as OpenAI's document has it: of responses always, of chat where the request names
     one, of completions never. It says how the request was served: by arrival there is one tier."""
@@ -285,7 +253,7 @@ def _unseen(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def _digest(fields: GenerationFields) -> str:
+def digest_of(fields: GenerationFields) -> str:
     """What tells whether two HTTP requests ask for the same."""
     asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
     return hashlib.sha256(asked.encode()).hexdigest()

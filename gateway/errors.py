@@ -27,6 +27,7 @@ class Kind(Enum):
     BODY_TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)
     FILES_FULL = (429, "rate_limit_error", "files_full", None)
     TOO_MANY_BATCHES = (429, "rate_limit_error", "too_many_batches", 60)
+    TOO_MANY_LONG = (429, "rate_limit_error", "too_many_long_requests", 1)
     POOL_FULL = (429, "rate_limit_error", "rate_limit_exceeded", 1)
     NO_ENGINE = (503, "server_error", "no_engine", 1)
     POOL_UNAVAILABLE = (503, "server_error", "pool_unavailable", 1)

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import HTTPConnection
 
 from gateway.batches.folder import BatchFolders
+from gateway.desk import Desk
 from gateway.door import Door
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.files.store import FileStore
@@ -20,6 +20,7 @@ from gateway.leaving import Leaving
 from gateway.model import ServedModel
 from gateway.put_back import PutBack
 from gateway.reader import Reader
+from services.background import persist, start
 from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
@@ -47,6 +48,7 @@ class Gateway:
         self.put_back = PutBack(pool, self.reader, self.leaving)
         self.generations = Generations(pool, self.reader, self.leaving, self.counters)
         self.door = Door(self.id, model, settings)
+        self.desk = Desk()
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
 
@@ -65,7 +67,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to live; a pool that is away is waited for in the background."""
-        self._life = asyncio.create_task(self._live())
+        self._life = start(self._live(), "the gateway")
 
     async def stop(self) -> None:
         """Stop reading, break the streams that are open, and say goodbye to the pool if it is there."""
@@ -76,6 +78,7 @@ class Gateway:
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
+        self.desk.close()
 
     @property
     def alive(self) -> bool:
@@ -84,7 +87,7 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(forever(self.heartbeat.run), forever(self.reader.run), forever(self.put_back.run))
+        await asyncio.gather(persist(self.heartbeat.run), persist(self.reader.run), persist(self.put_back.run))
 
     async def _connect(self) -> None:
         while True:
@@ -94,16 +97,6 @@ class Gateway:
                 log.warning("waiting for the pool: %s", error)
             except Exception:
                 log.exception("connecting to the pool failed; it is tried again")
-            await asyncio.sleep(RECONNECT)
-
-
-async def forever(part: Callable[[], Awaitable[None]]) -> None:
-    """A fault in a part is logged and the part begins anew: a gateway that no longer reads would be deaf."""
-    while True:
-        try:
-            await part()
-        except Exception:
-            log.exception("the gateway's %s failed; it begins anew", part.__qualname__)
             await asyncio.sleep(RECONNECT)
 
 

@@ -49,7 +49,11 @@ class Heartbeat:
             except PoolUnavailable as error:
                 self._trouble = error
                 log.debug("no heartbeat: %s", error)
-            await asyncio.sleep(PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY)
+            period = PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY
+            due = asyncio.get_running_loop().time() + period
+            await asyncio.sleep(period)
+            late = asyncio.get_running_loop().time() - due
+            self._counters.observe("orca:gateway_loop_lag_seconds", max(0.0, late))
 
     async def beat(self) -> None:
         """One heartbeat. Raises PoolUnavailable."""

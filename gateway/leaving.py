@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
+from services.background import start
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 
@@ -28,7 +28,7 @@ class Leaving:
     def leave(self, request: str) -> None:
         """Detach from a request, in the background, unless it is followed."""
         if not self._stopped and request not in self._tasks:
-            self._tasks[request] = asyncio.create_task(self._detach(request))
+            self._tasks[request] = start(self._detach(request), f"leaving {request}")
 
     async def settled(self, request: str) -> None:
         """Return when no detaching is under way that could overtake an attach. Call it as a follower of the request."""
@@ -47,10 +47,13 @@ class Leaving:
         try:
             for _ in range(TRIES):
                 if self._follows(request):
-                    return
-                with contextlib.suppress(PoolUnavailable):
-                    await self._pool.detach(self._gateway, request)
-                    return
+                    return None
+                try:
+                    return await self._pool.detach(self._gateway, request)
+                except PoolUnavailable:
+                    pass
+                except Exception:
+                    log.exception("leaving request %s failed; it is tried again", request)
                 await asyncio.sleep(PAUSE)
             log.warning("request %s could not be left: the pool is away", request)
         finally:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gateway.errors import ApiError, Kind
 from services import wire
+from services.errors import Unreadable
 
 
 class AnswerKind(StrEnum):
@@ -80,4 +82,9 @@ class Plan:
 
     @classmethod
     def unpack(cls, body: bytes) -> Plan:
-        return wire.unpack(cls, body)
+        """Raises ApiError for one that this build cannot read."""
+        try:
+            return wire.unpack(cls, body)
+        except Unreadable as error:
+            text = f"The request was submitted to another version of this server: {error}."
+            raise ApiError(Kind.FAILED, text) from error

@@ -27,6 +27,7 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.stream_routes import writer
 from gateway.streams import streamed, whole
+from gateway.tickets import chat_ticket, completion_ticket
 
 router = APIRouter(prefix="/v1")
 
@@ -96,9 +97,6 @@ async def _answered(request: Request, chat: bool) -> Response:
 
 
 async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
-    caller = Caller.of(request)
     if chat:
-        chat_fields = await parse(request, ChatRequest)
-        return await gateway.door.chat(chat_fields, await gateway.figures(), caller)
-    fields = await parse(request, CompletionRequest)
-    return await gateway.door.completion(fields, await gateway.figures(), caller)
+        return await chat_ticket(gateway, await parse(request, ChatRequest), Caller.of(request))
+    return await completion_ticket(gateway, await parse(request, CompletionRequest), Caller.of(request))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import orjson
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.documented import BODY_ERRORS, POOL_ERRORS, documented
-from gateway.door import chat_tokens, off_loop
 from gateway.errors import ApiError, Kind
-from gateway.gateway import of
+from gateway.gateway import Gateway, of
+from gateway.prompts import chat_tokens, text_tokens
 from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.telemetry import render
@@ -69,15 +73,35 @@ async def version(request: Request) -> dict[str, object]:
     }
 
 
-@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=BODY_ERRORS))
-async def tokenize(request: Request) -> dict[str, object]:
-    """The tokens of a text, or of the prompt that messages make."""
+@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of the prompt that messages make. What is longer than any prompt of the model is an
+    error."""
     gateway = of(request)
-    model = gateway.model
     fields = await parse(request, TokenizeRequest)
     gateway.door.check_model(fields.model)
+    return await _at_desk(request, partial(_tokens, gateway, fields))
+
+
+@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
+async def detokenize(request: Request) -> Response:
+    """The text of tokens, special ones spelled out."""
+    gateway = of(request)
+    fields = await parse(request, DetokenizeRequest)
+    gateway.door.check_model(fields.model)
+    return await _at_desk(request, partial(_text, gateway, fields))
+
+
+async def _at_desk(request: Request, made: Callable[[], dict[str, object]]) -> Response:
+    """The JSON of what `made` gives, which may be long."""
+    body = await of(request).desk.do(request.state.tenant, request.state.size, lambda: orjson.dumps(made()))
+    return Response(body, media_type="application/json")
+
+
+def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
+    model = gateway.model
     if fields.messages is not None:
-        tokens = await chat_tokens(
+        tokens = chat_tokens(
             model,
             fields.messages,
             fields.add_generation_prompt,
@@ -85,24 +109,17 @@ async def tokenize(request: Request) -> dict[str, object]:
             add_special_tokens=bool(fields.add_special_tokens),
         )
     else:
-        prompt = fields.prompt or ""
-        special = fields.add_special_tokens is not False
-        tokens = await off_loop(len(prompt), model.tokenizer.encode, prompt, special)
-    names = [model.tokenizer.literal_bytes(t).decode(errors="replace") for t in tokens]
+        (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")
+    named = fields.return_token_strs
     return {
         "count": len(tokens),
         "max_model_len": model.info.max_model_len,
         "tokens": tokens,
-        "token_strs": names if fields.return_token_strs else None,
+        "token_strs": [model.tokenizer.literal_bytes(t).decode(errors="replace") for t in tokens] if named else None,
     }
 
 
-@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
-async def detokenize(request: Request) -> dict[str, object]:
-    """The text of tokens, special ones spelled out."""
-    gateway = of(request)
-    fields = await parse(request, DetokenizeRequest)
-    gateway.door.check_model(fields.model)
+def _text(gateway: Gateway, fields: DetokenizeRequest) -> dict[str, object]:
     gateway.door.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
 

@@ -53,5 +53,9 @@ class PoolFault(OrcaError):
     It says nothing about any request."""
 
 
+class Unreadable(OrcaError, ValueError):
+    """A message cannot be read: it was damaged, or another build wrote it that has other fields."""
+
+
 class PoolDenied(PoolUnavailable):
     """The pool's server refuses the user or the password."""

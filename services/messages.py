@@ -86,8 +86,7 @@ class IterationResult:
 class EngineFigures:
     """What an engine says of itself when it is attached; published into the pool for the gateways.
 
-    `numerics` names what a token depends on besides the request: revision, dtype, device, backend, and of an actor what
-    bits its first iteration gave.
+    `numerics` names what a token depends on besides the request: revision, dtype, device, backend, first bits.
     """
 
     model: str
@@ -161,6 +160,7 @@ class Claim:
     ttft: float = 0.0  # seconds from arrival to the first token that it should not exceed; 0: nothing was said
     waited: float = 0.0  # seconds since its arrival
     tenant: str = "default"
+    unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is not its own then
 
 
 @dataclass(frozen=True, slots=True)

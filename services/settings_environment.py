@@ -28,7 +28,8 @@ def read(settings: type[BaseSettings], no_settings: Set[str]) -> dict[str, Any]:
     try:
         return EnvSettingsSource(settings)()
     except UnreadableVariable as error:
-        raise UsageError(f"{error}: {error.__cause__}") from None
+        field = next((name for name in settings.model_fields if f'"{name}"' in str(error)), "")
+        raise UsageError(f"{prefix}{field.upper()} is not the JSON that it should hold: {error.__cause__}") from None
 
 
 def _suggestion(name: str, prefix: str, known: Set[str]) -> str:

@@ -28,6 +28,9 @@ def read(file: Path, known: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+TOO_DEEP = "its values are nested too deep"
+
+
 def _entries(file: Path) -> dict[Any, Any]:
     try:
         text = file.read_text()
@@ -48,6 +51,8 @@ def _entries(file: Path) -> dict[Any, Any]:
 def _toml(text: str) -> Any:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(TOO_DEEP) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(str(error)) from None
 
@@ -57,5 +62,7 @@ def _yaml(text: str) -> Any:
 
     try:
         return yaml.safe_load(text) or {}
+    except RecursionError:
+        raise UsageError(TOO_DEEP) from None
     except yaml.YAMLError as error:
         raise UsageError(" ".join(str(error).split())) from None

@@ -83,6 +83,7 @@ HISTOGRAMS: dict[str, Histogram] = {
     "orca:iteration_seconds": Histogram("Seconds an iteration took, seen by the scheduler", _SECONDS),
     "orca:iteration_requests": Histogram("Requests in an iteration", _BATCH),
     "orca:exchange_seconds": Histogram("Seconds of a pool exchange, seen by the scheduler", _SECONDS),
+    "orca:gateway_loop_lag_seconds": Histogram("How late a gateway's event loop woke its heartbeat", _SECONDS),
 }
 
 # Gauges a scheduler sends with each exchange: name in the pool -> (name outside, help)

@@ -1,4 +1,8 @@
-"""msgpack for the messages: a dataclass travels as the list of its fields' values, in order."""
+"""msgpack for the messages: a dataclass travels as the list of its fields' values, in order.
+
+Builds that serve one pool side by side read each other's: fields that are missing at the end take their defaults,
+values behind the last field are left out. So a field is only ever added, as the last one, with a default.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import msgpack
 
+from services.errors import Unreadable
+
 M = TypeVar("M")
 Convert = Callable[[Any], Any]
 
@@ -21,10 +27,12 @@ def pack(message: object) -> bytes:
 
 
 def unpack(kind: type[M], data: bytes) -> M:
-    """The message of type `kind` in `data`."""
-    values = msgpack.unpackb(data, strict_map_key=False)
+    """The message of type `kind` in `data`. Raises Unreadable where there is none."""
     convert = _dataclass_converter(cast(Any, kind))
-    return cast(M, convert(values))
+    try:
+        return cast(M, convert(msgpack.unpackb(data, strict_map_key=False)))
+    except (msgpack.UnpackException, ValueError, TypeError, AttributeError) as error:
+        raise Unreadable(f"this is no {kind.__name__} that this build can read: {error}") from error
 
 
 def _fields(message: Any) -> list[Any]:
@@ -72,8 +80,12 @@ def _tuple_converter(args: tuple[Any, ...]) -> Convert:
 def _dataclass_converter(kind: Any) -> Convert:
     hints = get_type_hints(kind)
     converters = [(i, c) for i, name in enumerate(_names(kind)) if (c := _converter(hints[name])) is not None]
+    known = len(_names(kind))
 
     def convert(values: list[Any]) -> Any:
+        if not isinstance(values, list):
+            raise TypeError(f"{kind.__name__} is a list, got {type(values).__name__}")
+        del values[known:]  # a later build's
         for i, c in converters:
             if i >= len(values):  # an older build does not know the last fields
                 break

@@ -15,6 +15,7 @@ All methods block; call them in a thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -25,8 +26,11 @@ from typing import Any, TypeVar
 from gateway.batches.record import BatchRecord, Final, Progress, batch_object
 from gateway.files import disk
 from services import wire
+from services.errors import Unreadable
 
 M = TypeVar("M")
+
+log = logging.getLogger(__name__)
 
 SEGMENT = "segment-"
 STILLBORN = 3600.0  # seconds that the creation of a batch takes at most
@@ -91,12 +95,16 @@ class BatchFolder:
         return self.path / f"{SEGMENT}{epoch}"
 
     def body(self) -> dict[str, Any] | None:
-        """OpenAI's batch object; None where there is no such batch."""
-        record = self.record()
-        if record is None:
+        """OpenAI's batch object; None where there is no such batch, or none that this build can read."""
+        try:
+            record = self.record()
+            if record is None:
+                return None
+            progress, cancelled_at = self.progress(), self.cancelled_at()
+            return batch_object(record, progress, cancelled_at, self.final())
+        except Unreadable as error:  # the tenant's others are well
+            log.warning("%s: %s", self.path, error)
             return None
-        progress, cancelled_at = self.progress(), self.cancelled_at()
-        return batch_object(record, progress, cancelled_at, self.final())
 
 
 class BatchFolders:

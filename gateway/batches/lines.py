@@ -11,9 +11,11 @@ from typing import Any
 
 import orjson
 
+from gateway.values import MOST_VALUES, too_many
+
 ERRORS_MOST = 100  # that a failed batch names
 CUSTOM_ID_CHARS = 512
-LONGEST_LINE = 32 << 20  # bytes: one line is in memory as a whole
+LONGEST_LINE = 16 << 20  # bytes: one line is in memory as a whole, and parsed in one piece
 READ_AT_ONCE = 4 << 20  # bytes
 
 
@@ -29,8 +31,9 @@ class Checked:
         return len(self.starts)
 
 
-def check(path: Path, endpoint: str, max_lines: int) -> Checked:
-    """Look at all of the file. Errors are OpenAI's: `code`, `message`, `param`, `line`, which counts from 1."""
+def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALUES) -> Checked:
+    """Look at all of the file. Errors are OpenAI's: `code`, `message`, `param`, `line`, which counts from 1.
+    `max_values`: of a line, see `gateway.values`."""
     checked, ids, start = Checked(), set[str](), 0
     with path.open("rb") as file:
         for count, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
@@ -39,7 +42,7 @@ def check(path: Path, endpoint: str, max_lines: int) -> Checked:
                 checked.errors.append({"code": "line_too_long", "message": text, "param": None, "line": count})
                 return checked
             if line.strip():
-                error = _error(line, endpoint, ids)
+                error = _error(line, endpoint, ids, max_values)
                 if error is None and len(checked) == max_lines:
                     error = "too_many_lines", f"There are more than the {max_lines} lines that a batch may have.", None
                 if error is not None:
@@ -56,8 +59,10 @@ def check(path: Path, endpoint: str, max_lines: int) -> Checked:
     return checked
 
 
-def _error(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str | None] | None:
+def _error(line: bytes, endpoint: str, ids: set[str], max_values: int) -> tuple[str, str, str | None] | None:
     """Code, message and field of what is wrong with a line that must not be in a batch. Takes its id into `ids`."""
+    if (reason := too_many(line, max_values)) is not None:
+        return "too_many_values", f"This line has {reason}.", None
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:

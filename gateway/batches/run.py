@@ -16,6 +16,7 @@ from gateway.batches.segments import Answered
 from gateway.batches.work import Work
 from gateway.files import disk
 from gateway.gateway import Gateway
+from gateway.values import most_values
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -43,10 +44,9 @@ class BatchRun:
 
     async def run(self) -> None:
         """To the batch's end. It may be cancelled at any moment: what was answered is on disk, whoever goes on."""
-        settings = self._gateway.settings
-        work = await disk.in_thread(
-            Work, self._folder, self._record, self._gateway.files, self._epoch, settings.max_batch_lines
-        )
+        gateway, lines = self._gateway, self._gateway.settings.max_batch_lines
+        values = most_values(gateway.model.info.max_model_len)
+        work = await disk.in_thread(Work, self._folder, self._record, gateway.files, self._epoch, lines, values)
         try:
             if work.wrong:
                 await self._off_loop(work.fail)
@@ -60,6 +60,8 @@ class BatchRun:
     async def _answer_all(self, work: Work) -> Status:
         """Until all is answered, or the batch is to end before."""
         if (status := await self._off_loop(self._early_end)) is not None:
+            await self._name_requests(work)
+            await self._cancel_requests()
             return status
         feeding, writing = asyncio.create_task(self._feed(work)), asyncio.create_task(self._write(work))
         try:
@@ -117,6 +119,15 @@ class BatchRun:
                 self._gateway.counters.inc("orca:batch_lines", file="output" if answered.ok else "error")
                 if not written.done():
                     written.set_result(None)
+
+    async def _name_requests(self, work: Work) -> None:
+        """What an owner before this one has asked for: of lines without an answer the first ones, since they are fed in
+        order."""
+        answerer = LineAnswerer(self._gateway, self._record, self._requests.__setitem__)
+        numbers = work.pending[: self._gateway.settings.lines_in_flight]
+        for portion in work.lines.portions(numbers, PORTION):
+            for number, line in zip(portion, await self._off_loop(work.read, portion), strict=True):
+                await answerer.name(number, line)
 
     async def _cancel_requests(self) -> None:
         """What runs would go on to its end: nobody else cancels a request in the background."""

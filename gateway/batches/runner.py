@@ -9,15 +9,23 @@ import secrets
 import time
 
 from gateway.batches.folder import BatchFolder
-from gateway.batches.record import BatchRecord
+from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
-from gateway.gateway import Gateway, forever
+from gateway.gateway import Gateway
+from services.background import persist, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
 LEASE = 10.0  # seconds a batch is owned without a sign of life
 MOST = 8  # batches that run here at once; the others wait, the oldest first
+
+INPUT_GONE = {
+    "code": "input_file_gone",
+    "message": "The input of this batch is gone from the server's disk.",
+    "param": "input_file_id",
+    "line": None,
+}
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +40,7 @@ class BatchRunner:
         self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
-        self._life = asyncio.create_task(forever(self._look))
+        self._life = start(persist(self._look), "batches")
 
     async def stop(self) -> None:
         """Leave the batches to others."""
@@ -67,7 +75,7 @@ class BatchRunner:
         hold = _Hold(self._gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
             if await hold.renew():
-                task = asyncio.create_task(self._run(folder, record, hold))
+                task = start(self._run(folder, record, hold), f"batch {folder.id}")
                 self._runs[folder.id] = task
                 task.add_done_callback(lambda _: self._runs.pop(folder.id))
 
@@ -82,7 +90,7 @@ class BatchRunner:
             else:
                 log.warning("batch %s is another gateway's by now", folder.id)
         except FileNotFoundError:
-            if await disk.in_thread(folder.final) is None:
+            if not await disk.in_thread(self._end_without_input, folder):
                 log.exception("batch %s cannot be run: a part of it is gone", folder.id)
                 await asyncio.sleep(LEASE)
         except Exception:
@@ -94,6 +102,16 @@ class BatchRunner:
             await asyncio.gather(run, keeping, return_exceptions=True)
             with contextlib.suppress(PoolUnavailable):
                 await hold.give_up()
+
+    def _end_without_input(self, folder: BatchFolder) -> bool:
+        """Whether the batch has ended by now: one whose input is gone fails."""
+        if folder.final() is None:
+            if folder.input.exists():
+                return False
+            log.error("batch %s fails: its input is gone from the disk", folder.id)
+            folder.end(Final("failed", int(time.time()), folder.progress(), errors=[INPUT_GONE]))
+        self._tidy(folder)
+        return True
 
     def _tidy(self, folder: BatchFolder) -> None:
         folder.tidy()

@@ -18,6 +18,7 @@ from gateway.batches.record import BatchRecord, Counts, Final, Progress, Status
 from gateway.batches.segments import Answered, Place, SegmentWriter, places
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile
+from gateway.values import MOST_VALUES
 
 UNANSWERED = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -28,14 +29,22 @@ UNANSWERED = {
 class Work:
     """Opens the batch under `epoch`, which no other owner has. `lines` are there unless the input is `wrong`."""
 
-    def __init__(self, folder: BatchFolder, record: BatchRecord, store: FileStore, epoch: str, max_lines: int) -> None:
+    def __init__(
+        self,
+        folder: BatchFolder,
+        record: BatchRecord,
+        store: FileStore,
+        epoch: str,
+        max_lines: int,
+        max_values: int = MOST_VALUES,
+    ) -> None:
         self._folder = folder
         self._store = store
         self.record = record
         self._segment = folder.segment(epoch)
         self._writer = SegmentWriter(self._segment)
         earlier = folder.progress()
-        checked = check(folder.input, record.endpoint, max_lines)
+        checked = check(folder.input, record.endpoint, max_lines, max_values)
         self.wrong = checked.errors
         self.lines = Lines(folder.input, checked)
         found = places(folder.segments())

@@ -5,15 +5,17 @@ All methods but `body` block; call them in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -21,6 +23,7 @@ from gateway.errors import ApiError, Kind
 from gateway.files import disk
 
 STALE = 86_400.0  # seconds after which a file that is not whole is what a killed process left
+log = logging.getLogger(__name__)
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -49,6 +52,11 @@ class StoredFile:
     filename: str
     purpose: str
     expires_at: int | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """What another build added is left out. Raises TypeError where something is missing."""
+        return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
     def body(self) -> dict[str, Any]:
         """OpenAI's file object."""
@@ -86,12 +94,24 @@ class FileStore:
                     Path(entry.path).unlink(missing_ok=True)
                 else:
                     used += stat.st_size
+        used += self._batch_inputs(tenant)
         if used + size > self._max_tenant_bytes:
             text = (
                 f"The files take {used} bytes and {size} more were sent; this server keeps {self._max_tenant_bytes} "
                 "bytes for each tenant. Delete some first."
             )
             raise ApiError(Kind.FILES_FULL, text, "file")
+
+    def _batch_inputs(self, tenant: str) -> int:
+        """Bytes of files that were deleted, and are on the disk as inputs of batches that have not ended."""
+        markers = self.root / "open"
+        kept = 0
+        for marker in markers.iterdir() if markers.is_dir() else ():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if marker.read_text() == tenant_folder(tenant):
+                    stat = (self.root / tenant_folder(tenant) / "batches" / marker.name / "input").stat()
+                    kept += stat.st_size if stat.st_nlink == 1 else 0
+        return kept
 
     def add(self, tenant: str, file: StoredFile, content: Path) -> None:
         """Let `content`, which is durable and in the tenant's folder, be the content of `file`."""
@@ -134,9 +154,13 @@ class FileStore:
 
     @staticmethod
     def _read(path: Path) -> StoredFile | None:
+        """None where there is none, or none that this build can read: the tenant's others are well."""
         try:
-            return StoredFile(**orjson.loads(path.read_bytes()))
+            return StoredFile.of(orjson.loads(path.read_bytes()))
         except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            log.warning("%s is no file's record that can be read: %s", path, error)
             return None
 
     @staticmethod

@@ -12,7 +12,7 @@ from gateway.body import parse
 from gateway.caller import Caller
 from gateway.choice import failure
 from gateway.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADERS, documented
-from gateway.door import Ticket, chat_tokens
+from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
 from gateway.generation import Generation
@@ -22,6 +22,7 @@ from gateway.messages.objects import Asked, message, transcript_of
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
 from gateway.position import Position
+from gateway.prompts import chat_tokens
 from gateway.schemas.message_answers import MessageError, MessageEvent, MessageObject, TokenCount
 from gateway.schemas.messages import Conversation, CountTokensRequest, MessageRequest
 from gateway.streams import streamed
@@ -76,7 +77,8 @@ async def count_tokens(request: Request) -> dict[str, int]:
     """The number of prompt tokens that the same message would have."""
     gateway = of(request)
     fields = await parse(request, CountTokensRequest)
-    return {"input_tokens": len(await _prompt(gateway, fields))}
+    prompt = await gateway.desk.do(request.state.tenant, request.state.size, _prompt, gateway, fields)
+    return {"input_tokens": len(prompt)}
 
 
 async def _whole(generation: Generation, model: ServedModel) -> Response:
@@ -95,13 +97,18 @@ async def _whole(generation: Generation, model: ServedModel) -> Response:
 
 async def _ticket(gateway: Gateway, fields: MessageRequest, caller: Caller) -> Ticket:
     """Raises ApiError naming the field, its value and the limit."""
-    prompt = await _prompt(gateway, fields)
-    return await gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", await gateway.figures(), caller)
+    figures = await gateway.figures()
+
+    def made() -> Ticket:
+        prompt = _prompt(gateway, fields)
+        return gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
+
+    return await gateway.desk.do(caller.at_desk, caller.size, made)
 
 
-async def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
+def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     """Token ids. A last message of the assistant is left open, to be continued. Raises ApiError naming the field."""
     gateway.door.check_model(fields.model)
     turns = fields.turns
     open_end = turns[-1].role == "assistant"
-    return await chat_tokens(gateway.model, turns, not open_end, continue_final_message=open_end)
+    return chat_tokens(gateway.model, turns, not open_end, continue_final_message=open_end)

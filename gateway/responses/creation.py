@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from gateway.caller import Caller
-from gateway.door import Ticket, chat_tokens
+from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway
 from gateway.plan import AnswerKind
+from gateway.prompts import chat_tokens, size_of
 from gateway.responses.conversation import turns
 from gateway.responses.finding import find
 from gateway.responses.items import ids_of
@@ -21,29 +22,43 @@ PREVIOUS = "previous_response_id"
 
 
 async def ticket_of(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> Ticket:
-    """Raises ApiError naming the field, its value and the limit."""
-    prompt, extra = await _prompt(gateway, fields, caller.tenant)
+    """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+    conversation, ids = await _conversation(gateway, fields, caller.tenant)
     figures = await gateway.figures()
-    return await gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra.pack())
+
+    def made() -> Ticket:
+        prompt = _prompt(gateway, fields, conversation)
+        extra = Extra(fields.echo, conversation, ids).pack()
+        return gateway.door.ticket(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
+
+    return await gateway.desk.do(caller.at_desk, caller.size + size_of(conversation), made)
 
 
-async def input_tokens(gateway: Gateway, fields: ResponseRequest, tenant: str) -> int:
+async def input_tokens(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> int:
     """How many tokens the prompt of such a response has. Raises ApiError as `ticket_of` does."""
-    prompt, _ = await _prompt(gateway, fields, tenant)
+    conversation, _ = await _conversation(gateway, fields, caller.tenant)
+    size = caller.size + size_of(conversation)
+    prompt = await gateway.desk.do(caller.at_desk, size, _prompt, gateway, fields, conversation)
     if fields.truncate_prompt_tokens is not None:
         prompt = gateway.door.kept(AnswerKind.RESPONSE, fields, prompt, await gateway.figures())
     return len(prompt)
 
 
-async def _prompt(gateway: Gateway, fields: ResponseRequest, tenant: str) -> tuple[list[int], Extra]:
+async def _conversation(
+    gateway: Gateway, fields: ResponseRequest, tenant: str
+) -> tuple[list[Message], list[str | None]]:
+    """What was said, earlier responses included, and the ids of these items."""
     gateway.door.check_model(fields.model)
     conversation, ids = fields.messages, fields.item_ids
     if fields.previous_response_id:
         earlier, earlier_ids = await _earlier(gateway, fields.previous_response_id, tenant)
         conversation, ids = [*earlier, *conversation], [*earlier_ids, *ids]
+    return conversation, ids
+
+
+def _prompt(gateway: Gateway, fields: ResponseRequest, conversation: list[Message]) -> list[int]:
     told = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
-    prompt = await chat_tokens(gateway.model, [*told, *turns(conversation)], param="input")
-    return prompt, Extra(fields.echo, conversation, ids)
+    return chat_tokens(gateway.model, [*told, *turns(conversation)], param="input")
 
 
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:

@@ -6,6 +6,7 @@ from starlette.types import Receive
 
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway
+from gateway.generation import Generation
 from gateway.plan import AnswerKind
 from gateway.responses.stored import StoredResponse
 
@@ -25,8 +26,21 @@ async def find(
         generation = await gateway.generations.follow(id, tenant, receive)
     except ApiError as error:
         raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None
-    stored = StoredResponse(generation, gateway.model)
+    stored = await opened(gateway, generation, tenant)
     if not stored.asked.store:
         stored.close()
         raise missing
     return stored
+
+
+async def opened(gateway: Gateway, generation: Generation, line: str) -> StoredResponse:
+    """The response that `generation` follows; its conversation may be long, so it is read at the desk.
+
+    Raises ApiError where too much is under way there; the generation is closed then.
+    """
+    try:
+        size = len(generation.plan.extra)
+        return await gateway.desk.do(line, size, StoredResponse, generation, gateway.model)
+    except BaseException:
+        generation.close()
+        raise

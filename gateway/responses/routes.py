@@ -26,7 +26,7 @@ from gateway.position import Position
 from gateway.responses import objects
 from gateway.responses.creation import input_tokens, ticket_of
 from gateway.responses.events import EventWriter
-from gateway.responses.finding import find
+from gateway.responses.finding import find, opened
 from gateway.responses.items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
@@ -106,7 +106,7 @@ async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
     gateway = of(request)
     fields = await parse(request, InputTokensRequest)
-    return _json(objects.counted(await input_tokens(gateway, fields, request.state.tenant)))
+    return _json(objects.counted(await input_tokens(gateway, fields, Caller.of(request))))
 
 
 @router.get("/{id}", **documented(gives=ResponseObject, streams=ResponseEvent, parameters=RETRIEVAL, errors=ERRORS))
@@ -171,7 +171,7 @@ async def _created(
         generation = await gateway.generations.open(ticket, receive, received)
     else:
         generation = await gateway.generations.resume(ticket, position, receive, received)
-    return StoredResponse(generation, gateway.model)
+    return await opened(gateway, generation, caller.at_desk)
 
 
 def _streamed(stored: StoredResponse, after: int, with_ids: bool) -> Response:

@@ -11,20 +11,17 @@ import contextlib
 
 from gateway.errors import ApiError, GatewayStops
 from gateway.responses.stored import StoredResponse
+from services.background import start
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 
 SETTLED = 3.0  # seconds after which a server that lives has written what it took
 PAUSE = 1.0  # seconds between looks whether one that was away has it
 
-_tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task alive
-
 
 def settle(stored: StoredResponse, pool: RequestPool) -> None:
     """Close the response when it has ended, or the pool holds it in a while; until then it is followed."""
-    task = asyncio.create_task(_settle(stored, pool))
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    start(_settle(stored, pool), f"following {stored.asked.id}")
 
 
 async def _settle(stored: StoredResponse, pool: RequestPool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from gateway.schemas.chat import OPEN, Message
 from gateway.schemas.common import Id
-from gateway.schemas.strict import Strict, contradiction, only
+from gateway.schemas.strict import Strict, contradiction, integral, only
 
 
 class TokenizeRequest(Strict):
@@ -32,6 +32,15 @@ class TokenizeRequest(Strict):
         return self
 
 
+def _ids(value: Any, checked: ValidatorFunctionWrapHandler) -> Any:
+    """One step for each id, so that the gateway's loop can go on in between; up to the first that is wrong."""
+    value = integral(value)
+    if not isinstance(value, list):
+        return checked(value)
+    wrong = next((i for i, id in enumerate(value) if type(id) is not int or id < 0), None)
+    return value if wrong is None else checked(value[: wrong + 1])
+
+
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[Id]
+    tokens: Annotated[list[Id], WrapValidator(_ids)]

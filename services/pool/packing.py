@@ -6,6 +6,7 @@ figures) is msgpack inside an opaque string: integers above 2**53, which Lua's n
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from array import array
@@ -16,6 +17,7 @@ from typing import Any, cast
 import msgpack
 
 from services import wire
+from services.errors import Unreadable
 from services.messages import (
     Claim,
     Commit,
@@ -31,9 +33,11 @@ from services.messages import (
 )
 from services.overview import Overview, Seat
 from services.refusals import Refusal
-from services.requests import SamplingParams
+from services.requests import FinishReason, SamplingParams
 
 assert array("I").itemsize == 4
+
+log = logging.getLogger(__name__)
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
@@ -134,8 +138,12 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
 
 
 def _claim(fields: list[Any]) -> Claim:
-    id, rank, prompt, output, sampling, strikes, priority, ttft, waited, tenant, choice, new_tokens = fields
-    shared = wire.unpack(SamplingParams, sampling)
+    id, rank, prompt, output, packed, strikes, priority, ttft, waited, tenant, choice, new_tokens = fields
+    shared, unreadable = SamplingParams(1), None
+    try:
+        shared = wire.unpack(SamplingParams, packed)
+    except Unreadable as error:  # the others of this reply are well
+        unreadable = str(error)
     return Claim(
         id=id.decode(),
         rank=float(rank) / 1e6,
@@ -147,6 +155,7 @@ def _claim(fields: list[Any]) -> Claim:
         ttft=ttft / 1e6,
         waited=waited / 1e6,
         tenant=tenant.decode(),
+        unreadable=unreadable,
     )
 
 
@@ -167,16 +176,14 @@ def read_group(request: str, fields: list[bytes | None]) -> Group | None:
 def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
     if not fields:
         return Snapshot(id, known=False)
-    prompt_tokens, index, tokens, logprobs, end = fields
-    return Snapshot(
-        id,
-        known=True,
-        num_prompt_tokens=int(prompt_tokens),
-        index=int(index),
-        tokens=unpack_tokens(tokens),
-        logprobs=[wire.unpack(Logprobs, one) for one in logprobs] or None,
-        end=wire.unpack(End, end) if end else None,
-    )
+    prompt_tokens, index, packed, logprobs, end = fields
+    tokens = unpack_tokens(packed)
+    try:
+        asked = [wire.unpack(Logprobs, one) for one in logprobs] or None
+        ended = wire.unpack(End, end) if end else None
+    except Unreadable as error:
+        tokens, asked, ended = [], None, _unreadable(error)
+    return Snapshot(id, True, int(prompt_tokens), int(index), tokens, asked, ended)
 
 
 def read_events(entry: bytes) -> list[TokenEvent]:
@@ -189,13 +196,27 @@ def read_events(entry: bytes) -> list[TokenEvent]:
     for place, (raw_id, index, count) in enumerate(zip(ids, indices, counts, strict=True), 1):
         id = raw_id.decode()
         logprobs, end = extra_of.get(place, (False, False))
-        for i in range(count):
-            asked = wire.unpack(Logprobs, logprobs[i]) if logprobs else None
-            events.append(TokenEvent(id, index + i, tokens[first + i], asked))
-        if end:
-            events.append(TokenEvent(id, index + count, None, end=wire.unpack(End, end)))
+        events += _events(id, index, tokens[first : first + count], logprobs, end)
         first += count
     return events
+
+
+def _events(id: str, index: int, tokens: list[int], logprobs: Any, end: Any) -> list[TokenEvent]:
+    """Those of one sequence. What cannot be read ends it for whoever follows it here, and nobody else."""
+    events: list[TokenEvent] = []
+    try:
+        for i, token in enumerate(tokens):
+            asked = wire.unpack(Logprobs, logprobs[i]) if logprobs else None
+            events.append(TokenEvent(id, index + i, token, asked))
+        if end:
+            events.append(TokenEvent(id, index + len(tokens), None, end=wire.unpack(End, end)))
+    except Unreadable as error:
+        events.append(TokenEvent(id, index + len(events), None, end=_unreadable(error)))
+    return events
+
+
+def _unreadable(error: Unreadable) -> End:
+    return End(FinishReason.ERROR, error=str(error))
 
 
 def read_overview(reply: list[Any]) -> Overview:
@@ -229,4 +250,9 @@ def _seat(row: list[Any]) -> Seat:
 
 
 def _figures(data: bytes) -> EngineFigures | None:
-    return wire.unpack(EngineFigures, data) if data else None
+    """None also for those that this build cannot read: gateways then know of no engine."""
+    try:
+        return wire.unpack(EngineFigures, data) if data else None
+    except Unreadable as error:
+        log.warning("an engine's figures: %s", error)
+        return None

@@ -6,6 +6,7 @@ repeat-safe: after `PoolUnavailable` the caller does not know whether a call ran
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from services.refusals import Refusal
 # Bytes of a submission's message at most: an eighth of what a server takes in one argument (`proto-max-bulk-len`).
 MESSAGE_BYTES = 64 << 20
 
+FEW = 64  # sequences that are packed at once: two thousand with long settings take a second
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -67,7 +69,8 @@ class RequestPool:
         a bound of the limits, and what takes more than `MESSAGE_BYTES` to say. A group ends when no sequence of it was
         claimed by its deadline, `queue_timeout` after its arrival, and none had output.
         """
-        packed = pack_group(submission)
+        few = len(submission.sequences) <= FEW
+        packed = pack_group(submission) if few else await asyncio.to_thread(pack_group, submission)
         if (length := len(packed.message)) > MESSAGE_BYTES:
             return SubmitReply(submission.request, refused=Refusal("message", False, 0, length, MESSAGE_BYTES))
         key, ranked = submission.idempotency_key, self.limits.order == "priority" and not behind(submission.priority)

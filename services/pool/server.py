@@ -24,6 +24,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.background import start
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
 from services.pool.disk import has_place
@@ -92,7 +93,7 @@ class PoolServer:
         await self.join(timeout)
         self._max_memory = max_memory(self._max_bytes)
         await self._ensure(timeout)
-        self._supervisor = asyncio.create_task(self._supervise(timeout), name="pool server")
+        self._supervisor = start(self._supervise(timeout), "the pool server's supervisor")
         return self.url
 
     async def stop(self) -> bool:
@@ -112,15 +113,18 @@ class PoolServer:
         pause = POLL
         while True:
             started = time.monotonic()
-            await self._death()
-            log.warning("the pool's server (pid %d) died; starting it again", self._pid)
-            pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
-            await asyncio.sleep(pause)
-            await self._disk()
             try:
+                await self._death()
+                log.warning("the pool's server (pid %d) died; starting it again", self._pid)
+                pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(pause)
+                await self._disk()
                 await self._ensure(timeout)
             except PoolUnavailable as error:
                 log.error("the pool's server did not start: %s", error)
+            except Exception:
+                log.exception("the pool's server did not start; it is tried again")
+                await asyncio.sleep(pause)
 
     async def _disk(self) -> None:
         """Wait while the disk is full: a server that syncs each write ends when it cannot, and would die on and on."""

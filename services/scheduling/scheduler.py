@@ -83,7 +83,7 @@ class Scheduler:
             salt = "" if self.knobs.share_prefixes else claim.tenant
             entry = Entry(claim, self._rules, PrefixKeys(salt, self.blocks.block_size), self._now())
             self._entries[claim.id] = entry
-            if reason := refusal(entry, self._figures):
+            if reason := claim.unreadable or refusal(entry, self._figures):
                 self._end(entry, End(FinishReason.ERROR, error=reason))
             elif entry.end:
                 self._end(entry, entry.end)

@@ -32,7 +32,11 @@ class TextTables:
     @classmethod
     def load(cls, folder: Path) -> TextTables:
         """The tables of the model in `folder`; ModelError where its tokenizer has no exact table."""
-        raw = read_tokenizer_json(folder)
+        return cls.made_of(read_tokenizer_json(folder), folder)
+
+    @classmethod
+    def made_of(cls, raw: dict[str, Any], folder: Path) -> TextTables:
+        """The same, of what `read_tokenizer_json` has read."""
         try:
             return _build(raw)
         except (ModelError, UnicodeEncodeError) as error:  # a token may be spelled as half of a character
@@ -135,11 +139,11 @@ def _gpt2_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
 
 
-_ALPHABET = _gpt2_alphabet()
+ALPHABET = _gpt2_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes([_ALPHABET[character] for character in piece])
+        return bytes([ALPHABET[character] for character in piece])
     except KeyError:  # not written in the alphabet: the decoder takes such a piece as it is
         return piece.encode()

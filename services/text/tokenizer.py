@@ -10,7 +10,8 @@ import tokenizers
 
 from services.errors import ModelError
 from services.text.chat_template import ChatTemplate
-from services.text.token_bytes import TextTables
+from services.text.length_bound import LengthBound
+from services.text.token_bytes import TextTables, read_tokenizer_json
 from services.text.tokenizer_config import TokenizerConfig
 
 
@@ -23,6 +24,7 @@ class Tokenizer:
         tables: TextTables,
         template: ChatTemplate | None,
         config: TokenizerConfig,
+        bound: LengthBound | None = None,
     ) -> None:
         self._backend = backend
         self._backend.no_truncation()
@@ -30,17 +32,21 @@ class Tokenizer:
         self._template = template
         self.tables = tables
         self.config = config
+        self._bound = bound
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """The tokenizer of the model in `folder`; ModelError where there is none that can be served."""
-        tables = TextTables.load(folder)
+        raw = read_tokenizer_json(folder)
+        tables = TextTables.made_of(raw, folder)
+        assert tables.with_special is not None
+        bound = LengthBound.of(raw, max(map(len, tables.with_special.token_bytes), default=0))
         path = folder / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{path} cannot be read: {error}") from None
-        return cls(backend, tables, ChatTemplate.load(folder), TokenizerConfig.load(folder))
+        return cls(backend, tables, ChatTemplate.load(folder), TokenizerConfig.load(folder), bound)
 
     @property
     def vocab_size(self) -> int:
@@ -54,6 +60,10 @@ class Tokenizer:
     @property
     def token_bytes(self) -> list[bytes]:
         return self.tables.token_bytes
+
+    def least_tokens(self, text: str) -> int:
+        """How many tokens `text` has at least, by its length; 0 where that says nothing."""
+        return self._bound.least_tokens(text) if self._bound else 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it become their ids.

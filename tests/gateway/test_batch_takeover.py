@@ -16,9 +16,12 @@ import pytest
 from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow, until
 from stack import Stack
 
+from gateway.errors import ApiError
+from gateway.files.store import FileStore, tenant_folder
 from services import wire
 from services.config import Settings
 from services.pool.pool import RequestPool
+from services.requests import FinishReason
 
 LINES = 60
 
@@ -166,3 +169,73 @@ def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: 
         assert ended(client, second).status == "completed"
         record.write_bytes(whole)
         assert ended(client, first).status == "completed"
+
+
+def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        client.models.list()  # it is up
+        gateways.first.call(stop_runner(gateways.first))
+        batch = create(client, slow(2))
+        (gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id).input).unlink()
+        gateways.first.call(start_runner(gateways.first))
+        failed = ended(client, batch)
+    assert failed.status == "failed"
+    assert failed.errors is not None
+    assert failed.errors.data is not None
+    assert [error.code for error in failed.errors.data] == ["input_file_gone"]
+    assert not list((gateways.files / "open").iterdir())
+
+
+def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        client.models.list()  # it is up
+        gateways.first.call(stop_runner(gateways.first))
+        batches = [create(client, slow(1)) for _ in range(2)]
+        folders = [gateways.first.app.state.gateway.batches.at(tenant_folder("default"), batch.id) for batch in batches]
+        (folders[0].path / "record").write_bytes(b"\xc1")
+        values = msgpack.unpackb((folders[1].path / "record").read_bytes())
+        (folders[1].path / "record").write_bytes(msgpack.packb([*values, "new"]))
+        files = sorted((gateways.files / tenant_folder("default") / "files").glob("*.json"))
+        files[0].write_text("[]")
+        files[1].write_text(files[1].read_text().replace("{", '{"new": 1, ', 1))
+        assert [batch.id for batch in client.batches.list()] == [batches[1].id]
+        assert [file.id for file in client.files.list()] == [batches[1].input_file_id]
+
+
+def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gateways) -> None:
+    with client_of(gateways.first) as client:
+        client.models.list()  # it is up
+        store = gateways.first.app.state.gateway.files
+        gateways.first.call(stop_runner(gateways.first))
+        batch = create(client, slow(200))
+        size = client.files.retrieve(batch.input_file_id).bytes
+        small = FileStore(store.root, store.max_file_bytes, 2 * size)
+        small.check_room("default", size // 2)
+        client.files.delete(batch.input_file_id)
+        small.check_room("default", size // 2)
+        with pytest.raises(ApiError, match="this server keeps"):
+            small.check_room("default", size + 1)
+
+
+def test_a_cancelled_batch_leaves_nothing_running_of_an_owner_that_died(gateways: Gateways) -> None:
+    """The next owner names the requests of the one before: nobody follows them, and they run in the background."""
+    lines = jsonl([line(f"line {i}", {"prompt": f"SLOW{i}", "max_tokens": 80}) for i in range(4)])
+    with client_of(gateways.first) as client:
+        batch = create(client, lines)
+        while len(gateways.first.call(ends(gateways.first.pool))) < 4:
+            time.sleep(0.02)
+        gateways.first.call(stop_runner(gateways.first))
+        client.batches.cancel(batch.id)
+        gateways.first.call(start_runner(gateways.first))
+        assert ended(client, batch).status == "cancelled"
+        while None in (reasons := gateways.first.call(ends(gateways.first.pool))):
+            time.sleep(0.02)
+    assert reasons == [FinishReason.CANCELLED] * 4
+
+
+async def ends(pool: RequestPool) -> list[FinishReason | None]:
+    """Why the sequences that the pool holds ended; None of one that has not."""
+    prefix = f"{pool._prefix}group:"
+    names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
+    found = await pool.attach("a reader", {f"{name}/0": 0 for name in names}) if names else []
+    return [snapshot.end and snapshot.end.reason for snapshot in found]

@@ -68,7 +68,7 @@ def test_tokenize_a_chat(http: httpx.Client) -> None:
 
 def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:
     """Off the event loop, with the same tokens."""
-    assert http.post("/tokenize", json={"prompt": "hello world" * 5000}).json()["count"] == 10_000
+    assert http.post("/tokenize", json={"prompt": "hello world" * 500}).json()["count"] == 1000
 
 
 def test_the_client_s_request_id_comes_back(http: httpx.Client) -> None:

@@ -60,6 +60,8 @@ def test_settings_survive_the_way_to_a_child_process(monkeypatch: pytest.MonkeyP
         ("c.toml", "port: 1", "c.toml: .*line 1"),
         ("c.json", "{}", "c.json: a settings file ends with .toml, .yaml or .yml, not with '.json'"),
         ("c.yaml", "port: 0", "port: .*got 0"),
+        ("c.yaml", "port: " + 3000 * "[" + 3000 * "]", "c.yaml: its values are nested too deep"),
+        ("c.toml", "port = " + 3000 * "[" + 3000 * "]", "c.toml: its values are nested too deep"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -97,7 +99,7 @@ def test_unknown_settings_are_named_with_the_nearest(tmp_path: Path, monkeypatch
 
 def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_API_KEYS", "k")
-    with pytest.raises(UsageError, match='"api_keys"'):
+    with pytest.raises(UsageError, match=r"^ORCA_API_KEYS is not the JSON that it should hold: Expecting value"):
         load()
 
 

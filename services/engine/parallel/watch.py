@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 from torch.distributed import DistStoreError, Store
 
+from services.background import start_thread
 from services.engine.parallel.groups import PATIENCE
 
 LEFT = "left"
@@ -22,8 +22,7 @@ class Watch:
         """Calls `end` in a thread, once, when a rank has left or the store is gone. `own` is another connection to the
         place of `store`, for that thread alone: it waits there."""
         self._store, self._own, self._end = store, own, end
-        self._thread = threading.Thread(target=self._wait, name="rank-watch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._wait, "rank-watch")  # a device that nobody frees waits for ever
 
     def leave(self) -> None:
         """Tell all. `end` has run when this returns."""

@@ -218,3 +218,25 @@ async def test_a_task_that_forgets_a_cancellation_ends_all_the_same():
     await asyncio.sleep(0)
     await ended(task)
     assert task.cancelled()
+
+
+async def test_a_fault_of_its_supervisor_does_not_leave_it_dead(tmp_path, monkeypatch):
+    """The disk is full when it is to be started again, say."""
+    server, failed = PoolServer(choose_server(), tmp_path), asyncio.Event()
+    await server.start()
+    before, started_again = server.pid, server._ensure
+
+    async def no_space(timeout):
+        monkeypatch.setattr(server, "_ensure", started_again)
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(server, "_ensure", no_space)
+    os.kill(before, signal.SIGKILL)
+    try:
+        await asyncio.wait_for(failed.wait(), 20)
+        async with asyncio.timeout(20):
+            while server.pid == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    finally:
+        await server.stop()

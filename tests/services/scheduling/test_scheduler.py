@@ -144,6 +144,7 @@ def test_an_earlier_request_that_comes_late_waits_without_stopping_those_that_ru
         (claim("x", 1, 3, 1, logit_bias={5: 1.0, 100: 1.0}), "token id 100 is outside the vocabulary of 100"),
         (claim("x", 1, 3, 1, allowed_token_ids=(5, 101)), "token id 101 is outside the vocabulary of 100"),
         (claim("x", 1, 3, 1, bad_words=((5,), (6, 102))), "token id 102 is outside the vocabulary of 100"),
+        (Claim("x", 1, [5], [], SamplingParams(1), unreadable="of a later build"), "of a later build"),
         (Claim("x", 1, [5, -1], [], SamplingParams(1)), "token id -1 is outside the vocabulary of 100"),
         (claim("x", 1, 20, 9), "the request needs 8 KV blocks, this engine has 7"),
     ],

@@ -1,0 +1,74 @@
+"""The desk: where long bodies are worked on, off the event loop, so many at once and so many in line."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from gateway.errors import ApiError, Kind
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INLINE = 4096  # bytes or characters: what is shorter takes about a millisecond, and is not worth a thread
+AT_ONCE = 2  # pieces of work, each of another tenant; the interpreter runs one of them at a time, beside the loop
+IN_LINE_EACH = 16  # of a tenant, whose bodies are in memory meanwhile
+IN_LINE = 64  # of all tenants
+LARGE = 256 << 10  # bytes or characters, after which memory is given back to the system
+
+
+class Desk:
+    """A tenant has one piece of work done at a time, the others of its own wait behind it. So a tenant that sends long
+    bodies only waits for itself, and for `AT_ONCE` others at most."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, "desk")
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()  # of each tenant, those at work included
+
+    async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `function`, which works on so many bytes or characters; in a thread if these are many.
+
+        Raises ApiError where too many wait.
+        """
+        if size <= INLINE:
+            return function(*args, **kwargs)
+        if self._waiting[tenant] >= IN_LINE_EACH or self._waiting.total() >= IN_LINE:
+            text = f"{self._waiting[tenant]} long requests of yours are read just now, {self._waiting.total()} in all."
+            raise ApiError(Kind.TOO_MANY_LONG, text + f" At most {IN_LINE_EACH} and {IN_LINE} are; try again later.")
+        self._waiting[tenant] += 1
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        try:
+            async with turn, self._places:
+                work = partial(_done, size, partial(function, *args, **kwargs))
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant], self._turns[tenant]
+
+    def close(self) -> None:
+        """Wait for nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _done(size: int, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        if size > LARGE:
+            _give_back()
+
+
+def _give_back() -> None:
+    """Memory that is free to the system. The C library keeps it for each thread that asked for it: after a few long
+    bodies a gateway would hold gigabytes."""
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,95 @@
+"""The worst bodies of each route that a gateway reads to their end: as long, as many values, as deep as may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
+
+LONGEST = 8 << 20  # bytes, the default of `max_body_bytes`
+HEAD = 4096  # bytes left for what is around the long part
+STOPS = [f"stop {i} " * 90 for i in range(16)]
+BIASES = {str(i): 1.0 for i in range(1024)}
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A body and where it goes."""
+
+    name: str
+    path: str
+    body: bytes
+
+
+def attacks(longest: int = LONGEST) -> Iterator[Attack]:
+    """One after another: all of them at once are 200 MB."""
+    room = longest - HEAD
+    yield Attack("digits", "/tokenize", _field("prompt", _text("1", room)))
+    yield Attack("digits, names", "/tokenize", _field("prompt", _text("1", room), return_token_strs=True))
+    yield Attack("spaces", "/tokenize", _field("prompt", _text(" ", room)))
+    yield Attack("chat", "/tokenize", _chat(room))
+    yield Attack("ids", "/detokenize", _field("tokens", _many(b"12345", room)))
+    yield Attack("small ids", "/detokenize", _field("tokens", _many(b"1", room)))
+    completions = "/v1/completions"
+    for name, long in {
+        "text": _text("1", room),
+        "escaped text": b'"' + b"\\u4e00" * (room // 6) + b'"',
+        "ids": _many(b"12345", room),
+        "prompts of 8,000 ids": _many(_many(b"12345", 48_000), room),
+        "texts": _many(b'"hello"', room),
+        "empty lists": _many(b"[]", room),
+        "objects": _many(b"{}", room),
+        "members": _members(room),
+    }.items():
+        yield Attack(name, completions, _field("prompt", long, max_tokens=1))
+    yield Attack("text to cut", completions, _field("prompt", _text("1", room), max_tokens=1, truncate_prompt_tokens=9))
+    yield Attack("2,048 choices", completions, _field("prompt", orjson.dumps([[1]] * 16), n=128, max_tokens=1))
+    told = _field("prompt", orjson.dumps([[1]] * 16), n=128, max_tokens=1, stop=STOPS, logit_bias=BIASES)
+    yield Attack("2,048 choices, stops and biases", completions, told)
+    scored = _field("prompt", _many(b"12345", 47_900), max_tokens=1, prompt_logprobs=20, return_token_ids=True)
+    yield Attack("a prompt scored", completions, scored)
+    yield Attack("members of 'metadata'", completions, _field("metadata", _members(room), prompt="a"))
+    yield Attack("lists of an unknown field", completions, _field("unknown", _many(b"[]", room), prompt="a"))
+    for path, name in {
+        "/v1/chat/completions": "messages",
+        "/v1/messages": "messages",
+        "/v1/messages/count_tokens": "messages",
+        "/v1/responses": "input",
+        "/v1/responses/input_tokens": "input",
+    }.items():
+        more = {"max_tokens": 1} if path == "/v1/messages" else {}
+        yield Attack("text", path, _field(name, _said(_text("1", room)), **more))
+        yield Attack("4,096 messages", path, _field(name, _many(_message(b'"hello"'), 4096 * 34, most=4096), **more))
+        parts = _many(b'{"type":"text","text":"a"}'.replace(b"text", b"input_text", name == "input"), room)
+        yield Attack("parts", path, _field(name, _said(parts), **more))
+    yield Attack("members of 'metadata'", "/v1/batches", _field("metadata", _members(room)))
+
+
+def _field(name: str, long: bytes, **more: object) -> bytes:
+    """An object with the JSON `long` as its field `name`."""
+    return b"{" + orjson.dumps(name) + b":" + long + b"," * bool(more) + orjson.dumps(more)[1:]
+
+
+def _text(character: str, length: int) -> bytes:
+    return orjson.dumps(character * length)
+
+
+def _many(item: bytes, length: int, most: int = LONGEST) -> bytes:
+    return b"[" + b",".join([item] * min(most, length // (len(item) + 1))) + b"]"
+
+
+def _members(length: int) -> bytes:
+    return b"{" + b",".join(b'"%07d":"a"' % i for i in range(length // 14)) + b"}"
+
+
+def _message(content: bytes) -> bytes:
+    return b'{"role":"user","content":' + content + b"}"
+
+
+def _said(content: bytes) -> bytes:
+    return b"[" + _message(content) + b"]"
+
+
+def _chat(length: int) -> bytes:
+    return _field("messages", _said(_text("hello ", length // 6)))

@@ -1,0 +1,74 @@
+"""LengthBound: how many tokens a text has at least, known without tokenizing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from services.text.token_bytes import ALPHABET
+
+# Characters that NFC makes one of, at most: Greek letters with three marks.
+COMPOSED = 4
+ASCII = frozenset(range(0x80))
+USED = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes of UTF-8
+BEHIND = frozenset(range(0x80, 0xC0))  # those of a character behind its first one
+
+_CUT_NOTHING = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBound:
+    """A token stands for `longest` characters of a text at most; those `left_out` may become none."""
+
+    longest: int
+    left_out: str = ""
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], longest_bytes: int) -> Self | None:
+        """Of a tokenizer.json whose longest token has so many bytes. None where there is no bound, because something
+        in the tokenizer leaves out parts of a text."""
+        normalizers, splitters = _steps(raw.get("normalizer")), _steps(raw.get("pre_tokenizer"))
+        left_out = _left_out(raw["model"], [*normalizers, *splitters])
+        whole = (
+            longest_bytes > 0
+            and all(map(_keeps, normalizers))
+            and all(step["type"] in _CUT_NOTHING and step.get("behavior") != "Removed" for step in splitters)
+            and not any(token.get("lstrip") or token.get("rstrip") for token in raw.get("added_tokens") or [])
+        )
+        if left_out is None or not whole:
+            return None
+        return cls(longest_bytes * (COMPOSED if any(step["type"] == "NFC" for step in normalizers) else 1), left_out)
+
+    def least_tokens(self, text: str) -> int:
+        return (len(text) - sum(map(text.count, self.left_out))) // self.longest
+
+
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for one in part.get("normalizers") or part.get("pretokenizers") or [] for step in _steps(one)]
+
+
+def _keeps(normalizer: dict[str, Any]) -> bool:
+    """Whether its output is as long as its input, but for NFC."""
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return bool(pattern) and len(normalizer["content"]) >= len(pattern)
+    return normalizer["type"] in ("NFC", "Prepend", "ByteLevel")
+
+
+def _left_out(model: dict[str, Any], steps: list[dict[str, Any]]) -> str | None:
+    """Characters that become no token, because the vocabulary lacks their byte; None where others may be left out, or
+    become one token with their neighbours."""
+    vocab = model["vocab"]
+    pieces = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    if model.get("byte_fallback"):
+        known = {byte for byte in USED if f"<0x{byte:02X}>" in pieces}
+        return "" if known == USED else None
+    if model.get("type") != "BPE" or not any(step["type"] == "ByteLevel" for step in steps):
+        return None
+    known = {byte for character, byte in ALPHABET.items() if character in pieces}
+    return "".join(map(chr, sorted(ASCII - known))) if known >= BEHIND else None

@@ -1,0 +1,127 @@
+"""Long bodies: off the loop, so many at once, each tenant behind itself; too many values and hopeless lengths are
+refused before they cost anything."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import httpx
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, Desk
+from gateway.errors import ApiError, Kind
+from gateway.values import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
+from services.text import Tokenizer
+
+LONG = INLINE + 1
+
+
+async def test_long_work_is_off_the_loop_and_short_work_is_not() -> None:
+    desk = Desk()
+    assert await desk.do("a", INLINE, threading.current_thread) is threading.current_thread()
+    assert (await desk.do("a", LONG, threading.current_thread)).name.startswith("desk")
+    desk.close()
+
+
+async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
+    desk, go = Desk(), threading.Event()
+    blocked = [asyncio.create_task(desk.do("a", LONG, go.wait, 20)) for _ in range(AT_ONCE + 1)]
+    await asyncio.sleep(0)
+    assert await desk.do("b", LONG, lambda: "done") == "done"
+    go.set()
+    assert await asyncio.gather(*blocked) == [True] * len(blocked)
+    desk.close()
+
+
+async def test_too_many_in_line_are_refused_for_a_tenant_and_in_all() -> None:
+    desk, go = Desk(), threading.Event()
+    tenants = [f"tenant {number}" for number in range(IN_LINE // IN_LINE_EACH)]
+    calls = [asyncio.create_task(desk.do(t, LONG, go.wait, 20)) for t in tenants for _ in range(IN_LINE_EACH)]
+    await asyncio.sleep(0)
+    for tenant in (tenants[0], "another"):
+        with pytest.raises(ApiError) as refused:
+            await desk.do(tenant, LONG, lambda: None)
+        assert refused.value.kind is Kind.TOO_MANY_LONG
+    assert await desk.do(tenants[0], INLINE, lambda: "short") == "short"
+    go.set()
+    await asyncio.gather(*calls)
+    assert await desk.do(tenants[0], LONG, lambda: "later") == "later"
+    desk.close()
+
+
+JSON = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text('",:[]{}\\a', max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('"\\,:{', max_size=4), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@given(JSON)
+def test_what_is_in_strings_does_not_count(value: object) -> None:
+    """Without its strings a value has the structure that it had."""
+
+    def emptied(value: object) -> object:
+        if isinstance(value, str):
+            return ""
+        if isinstance(value, list):
+            return [emptied(item) for item in value]
+        return [emptied(item) for item in value.values()] if isinstance(value, dict) else value
+
+    said, marks = orjson.dumps(value), b",[]"
+    structure = orjson.dumps(emptied(value)).translate(None, delete=b'"')
+    found = _outside_strings(said).translate(bytes.maketrans(b"{}", b"[]"), delete=b'":')
+    assert [found.count(mark) for mark in marks] == [structure.count(mark) for mark in marks]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b",".join([b"1"] * (MOST_VALUES + 2)) + b"]}",
+        b'{"prompt":[' + b"[]," * (MOST_MEMBERS + 1) + b"[]]}",
+        b'{"metadata":{' + b",".join(b'"%d":"a"' % i for i in range(MOST_MEMBERS)) + b"}}",
+    ],
+    ids=["values", "lists", "members"],
+)
+def test_too_many_values_are_refused(body: bytes) -> None:
+    assert too_many(body) is not None
+
+
+def test_a_text_may_have_any_characters() -> None:
+    assert too_many(orjson.dumps({"prompt": "[{:," * MOST_VALUES + '\\"' * 1000})) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a" * 90_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 90_000}]}),
+        ("/v1/completions", {"prompt": "a" * 90_000}),
+        ("/v1/completions", {"prompt": "a" * 90_000, "truncate_prompt_tokens": 5}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 90_000}]}),
+        ("/v1/responses", {"input": "a" * 90_000}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "a" * 90_000}]}),
+    ],
+)
+def test_what_is_too_long_whatever_its_tokens_is_not_tokenized(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+) -> None:
+    def tokenized(*_: object) -> None:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", tokenized)
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert "maximum context length is 512 tokens" in answer.text
+
+
+def test_a_long_text_that_may_fit_is_tokenized(http: httpx.Client) -> None:
+    """Its longest token has eleven characters, so so many may be 512 tokens."""
+    text = "<assistant>" * 512
+    answer = http.post("/tokenize", json={"prompt": text})
+    assert answer.json()["count"] == 512
+    again = http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+    assert again.json()["prompt"] == text

@@ -1,0 +1,107 @@
+"""Builds side by side: every message that a pool or a disk keeps is read with one field more and with one less."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.batches.record import BatchRecord, Counts, Final, Progress
+from gateway.plan import AnswerKind, Plan
+from services.errors import Unreadable
+from services.messages import Claim, End, EngineFigures, Logprobs, PromptLogprobs
+from services.pool import packing
+from services.requests import FinishReason, SamplingParams
+from services.wire import pack, unpack
+
+SCORES = PromptLogprobs([-1.5], [2], [4], [-0.25])
+MESSAGES = [
+    SamplingParams(5, stop=("a",), logit_bias={4: 1.5}, bad_words=((1, 2),), prompt_logprobs=1),
+    SCORES,
+    Logprobs(-0.5, [(9, -0.5)], SCORES),
+    End(FinishReason.STOP, "é", 2, None, 3),
+    EngineFigures("m", 512, 25, 16, 300, "null"),
+    Plan(AnswerKind.CHAT, 1, "d", 1, 1, 3, 5, stop=("a",), prompts=[[1, 2]], texts=["a"], silent=True),
+    BatchRecord("batch_1", "t", "/v1/completions", "file-1", "24h", 1, 2, "m", {"a": "b"}, 3600),
+    Counts(3, 2, 1),
+    Progress(1, Counts(3, 2, 1), 4),
+    Final("completed", 5, Progress(1, Counts(3)), "file-1", None, [{"code": "x"}]),
+]
+
+
+def _values(message: object) -> list[Any]:
+    values: list[Any] = msgpack.unpackb(pack(message), strict_map_key=False)
+    return values
+
+
+def _required(kind: Any) -> int:
+    missing = dataclasses.MISSING
+    return sum(f.default is missing and f.default_factory is missing for f in dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_later_build_s_message_has_fields_more(message: object) -> None:
+    later = [*_values(message), {"new": [1, None]}, "more"]
+    assert unpack(type(message), msgpack.packb(later)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_an_earlier_build_s_message_has_fields_less(message: Any) -> None:
+    kind, values = type(message), _values(message)
+    names = [field.name for field in dataclasses.fields(kind)]
+    for known in range(_required(kind), len(names)):
+        given = {name: getattr(message, name) for name in names[:known]}
+        assert unpack(kind, msgpack.packb(values[:known])) == kind(**given)
+
+
+def test_inner_messages_have_fields_more_too() -> None:
+    values = _values(Logprobs(-0.5, [(9, -0.5)], SCORES))
+    values[2].append("new")
+    assert unpack(Logprobs, msgpack.packb(values)).prompt == SCORES
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@given(st.binary(max_size=40))
+def test_what_cannot_be_read_is_one_error(message: object, data: bytes) -> None:
+    with contextlib.suppress(Unreadable):
+        unpack(type(message), data)
+
+
+def _claim(sampling: bytes) -> list[Any]:
+    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t"]
+
+
+def test_a_claim_that_cannot_be_read_ends_alone() -> None:
+    known = SamplingParams(5)
+    claims = [_claim(pack(known)), _claim(b"\x93\x01"), _claim(pack(known))]
+    read: list[Claim] = packing.read_exchange([1, claims, [], [], [], 0]).claims
+    assert [claim.unreadable is None for claim in read] == [True, False, True]
+    assert read[0].sampling == known
+
+
+def test_an_event_that_cannot_be_read_ends_its_sequence_alone() -> None:
+    newer = msgpack.packb(["a reason of a later build"])
+    entry = packing.pack(
+        [["a/0", "b/0"], [0, 3], [1, 1], packing.pack_tokens([7, 8]), [1, False, newer, 2, False, pack(MESSAGES[3])]]
+    )
+    events = packing.read_events(entry)
+    assert [(e.id, e.index, e.token) for e in events] == [
+        ("a/0", 0, 7),
+        ("a/0", 1, None),
+        ("b/0", 3, 8),
+        ("b/0", 4, None),
+    ]
+    assert events[1].end is not None
+    assert events[1].end.reason is FinishReason.ERROR
+    assert events[3].end == MESSAGES[3]
+
+
+def test_a_snapshot_that_cannot_be_read_is_its_end() -> None:
+    snapshot = packing.read_snapshot("a/0", [2, 0, packing.pack_tokens([7]), [b"\xc1"], b""])
+    assert snapshot.end is not None
+    assert snapshot.end.reason is FinishReason.ERROR
