@@ -27,6 +27,9 @@ class Kind(Enum):
     FILES_FULL = (429, "rate_limit_error", "files_full", None)
     TOO_MANY_BATCHES = (429, "rate_limit_error", "too_many_batches", 60)
     POOL_FULL = (429, "rate_limit_error", "rate_limit_exceeded", 1)
+    QUEUE_TOO_LONG = (429, "rate_limit_error", "queue_too_long", 1)
+    TOO_MANY_FOLLOWERS = (429, "rate_limit_error", "too_many_followers", 5)
+    SLOW_READER = (503, "server_error", "slow_reader", 1)
     NO_ENGINE = (503, "server_error", "no_engine", 1)
     POOL_UNAVAILABLE = (503, "server_error", "pool_unavailable", 1)
     FAILED = (500, "server_error", "generation_failed", None)
@@ -42,11 +45,13 @@ class Kind(Enum):
 class ApiError(Exception):
     """An error for the client: what kind, a message with value and limit, the field it is about."""
 
-    def __init__(self, kind: Kind, message: str, param: str | None = None) -> None:
+    def __init__(self, kind: Kind, message: str, param: str | None = None, retry_after: int | None = None) -> None:
+        """`retry_after`: seconds, where more is known than what the kind says."""
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.param = param
+        self.retry_after: int | None = kind.value[3] if retry_after is None else retry_after
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object; in mid-stream it travels as a `data:` frame."""
@@ -54,10 +59,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": type_, "param": self.param, "code": code}}
 
     def response(self, headers: dict[str, str] | None = None) -> Response:
-        retry_after = self.kind.value[3]
         headers = dict(headers or {})
-        if retry_after is not None:
-            headers["Retry-After"] = str(retry_after)
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
         return Response(orjson.dumps(self.body()), self.kind.status, headers, "application/json")
 
 

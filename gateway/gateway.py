@@ -19,6 +19,7 @@ from gateway.heartbeat import Heartbeat
 from gateway.leaving import Leaving
 from gateway.model import ServedModel
 from gateway.put_back import PutBack
+from gateway.queue_wait import QueueWait
 from gateway.reader import Reader
 from services.config import Settings
 from services.errors import PoolUnavailable
@@ -45,7 +46,8 @@ class Gateway:
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.leaving = Leaving(pool, self.id, self.reader.follows)
         self.put_back = PutBack(pool, self.reader, self.leaving)
-        self.generations = Generations(pool, self.reader, self.leaving, self.counters)
+        queue = QueueWait(pool, self.heartbeat, settings.max_queue_wait)
+        self.generations = Generations(pool, self.reader, self.leaving, queue, self.counters)
         self.door = Door(self.id, model, settings)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)

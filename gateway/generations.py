@@ -14,20 +14,25 @@ from gateway.inbox import Inbox
 from gateway.leaving import Leaving
 from gateway.plan import Plan
 from gateway.position import Position
+from gateway.queue_wait import QueueWait
 from gateway.reader import PATIENCE, Reader
 from gateway.timing import Timing
 from services.messages import Group
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
+MOST_FOLLOWERS = 64  # of a request at a gateway: each costs what the request's events cost
 LOOKS = 20  # within `PATIENCE` seconds, for a request that somebody may be about to put back
 
 
 class Generations:
     """`receive`, in every method, tells when the client goes; None: whoever opens the generation closes it."""
 
-    def __init__(self, pool: RequestPool, reader: Reader, leaving: Leaving, counters: Counters) -> None:
+    def __init__(
+        self, pool: RequestPool, reader: Reader, leaving: Leaving, queue: QueueWait, counters: Counters
+    ) -> None:
         self._pool = pool
+        self._queue = queue
         self._reader = reader
         self._leaving = leaving
         self._counters = counters
@@ -37,10 +42,12 @@ class Generations:
         nobody waits for it, its times are not measured.
 
         Where the idempotency key is known, the request that came earlier under it is followed from its first token.
-        Raises ApiError when the pool is full or the idempotency key belongs to another request, PoolUnavailable.
+        Raises ApiError when the pool is full, the wait too long or the idempotency key another request's,
+        PoolUnavailable.
         """
         submission = ticket.submission
         request, plan = submission.request, ticket.plan
+        await self._queue.check(submission)
         timing = None if received is None else Timing(self._counters, received, submission.sequences)
         inbox = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
@@ -52,7 +59,9 @@ class Generations:
                 self._leaving.leave(reply.request)
                 raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
             inbox.submitted = True
-            if reply.existed:
+            if not reply.existed:
+                self._queue.submitted(submission)
+            else:
                 group = await self._group(request, submission.tenant)
                 plan, timing = _as_asked(Plan.unpack(group.body), ticket), None
                 await self._reader.reread_requests([request])
@@ -87,6 +96,10 @@ class Generations:
         return await self._attached(group, _as_asked(plan, ticket), receive)
 
     async def _attached(self, group: Group, plan: Plan, receive: Receive | None) -> Generation:
+        followers = len(self._reader.followers(group.request))
+        if followers >= MOST_FOLLOWERS:
+            text = f"Request '{group.request}' has {followers} followers at this gateway, its most."
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
         inbox = self._reader.follow(group.request, group.sequences)
         inbox.submitted = True
         try:

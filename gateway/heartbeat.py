@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from gateway.drain import Drain
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
 from services.overview import Overview
@@ -34,6 +35,8 @@ class Heartbeat:
         self._unsent: dict[str, float] | None = None  # of a call that was not answered: it is repeated unchanged
         self._missed = False
         self._overview: Overview | None = None
+        self.drain = Drain()
+        self.submitted = 0  # sequences by this gateway since the overview was read
         self._read_at = 0.0  # when it was read, seconds on the loop's clock
         self._trouble: PoolUnavailable | None = None  # why the last beat failed
         self._asking = asyncio.Lock()
@@ -61,7 +64,14 @@ class Heartbeat:
         if self._missed:
             await self._on_missed()
             self._missed = False
+        self.submitted = 0
         self._overview, self._read_at = await self._pool.overview(), asyncio.get_running_loop().time()
+        self.drain.observe(self._overview, self._read_at)
+
+    def ahead(self) -> int:
+        """About how many sequences a new request waits behind, without lines of batches."""
+        overview = self._overview
+        return self.submitted + (overview.waiting - overview.lines if overview else 0)
 
     def known(self) -> Overview:
         """The pool as the last heartbeat read it, so that whoever asks costs the pool nothing.

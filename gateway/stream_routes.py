@@ -26,7 +26,16 @@ router = APIRouter(prefix="/v1/streams")
     **documented(
         streams=ChatCompletionChunk | CompletionChunk,
         parameters=[LAST_EVENT_ID],
-        errors=(*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND, Kind.FAILED, Kind.CANCELLED, Kind.DIVERGED),
+        errors=(
+            *POOL_ERRORS,
+            Kind.INVALID,
+            Kind.REQUEST_NOT_FOUND,
+            Kind.FAILED,
+            Kind.CANCELLED,
+            Kind.DIVERGED,
+            Kind.TOO_MANY_FOLLOWERS,
+            Kind.SLOW_READER,
+        ),
     ),
 )
 async def stream(request: Request, name: str) -> Response:

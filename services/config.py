@@ -22,8 +22,7 @@ from services.user_folders import user_cache, user_data
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
 SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
-# variables with our prefix that are no settings: where the tests find the schemas
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # variables with our prefix: where the tests find the schemas
 
 
 class Section(StrEnum):
@@ -158,6 +157,7 @@ class Settings(BaseSettings):
     max_waiting: Annotated[
         int, Section.LIMITS, Field(ge=1, description="waiting sequences, above which submits get a 429")
     ] = 10_000
+    max_queue_wait: Annotated[float, Field(ge=0, description="expected seconds of waiting, likewise; 0: any")] = 10.0
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
         600.0

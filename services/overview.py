@@ -32,6 +32,7 @@ class Overview:
     seats: list[Seat]
     counters: dict[str, float]
     gateways: int
+    lines: int = 0  # of those waiting, lines of batches, which let all others go first
 
     @property
     def ready(self) -> bool:

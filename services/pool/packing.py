@@ -206,7 +206,7 @@ def read_events(entry: bytes) -> list[TokenEvent]:
 
 
 def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows = reply
+    waiting, ended, total_bytes, last_figures, gateways, counters, rows, lines = reply
     seats = [_seat(row) for row in rows]
     living = [seat.figures for seat in seats if seat.alive and seat.figures]
     return Overview(
@@ -218,6 +218,7 @@ def read_overview(reply: list[Any]) -> Overview:
         seats=seats,
         counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
         gateways=gateways,
+        lines=lines,
     )
 
 

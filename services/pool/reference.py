@@ -23,6 +23,7 @@ from services.overview import Overview
 from services.pool.limits import sequence_bytes
 from services.pool.reference_rules import Rules
 from services.pool.reference_state import Said, Seat, Sequence
+from services.requests import BATCH_CLASS
 
 ENTRIES_AT_ONCE = 128
 
@@ -252,4 +253,5 @@ class ReferencePool(Rules):
             seats=seats,
             counters=dict(self._counters),
             gateways=sum(gateway.expires > self._now for gateway in self._gateways.values()),
+            lines=sum(self._sequences[id].group.priority >= BATCH_CLASS for _, id in self._waiting),
         )
