@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from services.errors import SettingsError
 
 IDLE = 4096  # connections beyond those of requests: idle ones, and requests that do not generate
 OTHER_FILES = 1024  # files of a process that are no connections of clients
-FILES_EACH = 2  # HAProxy's: the client's connection, and that to the gateway
+FILES_EACH = 2.5  # HAProxy's: the client's connection, that to the gateway, and both ends of a pipe for each fourth
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,15 @@ def connections(settings: Settings, files: int) -> Connections:
     Raises SettingsError where that is too few to serve anybody.
     """
     wanted = streams(settings) + IDLE
-    room = (files - OTHER_FILES) // FILES_EACH - REFUSED
+    room = int((files - OTHER_FILES) / FILES_EACH) - REFUSED
     if room < 1:
-        least = OTHER_FILES + FILES_EACH * (REFUSED + 1)
+        least = _files(REFUSED + 1)
         raise SettingsError(f"the hard limit of open files is {files}, at least {least} are needed: see `ulimit -Hn`")
     return Connections(min(wanted, room), wanted)
+
+
+def _files(most: int) -> int:
+    return OTHER_FILES + math.ceil(FILES_EACH * most)
 
 
 def raise_file_limit() -> int:
@@ -61,7 +66,7 @@ def warning(settings: Settings, files: int) -> str:
     has = connections(settings, files)
     if has.served >= has.wanted:
         return ""
-    needed = OTHER_FILES + FILES_EACH * (has.wanted + REFUSED)
+    needed = _files(has.wanted + REFUSED)
     return (
         f"open files are limited to {files}: {has.served} connections are served at once, where "
         f"max_waiting={settings.max_waiting} asks for {has.wanted}; `ulimit -n {needed}` allows them"

@@ -59,8 +59,11 @@ def serve_config(folder: Path, port: int, backend: int | None, most: int) -> Non
 
 
 @contextlib.contextmanager
-def running(folder: Path, backend: int | None = None, most: int = 2000, changed: bool = False) -> Iterator[int]:
-    """The port of an HAProxy that runs. `changed`: constants of `actors.haproxy` are as the test has set them."""
+def running(
+    folder: Path, backend: int | None = None, most: int = 2000, changed: bool = False, files: int = 0
+) -> Iterator[int]:
+    """The port of an HAProxy that runs. `changed`: constants of `actors.haproxy` are as the test has set them; `files`:
+    how many it may open, 0 as many as this process."""
     port = free_port()
     serve_config(folder, port, backend, most)
     (folder / "state").touch()
@@ -71,7 +74,8 @@ def running(folder: Path, backend: int | None = None, most: int = 2000, changed:
         command[0] = Path(get_haproxy_binary())
     with (folder / "log").open("wb") as log:
         environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}
-        process = subprocess.Popen(command, stderr=log, env=environment)
+        limited = ["prlimit", f"--nofile={files}"] if files else []
+        process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
     try:
         while True:
             assert process.poll() is None, (folder / "log").read_text()

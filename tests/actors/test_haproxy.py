@@ -12,6 +12,8 @@ import pytest
 from haproxy_process import backend, running
 
 from actors import haproxy
+from actors.connections import connections
+from services.config import Settings
 
 
 def unserved(answer: httpx.Response) -> None:
@@ -127,6 +129,13 @@ def test_statistics_and_commands_are_this_machines_and_this_users(tmp_path: Path
         binds = [line.split()[1] for line in config.splitlines() if line.split()[:1] == ["bind"]]
         assert {bind.split(":")[0] for bind in binds} == {"127.0.0.1"}
         assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("files", [4000, 10_000])
+def test_it_starts_with_the_open_files_that_its_bound_is_made_for(tmp_path: Path, files: int) -> None:
+    has = connections(Settings(), files)
+    with running(tmp_path, most=has.most, files=files) as port:
+        unserved(ask(port))
 
 
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
