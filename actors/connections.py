@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from services.errors import SettingsError
 
 IDLE = 4096  # connections beyond those of requests: idle ones, and requests that do not generate
 OTHER_FILES = 1024  # files of a process that are no connections of clients
-FILES_EACH = 2.5  # HAProxy's: the client's connection, that to the gateway, and both ends of a pipe for each fourth
+FILES_EACH = 2  # HAProxy's: the client's connection, and that to the gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def connections(settings: Settings, files: int) -> Connections:
     Raises SettingsError where that is too few to serve anybody.
     """
     wanted = streams(settings) + IDLE
-    room = int((files - OTHER_FILES) / FILES_EACH) - REFUSED
+    room = (files - OTHER_FILES) // FILES_EACH - REFUSED
     if room < 1:
         least = _files(REFUSED + 1)
         raise SettingsError(f"the hard limit of open files is {files}, at least {least} are needed: see `ulimit -Hn`")
@@ -50,7 +49,7 @@ def connections(settings: Settings, files: int) -> Connections:
 
 
 def _files(most: int) -> int:
-    return OTHER_FILES + math.ceil(FILES_EACH * most)
+    return OTHER_FILES + FILES_EACH * most
 
 
 def raise_file_limit() -> int:

@@ -39,6 +39,7 @@ def mended(config: str, folder: Path) -> str:
         (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
         (r"^(  *bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
         (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
+        (r"^    option splice-\w+\n", ""),  # pipes, a fourth more open files; events are too small to gain by them
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",

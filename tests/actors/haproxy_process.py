@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,10 +78,9 @@ def running(
         limited = ["prlimit", f"--nofile={files}"] if files else []
         process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
     try:
-        while True:
+        while not (folder / "admin.sock").exists():  # the last that it opens, under another name at first
             assert process.poll() is None, (folder / "log").read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
+            time.sleep(0.005)
         if backend:
             _until_up(port)
         yield port

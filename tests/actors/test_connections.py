@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from actors.app import build
@@ -33,7 +31,7 @@ def test_open_files_bound_it_and_the_user_is_told() -> None:
 
 
 def test_too_few_for_anybody_is_an_error_at_the_start() -> None:
-    least = OTHER_FILES + math.ceil(FILES_EACH * (REFUSED + 1))
+    least = OTHER_FILES + FILES_EACH * (REFUSED + 1)
     assert connections(Settings(), least).served == 1
     with pytest.raises(SettingsError, match=f"open files is {least - 1}, at least {least} are needed"):
         connections(Settings(), least - 1)
