@@ -6,14 +6,14 @@ from typing import Any
 
 from ray import serve
 
+from actors.connections import IDLE, streams
 from actors.gateway import GatewayReplica
 from actors.scheduler import SchedulerReplica
 from services.config import load
 from services.errors import SettingsError
 from services.models.pin import pin_commit
 
-# Serve's own defaults are 5 requests at once and 10 s between looks at a replica's health
-STREAMS_PER_GATEWAY = 10_000
+# Serve's own default is 10 s between looks at a replica's health
 COMMON: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 0},
     "health_check_period_s": 1.0,
@@ -39,7 +39,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         GatewayReplica,
         name="gateway",
         num_replicas=settings.gateways,
-        max_ongoing_requests=STREAMS_PER_GATEWAY,
+        max_ongoing_requests=streams(settings) + IDLE,  # Serve's own default is 5
         **common,
     )
     application: serve.Application = gateway.bind(values, scheduler.bind(values))

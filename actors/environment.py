@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,8 +37,9 @@ REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
 
-def prepared_environment(folder: Path) -> tuple[dict[str, str], socket.socket]:
-    """The environment of a cluster of its own whose files are in `folder`, and its guard.
+def prepared_environment(folder: Path, connections: int) -> tuple[dict[str, str], socket.socket]:
+    """The environment of a cluster of its own whose files are in `folder`, and its guard. HAProxy has as many
+    `connections` open at most, with those that it refuses.
 
     A cluster's processes bind their ports seconds later, so its guard port must be held as long as it lives and keeps
     others away: HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
@@ -50,7 +52,7 @@ def prepared_environment(folder: Path) -> tuple[dict[str, str], socket.socket]:
         except OSError:
             guard.close()  # another cluster was faster
         else:
-            return SERVE_MODE | os.environ | places, guard
+            return SERVE_MODE | os.environ | places | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}, guard
 
 
 def mark_of(folder: Path) -> str:
@@ -67,6 +69,7 @@ def own_places(folder: Path) -> dict[str, str]:
     stats, metrics, fallback = range(first + REPLICA_PORTS, first + REPLICA_PORTS + 3)
     return {
         MARK: mark_of(folder).partition("=")[2],
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("orca-haproxy")),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

@@ -26,6 +26,7 @@ def limits_of(settings: Settings) -> Limits:
         max_waiting_tokens=settings.max_waiting_tokens,
         max_streams=settings.max_streams,
         max_stored=settings.max_stored,
+        max_queue_wait=settings.max_queue_wait,
         tenant_share=settings.tenant_share if settings.several_tenants else 1.0,
         tenants={name: _bounds(own) for name, own in settings.tenant_limits.items()},
         keep_ended=settings.keep_ended,

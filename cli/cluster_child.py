@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from actors.connections import connections, raise_file_limit
 from actors.environment import prepared_environment
 from actors.leftovers import end_processes_of, processes_of
 from services.config import Settings
@@ -33,11 +34,14 @@ def make_folder() -> Path:
 
 
 class ClusterChild:
-    """Starts at once, with its files in `folder`; `keep` are open files that it is to inherit and hold."""
+    """Starts at once, with its files in `folder`; `keep` are open files that it is to inherit and hold.
+
+    Raises SettingsError where it may open too few files."""
 
     def __init__(self, folder: Path, settings: Settings, keep: Sequence[int]) -> None:
         self.folder = folder
-        environment, guard = prepared_environment(folder)
+        most = connections(settings, raise_file_limit()).most
+        environment, guard = prepared_environment(folder, most)
         self._channel, theirs = socket.socketpair()
         with guard, theirs, (folder / "driver.log").open("wb") as log:
             self._process = subprocess.Popen(

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 
+from actors.connections import raise_file_limit, warning
 from actors.leftovers import end_processes_of
 from cli.port_claim import PortClaim
 from cli.serve_flags import parse
@@ -49,6 +50,8 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
         shutil.rmtree(claim.folder, ignore_errors=True)
         claim.folder = None
     _check_port(settings)
+    if few := warning(settings, raise_file_limit()):
+        say(few)
     server = None
     if not settings.redis_url:
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)

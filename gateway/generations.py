@@ -21,6 +21,7 @@ from services.messages import Group
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
+MOST_FOLLOWERS = 64  # of a request at a gateway: each costs what the request's events cost
 LOOKS = 20  # within `PATIENCE` seconds, for a request that somebody may be about to put back
 
 
@@ -38,7 +39,8 @@ class Generations:
         nobody waits for it, its times are not measured.
 
         Where the idempotency key is known, the request that came earlier under it is followed from its first token.
-        Raises ApiError when the pool is full or the idempotency key belongs to another request, PoolUnavailable.
+        Raises ApiError when the pool is full, the wait too long or the idempotency key another request's,
+        PoolUnavailable.
         """
         submission = ticket.submission
         request, plan = submission.request, ticket.plan
@@ -88,6 +90,10 @@ class Generations:
         return await self._attached(group, _as_asked(plan, ticket), receive)
 
     async def _attached(self, group: Group, plan: Plan, receive: Receive | None) -> Generation:
+        followers = len(self._reader.followers(group.request))
+        if followers >= MOST_FOLLOWERS:
+            text = f"Request '{group.request}' has {followers} followers at this gateway, its most."
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
         inbox = self._reader.follow(group.request, group.sequences)
         inbox.submitted = True
         try:

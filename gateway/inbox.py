@@ -10,13 +10,17 @@ from gateway.errors import ApiError, Kind
 from services.messages import Logprobs, Snapshot, Submission, TokenEvent
 from services.requests import FinishReason
 
+UNREAD = 4096  # events of a sequence that wait to be taken, at most
+TAKE_FASTER = "The stream was not read for too long; it can be read again from where it broke off."
+
 
 class Inbox:
     """Events of a group in order per sequence, from index 0 on, whatever the reader hands over.
 
     Token i of a sequence has index i; its end comes under the index after its last token. What comes again must be
-    what came before. `submission` is there where this gateway could submit the group again. `since` is when it began
-    to be followed, seconds on the loop's clock.
+    what came before. Up to `UNREAD` events of each sequence wait to be taken, beside snapshots; a follower that lets
+    more come gets those and an error after them. `submission` is there where this gateway could submit the group again.
+    `since` is when it began to be followed, seconds on the loop's clock.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Inbox:
         }  # parallel to tokens, kept where there is a submission
         self.submitted = False  # the pool knows the sequences: if later it does not, they are lost
         self.arrived = 0.0  # when the latest events came, seconds on the loop's clock
+        self._most = UNREAD * len(self.next)
         self._events: list[TokenEvent] = []
         self._error: Exception | None = None
         self._wake = asyncio.Event()
@@ -43,6 +48,11 @@ class Inbox:
 
     def put(self, event: TokenEvent, now: float) -> bool:
         """Take an event unless it came before. False: events before it are missing, it was not taken."""
+        if len(self._events) >= self._most:
+            self.fail(ApiError(Kind.SLOW_READER, TAKE_FASTER))
+        return self._put(event, now)
+
+    def _put(self, event: TokenEvent, now: float) -> bool:
         expected = self.next.get(event.id)
         if expected is None or event.index < expected:
             self._compare(event, now)
@@ -56,18 +66,19 @@ class Inbox:
                 self.logprobs[event.id].append(event.logprobs)
         else:
             del self.next[event.id]
-        self._events.append(event)
         self.arrived = now
-        self._wake.set()
+        if self._error is None:
+            self._events.append(event)
+            self._wake.set()
         return True
 
     def catch_up(self, snapshot: Snapshot, now: float) -> None:
         """Take what a snapshot has beyond what came before."""
         index, logprobs = snapshot.index, snapshot.logprobs
         for i, token in enumerate(snapshot.tokens):
-            self.put(TokenEvent(snapshot.id, index + i, token, logprobs[i] if logprobs else None), now)
+            self._put(TokenEvent(snapshot.id, index + i, token, logprobs[i] if logprobs else None), now)
         if snapshot.end is not None:
-            self.put(TokenEvent(snapshot.id, index + len(snapshot.tokens), None, end=snapshot.end), now)
+            self._put(TokenEvent(snapshot.id, index + len(snapshot.tokens), None, end=snapshot.end), now)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come: `take` raises `error` once it has given what is there."""
@@ -98,7 +109,7 @@ class Inbox:
         else:
             assert event.end is not None
             if event.id in self.next and event.end.reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-                self.put(TokenEvent(event.id, len(tokens), None, end=event.end), now)
+                self._put(TokenEvent(event.id, len(tokens), None, end=event.end), now)
                 return
             same = event.index == len(tokens)
         if not same:

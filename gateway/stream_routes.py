@@ -26,7 +26,14 @@ router = APIRouter(prefix="/v1/streams")
     **documented(
         streams=ChatCompletionChunk | CompletionChunk,
         parameters=[LAST_EVENT_ID],
-        errors=(*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND, *ENDS_WITHOUT_ANSWER),
+        errors=(
+            *POOL_ERRORS,
+            Kind.INVALID,
+            Kind.REQUEST_NOT_FOUND,
+            Kind.TOO_MANY_FOLLOWERS,
+            Kind.SLOW_READER,
+            *ENDS_WITHOUT_ANSWER,
+        ),
     ),
 )
 async def stream(request: Request, name: str) -> Response:

@@ -16,6 +16,7 @@ from services.messages import TokenEvent
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is what access logs show
 KEEP_ALIVE = 15.0  # seconds of silence after which a comment is sent: proxies cut connections that are idle
+WRITE_TIMEOUT = 60.0  # seconds in which a client that does not read must take what is sent
 COMMENT = b": keep-alive\n\n"
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,8 @@ async def streamed(generation: Generation, writer: Writer) -> Response:
 class EventStream(Response):
     """Sends what the writer makes of all that has come whenever the transport takes more.
 
-    When the gateway stops, the response stays incomplete: the server breaks the connection, and the client may go on
-    elsewhere.
+    When the gateway stops, or the client does not read, the response stays incomplete: the server breaks the
+    connection, and the client may go on elsewhere, or later.
     """
 
     media_type = "text/event-stream"
@@ -86,6 +87,8 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_all(send)
+        except TimeoutError:
+            log.info("the stream of %s breaks: its client does not read", self._generation.request)
         except (ClientGone, OSError):
             log.debug("the client of %s has gone", self._generation.request)
         except GatewayStops:
@@ -98,7 +101,8 @@ class EventStream(Response):
         body = self._first
         while True:
             more = not self._writer.done
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            async with asyncio.timeout(WRITE_TIMEOUT):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
             if not more:
                 return
             body, until = b"", now() + KEEP_ALIVE

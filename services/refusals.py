@@ -10,9 +10,9 @@ class Refusal:
     """The bound that a submission would pass.
 
     `bound`: `waiting` (sequences), `waiting_tokens` (of their prompts), `streams`, `bytes` (of requests that have not
-    ended), or `message` (bytes in which a request is told to the pool). `held` is there, `asked` would come to it,
-    `limit` is the most, of the tenant if `own`, else of all. `retry_after`: seconds until there may be place, as fast
-    as things left of late.
+    ended), `queue_wait` (seconds that the first of them has waited), or `message` (bytes in which a request is told to
+    the pool). `held` is there, `asked` would come to it, `limit` is the most, of the tenant if `own`, else of all.
+    `retry_after`: seconds until there may be place, as fast as things left of late.
     """
 
     bound: str

@@ -37,6 +37,10 @@ class BoundSettings(BaseSettings):
     max_streams: Annotated[
         int, Field(ge=0, description="open requests that a client waits for, likewise; 0: no bound")
     ] = 20_000
+    max_queue_wait: Annotated[
+        float,
+        Field(ge=0, description="seconds the first of a tenant's requests may have waited, likewise; 0: any"),
+    ] = 60.0
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     max_stored: Annotated[
         int, Field(ge=0, description="ended requests that stay readable; the oldest are forgotten; 0: no bound")

@@ -33,6 +33,9 @@ class Limits:
     Groups that ended make place earlier when the bytes are needed, or when there are more than `max_stored`. A tenant
     has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
 
+    While the first of a tenant's requests has waited longer than `max_queue_wait` seconds (0: any time), no other of it
+    enters that a client waits for.
+
     Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds
     where a request has none. So within a class the least slack goes first, and what has waited `ageing` longer goes
@@ -50,6 +53,7 @@ class Limits:
     max_waiting_tokens: int = 0
     max_streams: int = 0
     max_stored: int = 0
+    max_queue_wait: float = 0.0
     tenant_share: float = 1.0
     tenants: dict[str, Bounds] = field(default_factory=dict)
 

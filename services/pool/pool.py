@@ -98,11 +98,12 @@ class RequestPool:
         return packing.read_submit(reply)
 
     def _bounds_of(self, tenant: str) -> bytes:
-        limits, packed = self._packed_bounds
-        if limits is not self.limits:
-            self._packed_bounds = self.limits, (packed := {})
+        limits, (known, packed) = self.limits, self._packed_bounds
+        if known is not limits:
+            self._packed_bounds = limits, (packed := {})
         if tenant not in packed:
-            packed[tenant] = pack([astuple(self.limits.bounds), astuple(self.limits.bounds_of(tenant))])
+            all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
+            packed[tenant] = pack([all, own, limits.max_queue_wait])
         return packed[tenant]
 
     async def cancel(self, request: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import ceil
 
 from services.messages import Submission
-from services.pool.limits import Bounds
+from services.pool.limits import Bounds, behind
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Group
 from services.refusals import Refusal
@@ -31,6 +32,8 @@ class Bounded(Groups):
 
     def _refusal(self, submission: Submission, group: Group) -> Refusal | None:
         """Why the group does not enter; None if it may, place having been made for it."""
+        if group.stream and not submission.waited and (refusal := self._waits_too_long(group.tenant)):
+            return refusal
         all, own = self.limits.bounds, self.limits.bounds_of(group.tenant)
         needs = {
             "waiting": len(submission.sequences),
@@ -49,6 +52,14 @@ class Bounded(Groups):
             return Refusal("bytes", False, self._count_of("bytes", None), group.bytes, all.bytes)
         self._keep_few(group.tenant)
         return None
+
+    def _waits_too_long(self, tenant: str) -> Refusal | None:
+        """Judged by how long the first of the tenant's sequences has waited."""
+        most, first = self.limits.max_queue_wait, next(self._turns.sequences(tenant), None)
+        if not most or first is None or first.charged or behind(first.group.priority):
+            return None
+        waited = self._now - first.group.arrival
+        return Refusal("queue_wait", True, ceil(waited), 0, ceil(most)) if waited > most else None
 
     def _bytes(self, tenant: str | None = None) -> int:
         return sum(group.bytes for group in self._groups.values() if tenant in (None, group.tenant))

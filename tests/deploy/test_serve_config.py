@@ -9,6 +9,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from actors.app import build
+from actors.connections import connections
 from actors.environment import SERVE_MODE
 from services.config import Settings
 from tests.deploy.conftest import ROOT
@@ -59,4 +60,6 @@ def test_ray_runs_in_the_same_mode_everywhere(compose: dict[str, Any], ray_servi
     assert in_containers.pop("RAY_AUTH_MODE") == "token"  # which the operator sets in pods
     assert ray_service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert in_pods == in_containers
+    assert in_pods.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "/usr/local/bin/orca-haproxy"  # where the image has it
+    assert int(in_pods.pop("RAY_SERVE_HAPROXY_MAXCONN")) >= connections(Settings(), 1 << 20).most
     assert in_pods.items() <= SERVE_MODE.items()

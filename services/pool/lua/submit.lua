@@ -9,8 +9,8 @@
 --      5  group: msgpack {bytes, inputs (msgpack), [prompt (packed tokens), ...], [sampling (opaque), ...],
 --         [[id, number of its prompt, prompt + new tokens (text), asked (msgpack), tokens it has already (packed), their
 --         log probabilities [opaque, ...]], ...]}; see keys for inputs and asked
---      6  bounds: msgpack {of all, of the tenant}, each [waiting sequences, waiting prompt tokens, streams, bytes, ended
---         groups], 0 for none
+--      6  bounds: msgpack {of all, of the tenant, seconds that the first of a tenant may have waited}; of the former each
+--         [waiting sequences, waiting prompt tokens, streams, bytes, ended groups], 0 for none
 --      7  us an ended group is kept
 --      8  tenant
 --      9  10  1 if resumable, 1 if in the background
@@ -53,7 +53,9 @@ for _, sequence in ipairs(sequences) do
   prompt_tokens = prompt_tokens + #prompts[sequence[2]] / 4
 end
 local stream = ARGV[10] == "0" and ARGV[16] == "0" and 1 or 0
-local refusal = over_a_bound(tenant, bounds, { #sequences, prompt_tokens, stream, bytes })
+-- what the pool lost had been let in
+local refusal = stream == 1 and ARGV[15] == "0" and waits_too_long(tenant, bounds[3])
+  or over_a_bound(tenant, bounds, { #sequences, prompt_tokens, stream, bytes })
 if refusal then
   settle()
   return { request, 0, refusal }

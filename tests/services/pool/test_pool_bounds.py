@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from pool_helpers import Owner, ended_size, group, size, stored
+from pool_helpers import ROOM, Owner, ended_size, group, size, stored
 
 from services.messages import Room, SubmitReply
 from services.pool import pool as pool_module
@@ -168,3 +168,21 @@ def test_bounds_of_a_tenant(share):
     half = Bounds(5, 0, 0, 500) if share < 1 else Bounds()
     assert limits.bounds_of("other") == half
     assert limits.bounds_of("a") == replace(half, waiting=3, bytes=0)
+
+
+async def test_while_the_first_has_waited_for_long_no_other_enters_that_a_client_waits_for(pools):
+    pool = await pools(max_queue_wait=50.0)
+    await pool.submit(replace(group("first", tenant="a"), waited=60.0))  # what the pool lost had been let in
+    refusal = (await pool.submit(group("second", tenant="a"))).refused
+    assert (refusal.bound, refusal.own, refusal.limit, refusal.for_good) == ("queue_wait", True, 50, False)
+    assert 60 <= refusal.held <= 70
+    assert (await pool.submit(group("another's", tenant="b"))).refused is None
+    assert (await pool.submit(replace(group("nobody waits", tenant="a"), background=True))).refused is None
+    assert (await pool.submit(replace(group("a line", tenant="a"), priority=BATCH_CLASS))).refused is None
+    assert (await pool.submit(group("first", tenant="a"))).existed
+
+    owner = await Owner.take(pool)
+    assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
+    assert (await pool.submit(group("second", tenant="a"))).refused is None
+    await pool.release(owner.seat, owner.epoch)
+    assert (await pool.submit(group("third", tenant="a"))).refused is None, "who had its turn does not wait for one"

@@ -14,6 +14,27 @@ local function refusal_of(i, counts, own, need, limit)
   return { BOUNDS[i], own and 1 or 0, held, need, limit, seconds }
 end
 
+-- Us that the first of the tenant's sequences has waited for its turn.
+local function first_waited(tenant)
+  local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, 0, 0)[1]
+  local s = id and redis.call("HMGET", P .. "seq:" .. id, "group", "payer", "class")
+  if not id or s[2] or s[3] == "lines" then
+    return 0
+  end
+  return now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
+end
+
+-- The refusal of one that a client would wait for too long, judged by how long the first of its tenant has waited: a
+-- burst is taken in, and what comes on and on is not let in faster than it goes. False if it may enter.
+local function waits_too_long(tenant, most)
+  local waited = most > 0 and first_waited(tenant) / 1e6 or 0
+  if waited <= most then
+    return false
+  end
+  local seconds = math.ceil(waited - (1 - FREE_FIRST) * most)
+  return { "queue_wait", 1, math.ceil(waited), 0, math.ceil(most), math.max(1, math.min(RETRY_MOST, seconds)) }
+end
+
 -- The refusal of a submission of this tenant that needs so much of each bound; false if it passes none. Ended groups
 -- are forgotten to make place for its bytes.
 local function over_a_bound(tenant, bounds, needs)

