@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import SecretStr
+
 from services.config import load
 from services.errors import OrcaError
 
@@ -58,8 +60,8 @@ def _serve(channel: Channel, folder: Path) -> NoReturn:
         cluster.start(settings, folder)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray put its own
         channel.say(at="ray")
-        settings = settings.model_copy(update={"redis_url": channel.receive(), "durability": "everysec"})
-        cluster.deploy(settings)
+        settings = settings.model_copy(update={"redis_url": SecretStr(channel.receive()), "durability": "everysec"})
+        cluster.deploy(settings, folder)
         channel.say(at="serve")
         while True:
             signal.pause()

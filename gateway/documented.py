@@ -24,7 +24,7 @@ JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain
 
 # errors of routes that ask the pool, and of those that submit a request to it
 POOL_ERRORS = (Kind.POOL_UNAVAILABLE, Kind.STOPPING, Kind.INTERNAL)
-BODY_ERRORS = (Kind.INVALID, Kind.UNSUPPORTED, Kind.MODEL_NOT_FOUND, Kind.BODY_TOO_LARGE, Kind.INTERNAL)
+BODY_ERRORS = (Kind.INVALID, Kind.UNSUPPORTED, Kind.MODEL_NOT_FOUND, Kind.BODY_TOO_LARGE, Kind.NOT_JSON, Kind.INTERNAL)
 GENERATION_ERRORS = (
     *BODY_ERRORS,
     *POOL_ERRORS,
