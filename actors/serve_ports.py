@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray._common.tls_utils import add_port_to_grpc_server
 from ray.serve._private import replica
-
-_add_port = replica.add_port_to_grpc_server
 
 
 def stay_on_node() -> None:
@@ -19,6 +18,7 @@ def stay_on_node() -> None:
     address = ray.util.get_node_ip_address()
 
     def add_port(server: Any, _: str) -> int:
-        return int(_add_port(server, f"[{address}]:0" if ":" in address else f"{address}:0"))
+        return int(add_port_to_grpc_server(server, f"[{address}]:0" if ":" in address else f"{address}:0"))
 
-    replica.add_port_to_grpc_server = add_port
+    assert "add_port_to_grpc_server" in vars(replica), "Serve opens its port by another function"
+    vars(replica)["add_port_to_grpc_server"] = add_port
