@@ -37,7 +37,7 @@ STATUSES = {503: OVERLOADED}
         gives=MessageObject,
         streams=MessageEvent,
         parameters=COMING_BACK,
-        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY),
+        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
         error=MessageError,
         statuses=STATUSES,
     ),
@@ -67,7 +67,7 @@ async def create(request: Request) -> Response:
     **documented(
         takes=CountTokensRequest,
         gives=TokenCount,
-        errors=(*BODY_ERRORS, Kind.INVALID_KEY),
+        errors=(*BODY_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
         error=MessageError,
         statuses=STATUSES,
     ),
