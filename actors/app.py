@@ -9,9 +9,11 @@ from ray import serve
 from actors.connections import IDLE, streams
 from actors.gateway import GatewayReplica
 from actors.scheduler import SchedulerReplica
+from services import exposure
 from services.config import load
 from services.errors import SettingsError
 from services.models.pin import pin_commit
+from services.secret_files import POOL
 
 # Serve's own default is 10 s between looks at a replica's health
 COMMON: dict[str, Any] = {
@@ -26,12 +28,18 @@ COMMIT_TIME = 2.0  # seconds a replica may take beside the drain: an iteration t
 def build(args: dict[str, Any]) -> serve.Application:
     """What `serve deploy` and `orca serve` run; `args` are settings by name.
 
-    Raises SettingsError for one that is unknown or contradictory, and without a `redis_url`.
+    Raises SettingsError for one that is unknown or contradictory, without a `redis_url`, and where anybody could use
+    the server.
     """
     settings = load(**args)
     if not settings.redis_url:
         raise SettingsError("redis_url: the cluster's processes share a pool, say where its server is")
-    values = settings.model_dump(mode="json") | {"model": pin_commit(settings.model)}
+    if "@" in args.get("redis_url", ""):
+        raise SettingsError("redis_url: Serve shows its args; use ORCA_REDIS_URL or redis_url_file for a password")
+    exposure.check(settings)
+    # each process has the pool's URL from its own environment, unless `args` say where it is
+    where = {name: args[name] for name in POOL if name in args} | {"model": pin_commit(settings.model)}
+    keyless, guarded = (_but_pool(v) | where for v in (settings.without_secrets(), settings.with_key_hashes()))
     common = COMMON | {"graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME}
     # one more than seats: a spare, with everything imported, takes over in a fraction of a second
     scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines + 1, **common)
@@ -42,5 +50,9 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=streams(settings) + IDLE,  # Serve's own default is 5
         **common,
     )
-    application: serve.Application = gateway.bind(values, scheduler.bind(values))
+    application: serve.Application = gateway.bind(guarded, scheduler.bind(keyless))
     return application
+
+
+def _but_pool(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in POOL}

@@ -11,6 +11,7 @@ from pathlib import Path
 import ray
 
 from actors.engine import engine_settings, layout_of
+from actors.environment import RAY_FOLDER
 from actors.front_door import drain
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
 from services.config import Settings
@@ -41,16 +42,20 @@ def start(settings: Settings, folder: Path) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         namespace=NAMESPACE,
-        _temp_dir=str(folder),
+        _temp_dir=str(folder / RAY_FOLDER),  # Ray opens it to everybody; the folder above stays ours alone
     )
     check_gpus(settings, int(ray.cluster_resources().get("GPU", 0)))
 
 
-def deploy(settings: Settings) -> None:
+def deploy(settings: Settings, folder: Path) -> None:
     """Load the engines and meanwhile start Serve, on the address of the settings, with gateways and schedulers.
 
-    Returns when those run.
+    Returns when those run. They find the pool's URL in a file that this user alone can read: the arguments of actors
+    are kept by Ray.
     """
+    url = folder / "redis-url"
+    url.touch(mode=0o600)
+    url.write_text(settings.redis_url.get_secret_value())
     for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
         ensure_engine(settings, index, rank)
 
@@ -59,7 +64,9 @@ def deploy(settings: Settings) -> None:
     from actors.app import build
 
     serve.start(http_options={"host": settings.host, "port": settings.port})
-    serve.run(build(settings.model_dump(mode="json")), name="orca", route_prefix="/", blocking=False)
+    values = settings.with_key_hashes() | {"redis_url_file": str(url)}
+    del values["redis_url"]
+    serve.run(build(values), name="orca", route_prefix="/", blocking=False)
 
 
 def stop(settings: Settings, folder: Path) -> None:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import SecretStr
+
 from services.config import load
 from services.errors import OrcaError
 
@@ -58,8 +60,10 @@ def _serve(channel: Channel, folder: Path) -> NoReturn:
         cluster.start(settings, folder)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray put its own
         channel.say(at="ray")
-        settings = settings.model_copy(update=channel.receive() | {"durability": "everysec"})
-        cluster.deploy(settings)
+        said = channel.receive()
+        told = {"redis_url": SecretStr(said["redis_url"]), "model": said["model"], "durability": "everysec"}
+        settings = settings.model_copy(update=told)
+        cluster.deploy(settings, folder)
         channel.say(at="serve")
         while True:
             signal.pause()

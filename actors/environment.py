@@ -7,10 +7,13 @@ it are this cluster's own, so that several clusters share a machine.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+
+from services.config import Settings
 
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,13 +36,15 @@ SERVE_MODE = {
     "RAY_health_check_timeout_ms": "3000",
 }
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
+PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
+RAY_FOLDER = "ray"  # in the cluster's folder, Ray's own
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
 FIRST_PORT, LAST_PORT = 20_000, 29_000
 
 
-def prepared_environment(folder: Path, connections: int) -> tuple[dict[str, str], socket.socket]:
+def prepared_environment(folder: Path, settings: Settings, connections: int) -> tuple[dict[str, str], socket.socket]:
     """The environment of a cluster of its own whose files are in `folder`, and its guard. HAProxy has as many
-    `connections` open at most, with those that it refuses.
+    `connections` open at most, with those that it refuses. No setting is in it, as some are secrets.
 
     A cluster's processes bind their ports seconds later, so its guard port must be held as long as it lives and keeps
     others away: HAProxy and Serve's replicas would share a port with another cluster's, and answer its requests.
@@ -52,7 +57,24 @@ def prepared_environment(folder: Path, connections: int) -> tuple[dict[str, str]
         except OSError:
             guard.close()  # another cluster was faster
         else:
-            return SERVE_MODE | os.environ | places | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}, guard
+            own = {name: value for name, value in os.environ.items() if not name.startswith("ORCA_")}
+            front_door = {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+            if settings.ssl_certfile:
+                front_door[PROGRAM] = str(_with_certificate(folder, settings))
+            return SERVE_MODE | own | places | front_door, guard
+
+
+def _with_certificate(folder: Path, settings: Settings) -> Path:
+    """A program in `folder` that Serve starts as HAProxy: `orca-haproxy` with the files of TLS."""
+    program, files = folder / "haproxy", (settings.ssl_certfile, settings.ssl_keyfile or settings.ssl_certfile)
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([haproxy(), *map(os.path.abspath, files)])} -- "$@"\n')
+    program.chmod(0o700)
+    return program
+
+
+def haproxy() -> str:
+    """The program that `pip` made of `actors.haproxy`."""
+    return str(Path(sys.executable).with_name("orca-haproxy"))
 
 
 def mark_of(folder: Path) -> str:
@@ -69,7 +91,7 @@ def own_places(folder: Path) -> dict[str, str]:
     stats, metrics, fallback = range(first + REPLICA_PORTS, first + REPLICA_PORTS + 3)
     return {
         MARK: mark_of(folder).partition("=")[2],
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("orca-haproxy")),
+        PROGRAM: haproxy(),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

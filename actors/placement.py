@@ -66,7 +66,7 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
             num_cpus=bundle["CPU"] / 2,
             num_gpus=bundle.get("GPU", 0) / 2,
         )
-        .remote(settings.model_dump(mode="json"), rank, names[1 - which])
+        .remote(settings.without_secrets(), rank, names[1 - which])
     )
     return actor
 

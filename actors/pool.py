@@ -16,7 +16,7 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     another model, or two that share a pool server, never run each other's requests.
     """
     kind = "null" if settings.null_engine else model.revision
-    return RequestPool(settings.redis_url, f"{settings.pool}.{kind}", limits_of(settings))
+    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{kind}", limits_of(settings))
 
 
 def limits_of(settings: Settings) -> Limits:

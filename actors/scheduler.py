@@ -21,6 +21,7 @@ from actors.placement import cluster_id
 from actors.pool import open_pool
 from actors.pool_link import PoolLink
 from actors.seat import take_seat
+from actors.serve_ports import stay_on_node
 from services.config import load
 from services.iteration_cost import IterationCost
 from services.models import resolve
@@ -37,6 +38,7 @@ class SchedulerReplica:
     """Lives in Ray Serve, which restarts, scales and drains it; takes no requests there: all goes through the pool."""
 
     def __init__(self, values: dict[str, Any]) -> None:
+        stay_on_node()
         self._settings = load(**values)
         self._pool: PoolLink | None = None
         self._ownership: Ownership | None = None

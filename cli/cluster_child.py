@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.connections import connections, raise_file_limit
-from actors.environment import prepared_environment
+from actors.environment import RAY_FOLDER, prepared_environment
 from actors.leftovers import end_processes_of, processes_of
 from services.config import Settings
 from services.errors import OrcaError
 
 HEAD = ("gcs_server", "raylet")  # the processes of Ray's head without which nothing is repaired any more
-LONGEST_TEMP = 20  # bytes; the paths of Ray's sockets below it must stay under 107
+LONGEST_TEMP = 16  # bytes; the paths of Ray's sockets below it must stay under 107
 LINE = 1 << 20  # bytes
 
 
@@ -41,7 +41,7 @@ class ClusterChild:
     def __init__(self, folder: Path, settings: Settings, keep: Sequence[int]) -> None:
         self.folder = folder
         most = connections(settings, raise_file_limit()).most
-        environment, guard = prepared_environment(folder, most)
+        environment, guard = prepared_environment(folder, settings, most)
         self._channel, theirs = socket.socketpair()
         with guard, theirs, (folder / "driver.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -53,7 +53,7 @@ class ClusterChild:
                 pass_fds=(theirs.fileno(), guard.fileno(), *keep),
                 start_new_session=True,  # a terminal's Ctrl-C is for the supervisor, which passes it on
             )
-        self._say(settings.model_dump(mode="json"))
+        self._say(settings.with_key_hashes())
         self._ray_runs = asyncio.Event()
 
     def _say(self, value: Any) -> None:
@@ -130,5 +130,5 @@ def _save_logs(folder: Path, logs: Path) -> None:
     """Ray's logs and the driver's, in place of what was saved before."""
     shutil.rmtree(logs, ignore_errors=True)
     with contextlib.suppress(OSError):
-        shutil.move(folder / "session_latest" / "logs", logs)
+        shutil.move(folder / RAY_FOLDER / "session_latest" / "logs", logs)
         shutil.move(folder / "driver.log", logs)

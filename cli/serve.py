@@ -16,9 +16,11 @@ import time
 
 from actors.connections import raise_file_limit, warning
 from actors.leftovers import end_processes_of
+from cli import hidden_arguments
 from cli.port_claim import PortClaim
 from cli.serve_flags import parse
 from cli.supervisor import Supervisor
+from services import exposure
 from services.config import Settings
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.binaries import choose_server
@@ -27,7 +29,11 @@ from services.pool.server import PoolServer
 
 
 def run(arguments: list[str]) -> None:
+    shown = hidden_arguments.hide()
     settings = parse(arguments)
+    exposure.check(settings)
+    if shown:
+        print(f"{', '.join(shown)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
     with PortClaim(settings.data_dir, settings.port) as claim:
         asyncio.run(_serve(settings, claim))
 
@@ -83,7 +89,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     if settings.device != "cuda" and not settings.null_engine:
         with contextlib.suppress(NoKernels, OSError):  # the engine says so where it needs them
             await asyncio.to_thread(compiled, settings.cache_dir, say)
-    url = settings.redis_url
+    url = settings.redis_url.get_secret_value()
     if server is not None:
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
@@ -137,7 +143,8 @@ def _check_port(settings: Settings) -> None:
 async def _until_ready(settings: Settings) -> None:
     import httpx
 
-    async with httpx.AsyncClient(base_url=_url(settings), timeout=5) as client:
+    # it asks itself: the certificate is for the names by which others call it
+    async with httpx.AsyncClient(base_url=_url(settings), timeout=5, verify=False) as client:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
@@ -147,7 +154,7 @@ async def _until_ready(settings: Settings) -> None:
 
 def _url(settings: Settings) -> str:
     host = "127.0.0.1" if settings.host in ("", "0.0.0.0") else settings.host
-    return f"http://{host}:{settings.port}"
+    return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
 
 
 def _ready_line(settings: Settings) -> str:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import SecretStr
+
 from cli.arguments import Parser
 from services.config import FILE, Settings, load, sections
 from services.errors import UsageError
@@ -19,7 +21,7 @@ Each setting is a flag here, a variable (ORCA_MAX_BATCH_SIZE, say)
 and a name in a settings file. A flag wins over a variable, a variable over
 the file of --config, that file over {FILE} in the current folder.
 """
-METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 
 
 def parse(arguments: list[str]) -> Settings:
@@ -82,4 +84,4 @@ def _help(name: str) -> str:
 def _default(value: object) -> str:
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
-    return "none" if value in (None, "", (), {}) else str(value)
+    return "none" if value in (None, "", (), {}) or (isinstance(value, SecretStr) and not value) else str(value)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import httpx
 
 from cli.arguments import Parser
-from services.config import load
+from services.config import SECRETS, given, made
 from services.errors import OrcaError
 
 
 def add_server(parser: Parser) -> None:
     """`--url` and `--api-key`: by default those of an `orca serve` with the settings of this process."""
-    settings = load()
-    url = f"http://{settings.host}:{settings.port}"
+    values = given()
+    settings = made({name: value for name, value in values.items() if name not in SECRETS})
+    url = f"http{'s' * bool(settings.ssl_certfile)}://{settings.host}:{settings.port}"
     parser.add_argument("--url", default=url, help="address of the server (default: %(default)s)")
-    key = settings.api_key[0] if settings.api_key else ""
+    keys = values.get("api_key") or ("",)
+    key = keys if isinstance(keys, str) else str(keys[0])
     parser.add_argument("--api-key", default=key, metavar="KEY", help="key to send (default: ORCA_API_KEY)")
 
 

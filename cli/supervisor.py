@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from actors.leftovers import processes_of
+from actors.listening import ports_of, told
 from cli.cluster_child import ClusterChild, make_folder
 from cli.port_claim import PortClaim
 from services.config import Settings
@@ -47,6 +49,7 @@ class Supervisor:
             try:
                 await self._until_ready(redis_url, model)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
+                self._say(told(ports_of(processes_of(self._child.folder))))
                 was_ready = True
                 cause = await self._child.death()
             except OrcaError as error:

@@ -36,17 +36,17 @@ contradicts another is an error of one line that names it, with exit status 2.
 The keys of `api_key` and `api_keys` are all accepted. A key of `api_key` belongs to the tenant `default`, a key of
 `api_keys` to the tenant that is named there; a key in both that has another tenant in `api_keys` is an error.
 `--api-key` takes one key or several, also when it is repeated; `ORCA_API_KEY` holds one. `orca chat` and `orca status`
-send it too, or the key of their own `--api-key KEY`. Other users of the machine can see a command line, but neither
-variables nor files.
+send it too, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64 hexadecimal
+digits. `api_keys_file` and `redis_url_file` hold secrets in files of their own: [security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM
 
 These flags of `vllm serve`, and the same names in a settings file, mean what they mean there. So do `--model`,
 `--served-model-name` (one name), `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
-`--block-size`, `--max-model-len`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`
-and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16` and `float32`, not `half` and
-`float`.
+`--block-size`, `--max-model-len`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`,
+`--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16`
+and `float32`, not `half` and `float`.
 
 | vLLM | setting |
 |---|---|
@@ -80,7 +80,7 @@ def _default(name: str) -> str:
     if name in ("data_dir", "cache_dir"):
         return f"`{'~/.local/share/orca' if name == 'data_dir' else '~/.cache/orca'}`"
     value = Settings.model_fields[name].default
-    return f"`{value}`" if value not in ("", (), {}) else "none"
+    return f"`{value}`" if str(value) and value not in ((), {}) else "none"
 
 
 def _meaning(name: str) -> str:

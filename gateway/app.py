@@ -13,6 +13,7 @@ from starlette.responses import Response
 from gateway import docs_routes, routes, side_routes, stream_routes
 from gateway.batches import routes as batches
 from gateway.batches.runner import BatchRunner
+from gateway.doors import Doors
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.files import routes as files
 from gateway.gateway import Gateway
@@ -60,6 +61,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
     app.add_middleware(Keys, tenants=settings.tenants)
+    app.add_middleware(Doors, settings=settings)
     app.add_middleware(Envelope, echo_request_id=echo_request_id)
     if settings.allowed_origins:
         _allow_origins(app, settings)

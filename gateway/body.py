@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
 from gateway.schemas.strict import MAX_DEPTH, too_deep
@@ -24,12 +25,13 @@ _warned: set[str] = set()
 
 
 async def parse(request: Request, model: type[M]) -> M:
-    """The body of `request` as a `model`; any content type is taken for JSON.
+    """The body of `request` as a `model`.
 
-    Raises ApiError for a body over the setting `max_body_bytes` (with or without a content length), for one of too many
-    values, for what is not a JSON object (NaN and invalid UTF-8 included), for nesting over `MAX_DEPTH` levels and for
-    the first field that is wrong.
+    Raises ApiError for another content type than JSON's, for a body over the setting `max_body_bytes` (with or without
+    a content length), for one of too many values, for what is not a JSON object (NaN and invalid UTF-8 included), for
+    nesting over `MAX_DEPTH` levels and for the first field that is wrong.
     """
+    check_json(request.headers)
     gateway = of(request)
     settings, tenant = gateway.settings, request.state.tenant
     body = await _read(request, settings.max_body_bytes)

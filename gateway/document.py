@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.documented import COMPONENTS, DOCUMENTED, JSON
+from gateway.doors import PROBES
 from gateway.errors import Kind
 from gateway.keys import OPEN_PATHS
 from services.version import program_version
@@ -54,13 +55,21 @@ def _raw(app: FastAPI) -> dict[str, Any]:
 
 
 def _lock(path: str, operation: dict[str, Any]) -> None:
-    """Say whether the operation may ask for a key."""
+    """Say whether the operation may ask for a key, and whether it looks at who calls it how."""
+    if path not in PROBES:
+        kinds = f"{Kind.UNKNOWN_HOST.value[2]}, {Kind.UNKNOWN_ORIGIN.value[2]}"
+        _add(operation, 403, f"{kinds}: a name or a web page that the server does not know")
     if path in OPEN_PATHS:
         operation["security"] = []
         return
-    error = {"description": f"{Kind.INVALID_KEY.value[2]}; only where the server has API keys"}
+    _add(operation, 401, f"{Kind.INVALID_KEY.value[2]}; only where the server has API keys")
+
+
+def _add(operation: dict[str, Any], status: int, description: str) -> None:
+    """An error that is made around the route; in the shape that the route gives it, if it names one."""
     content = {"content": {JSON: {"schema": {"$ref": COMPONENTS + "ErrorResponse"}}}}
-    operation["responses"]["401"] = {**content, **operation["responses"].get("401", {}), **error}
+    named = operation["responses"].get(str(status), {})
+    operation["responses"][str(status)] = {**content, **named, "description": description}
 
 
 def _collect(part: Any, schemas: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ BODY_ERRORS = (
     Kind.UNSUPPORTED,
     Kind.MODEL_NOT_FOUND,
     Kind.BODY_TOO_LARGE,
+    Kind.NOT_JSON,
     Kind.TOO_MANY_LONG,
     Kind.INTERNAL,
 )

@@ -16,6 +16,7 @@ from typing import ClassVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.environment import RAY_FOLDER
 from actors.leftovers import end_processes_of, processes_of
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +106,7 @@ class OrcaServer:
         """What our processes in its cluster, and Serve's, logged as warnings and errors, by file."""
         folder = self.cluster_folder()
         said = []
-        for file in sorted(folder.glob("session_latest/logs/**/*")) if folder else []:
+        for file in sorted(folder.glob(f"{RAY_FOLDER}/session_latest/logs/**/*")) if folder else []:
             if file.name.startswith("worker-") or (file.parent.name == "serve" and file.is_file()):
                 lines = file.read_text(errors="replace").splitlines()
                 said += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]

@@ -6,35 +6,24 @@ An unknown or contradictory setting is an error that names it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services import settings_environment, settings_file
+from services import secret_files, settings_environment, settings_file
 from services.errors import UsageError
-from services.setting_names import suggestion
-from services.setting_types import Section as Section
+from services.setting_errors import explain
+from services.setting_types import Keys, PoolUrl, Section, TenantOfKey, Words
 from services.tenant_limits import BoundSettings
 from services.user_folders import user_cache, user_data
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
-SECRETS = frozenset({"api_key", "api_keys", "redis_url"})  # settings whose value no message repeats
+# settings whose value no message repeats
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # variables with our prefix: where the tests find the schemas
-
-
-def _words(given: Any) -> Any:
-    """A list of words; one text is words or, as vLLM's flags take them, a list as JSON."""
-    text = given[0] if isinstance(given, list) and len(given) == 1 else given
-    if isinstance(text, str):
-        return json.loads(text) if text.startswith("[") else text.split()
-    return given
-
-
-Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
 
 
 class Settings(BoundSettings, BaseSettings):
@@ -48,7 +37,16 @@ class Settings(BoundSettings, BaseSettings):
     served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
     host: Annotated[str, Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
-    redis_url: Annotated[str, Section.POOL, Field(description="pool server; empty: start one as a child process")] = ""
+    ssl_certfile: Annotated[str, Field(description="certificate, with those between, in PEM: the API speaks TLS")] = ""
+    ssl_keyfile: Annotated[str, Field(description="its key, in PEM; empty: it is in ssl_certfile too")] = ""
+    allowed_hosts: Annotated[
+        Words,
+        Field(description="names in the Host header beside localhost; '*': any; none: any, unless host is loopback"),
+    ] = []
+    redis_url: Annotated[
+        PoolUrl, Section.POOL, Field(description="pool server; empty: start one as a child process")
+    ] = SecretStr("")
+    redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
     pool: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in its server")
     ] = "default"
@@ -146,15 +144,13 @@ class Settings(BoundSettings, BaseSettings):
         Field(ge=1, description="seconds a resumable request, or one whose gateway died, runs without a follower"),
     ] = 60.0
     api_key: Annotated[
-        tuple[str, ...],
-        Section.LIMITS,
-        NoDecode,
-        BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
-        Field(description="API key, or several, of the tenant 'default'"),
+        Keys, Section.LIMITS, Field(description="API key of the tenant 'default', or several, or hashes sha256:HEX")
     ] = ()
     api_keys: Annotated[
-        dict[str, str], Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
+        TenantOfKey, Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
     ] = {}
+    api_keys_file: Annotated[str, Field(description="file of further keys: lines 'tenant: key'; hashes likewise")] = ""
+    allow_no_keys: Annotated[bool, Field(description="serve others than this machine without API keys")] = False
     allowed_origins: Annotated[
         Words,
         Section.API,
@@ -203,11 +199,11 @@ class Settings(BoundSettings, BaseSettings):
             raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
         if self.tp * self.pp > 1:
             self._check_ranks()
-        if "" in self.tenants:
-            raise ValueError("api_key, api_keys: an empty key")
         for key in self.api_key:
             if self.tenants[key] != DEFAULT_TENANT:
                 raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile: set ssl_certfile too, the certificate of this key")
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
@@ -226,7 +222,7 @@ class Settings(BoundSettings, BaseSettings):
 
     @property
     def tenants(self) -> dict[str, str]:
-        """The tenant of each API key, of `api_key` and `api_keys`; empty: no key is asked for."""
+        """The tenant of each API key, by its hash; empty: no key is asked for."""
         return dict.fromkeys(self.api_key, DEFAULT_TENANT) | self.api_keys
 
     @property
@@ -236,6 +232,15 @@ class Settings(BoundSettings, BaseSettings):
     def earliest_class_of(self, tenant: str) -> int:
         """The earliest class that requests of this tenant may ask for."""
         return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
+
+    def without_secrets(self) -> dict[str, Any]:
+        """All settings as JSON, for another process: API keys and the pool's URL read as not set."""
+        unset = {name: Settings.model_fields[name].default for name in SECRETS}
+        return self.model_copy(update=unset).model_dump(mode="json")
+
+    def with_key_hashes(self) -> dict[str, Any]:
+        """The same, with hashes of API keys: for a process that asks for keys."""
+        return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
 
     @classmethod
     def settings_customise_sources(
@@ -264,24 +269,22 @@ def load(config: Path | None = None, /, **flags: Any) -> Settings:
 
     Raises UsageError naming each setting that is unknown, out of range or contradicts another.
     """
+    return made(given(config, **flags))
+
+
+def made(values: dict[str, Any]) -> Settings:
+    """The settings that `values` say by name, those in files of their own read. Raises UsageError."""
+    try:
+        return Settings(**secret_files.resolved(values))
+    except ValidationError as error:
+        raise UsageError(explain(error, Settings.model_fields, SECRETS)) from None
+
+
+def given(config: Path | None = None, /, **flags: Any) -> dict[str, Any]:
+    """What `load` is given, as it is written: keys are keys, files of secrets are names. Raises UsageError."""
     names = Settings.model_fields
     values = settings_file.read(Path(FILE), names) if Path(FILE).exists() else {}
     if config is not None:
-        values |= settings_file.read(config, names)
-    values |= settings_environment.read(Settings, NOT_SETTINGS) | flags
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise UsageError("; ".join(_explain(e) for e in error.errors())) from None
-
-
-def _explain(error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if not name:
-        return str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"unknown setting: {name}{suggestion(name, Settings.model_fields)}"
-    setting = error["loc"][0]
-    if setting in SECRETS:
-        return f"{setting}: {error['msg']}"
-    return f"{name}: {error['msg']} (got {error['input']!r})"
+        values = secret_files.over(values, settings_file.read(config, names))
+    values = secret_files.over(values, settings_environment.read(Settings, NOT_SETTINGS))
+    return secret_files.over(values, flags)

@@ -43,8 +43,8 @@ VLLM_REFUSED = {
     "-dp": "it shards experts too; use --engines for copies of the model behind one API",
     "--distributed-executor-backend": "Ray is always used",
     "--uds": "the API listens on --host and --port",
-    "--ssl-keyfile": "put a proxy that ends TLS before the API",
-    "--ssl-certfile": "put a proxy that ends TLS before the API",
+    "--ssl-ca-certs": "clients show API keys, not certificates",
+    "--ssl-cert-reqs": "clients show API keys, not certificates",
     "--root-path": "put a proxy that strips the path before the API",
 }
 

@@ -15,6 +15,7 @@ VERSION_HEADER = b"anthropic-version"  # every official client sends it, on all 
 OVERLOADED = 529  # Anthropic's own status for a server that cannot take a request now; its clients try again
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",

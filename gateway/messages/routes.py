@@ -38,7 +38,7 @@ STATUSES = {503: OVERLOADED}
         gives=MessageObject,
         streams=MessageEvent,
         parameters=GENERATION_HEADERS,
-        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY),
+        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
         error=MessageError,
         statuses=STATUSES,
     ),
@@ -68,7 +68,7 @@ async def create(request: Request) -> Response:
     **documented(
         takes=CountTokensRequest,
         gives=TokenCount,
-        errors=(*BODY_ERRORS, Kind.INVALID_KEY),
+        errors=(*BODY_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
         error=MessageError,
         statuses=STATUSES,
     ),

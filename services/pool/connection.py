@@ -63,7 +63,7 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._shown = re.sub(r"//[^/@]*@", "//", url)  # without user and password
+        self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # by kind of call, why the last one failed
         self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
         self._blocking = self._client(None, redis.ConnectionPool, None)
@@ -154,6 +154,12 @@ class Connection:
         if self._failing.get(kind) != reason:
             self._failing[kind] = reason
             log.warning("the pool's server does not answer %s (%s): %s", kind, reason, error)
+
+
+def _without_password(url: str) -> str:
+    """The URL without user, password and query, which may hold them too."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def code_of(error: Exception) -> str | None:

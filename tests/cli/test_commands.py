@@ -10,9 +10,10 @@ import pytest
 
 from cli import main as orca
 from cli.serve_flags import parse
-from services.config import Section, Settings
+from services.config import Settings
 from services.errors import UsageError
 from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
+from services.setting_types import Section, hash_of
 from services.version import program_version
 
 
@@ -52,9 +53,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("--api-server-count 3", {"gateways": 3}),
         ("-asc 3", {"gateways": 3}),
         ("--shutdown-timeout 5", {"drain_timeout": 5.0}),
-        ("--api-key k", {"api_key": ("k",)}),
-        ("--api-key k l --api-key m", {"api_key": ("k", "l", "m")}),
-        ('--api-keys {"k":"alice"}', {"api_keys": {"k": "alice"}}),
+        ("--api-key k", {"api_key": (hash_of("k"),)}),
+        ("--api-key k l --api-key m", {"api_key": tuple(map(hash_of, "klm"))}),
+        ('--api-keys {"k":"alice"}', {"api_keys": {hash_of("k"): "alice"}}),
         ("--deadly-token -1", {"deadly_token": -1}),
         ("--served-model-name m --host 0.0.0.0 --dtype float32 --block-size 8", {"served_model_name": "m"}),
     ],
@@ -110,7 +111,7 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
         ("serve --no-enable-chunked-prefill", "orca serve: --no-enable-chunked-prefill of vLLM is not taken: use --to"),
         ("serve --config none.yaml", "orca serve: none.yaml: No such file or directory"),
         ("serve --api-keys k", "orca serve: argument --api-keys: is not JSON"),
-        ("serve --api-key=", "orca serve: api_key, api_keys: an empty key"),
+        ("serve --api-key=", "orca serve: api_key: an empty key"),
         ("chat --temperatur 1", "orca chat: unknown flag --temperatur; did you mean --temperature?"),
         ("status now", "orca status: unexpected argument 'now'"),
         ("serv", "orca: unknown command 'serv'; did you mean serve?"),

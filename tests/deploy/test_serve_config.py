@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from ray.serve.schema import ServeDeploySchema
 from actors.app import build
 from actors.connections import connections
 from actors.environment import SERVE_MODE
-from services.config import Settings
+from services import exposure
+from services.config import Settings, load
+from services.errors import SettingsError
+from services.setting_types import hash_of
+from tests.deploy.compose_cluster import interpolated
 from tests.deploy.conftest import ROOT
 
 FILE = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
@@ -47,6 +52,36 @@ def test_the_secret_stays_out_of_the_arguments(in_service: dict[str, Any]) -> No
     assert "redis_url" not in in_service["applications"][0]["args"]
 
 
+def test_a_password_in_the_arguments_is_refused_unsaid() -> None:
+    with pytest.raises(SettingsError, match="redis_url") as raised:
+        build({"redis_url": "redis://:abc123@nowhere"})
+    assert "abc123" not in str(raised.value)
+
+
+def test_schedulers_get_no_keys_and_gateways_hashes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_REDIS_URL", "redis://:abc123@nowhere")
+    monkeypatch.setenv("ORCA_API_KEY", "one-key")
+    gateway = build({"api_keys": {"other-key": "alice"}})._bound_deployment
+    values, scheduler = gateway.init_args
+    (keyless,) = scheduler._bound_deployment.init_args
+    assert load(**values).tenants == {hash_of("one-key"): "default", hash_of("other-key"): "alice"}
+    assert load(**keyless).tenants == {}
+    for given in (values, keyless):
+        assert not {"redis_url", "redis_url_file"} & set(given)
+        assert not re.search("abc123|one-key|other-key", repr(given))
+        assert load(**given).redis_url.get_secret_value() == "redis://:abc123@nowhere"
+
+
+def test_what_others_reach_says_that_it_wants_no_keys(compose: dict[str, Any]) -> None:
+    text = (ROOT / "deploy/kuberay/base/ray.env").read_text()
+    in_pods = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    for environment in (in_pods, interpolated(compose)["services"]["head"]["environment"]):
+        said = {name: environment[f"ORCA_{name.upper()}"] for name in ("host", "allow_no_keys")}
+        exposure.check(Settings(**said))
+        with pytest.raises(SettingsError, match="without an API key"):
+            exposure.check(Settings(host=said["host"]))
+
+
 def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> None:
     built = build({"redis_url": "redis://nowhere"})
     names = {built._bound_deployment.name, *(d._bound_deployment.name for d in built._bound_deployment.init_args[1:])}
@@ -55,7 +90,7 @@ def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> No
 
 def test_ray_runs_in_the_same_mode_everywhere(compose: dict[str, Any], ray_service: dict[str, Any]) -> None:
     text = (ROOT / "deploy/kuberay/base/ray.env").read_text()
-    in_pods = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    in_pods = dict(line.split("=", 1) for line in text.splitlines() if line.startswith("RAY_"))
     in_containers = {k: v for k, v in compose["services"]["head"]["environment"].items() if k.startswith("RAY_")}
     assert in_containers.pop("RAY_AUTH_MODE") == "token"  # which the operator sets in pods
     assert ray_service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}

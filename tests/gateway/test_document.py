@@ -151,7 +151,7 @@ def test_whatever_is_in_it_is_served(http: httpx.Client, document: dict[str, Any
 
 def test_errors_and_headers_are_in_it(document: dict[str, Any]) -> None:
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert {"200", "400", "401", "404", "408", "413", "429", "500", "503"} == set(chat["responses"])
+    assert {"200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503"} == set(chat["responses"])
     assert "Retry-After" in chat["responses"]["429"]["headers"]
     assert "Orca-Request" in chat["responses"]["200"]["headers"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}

@@ -138,7 +138,8 @@ def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch:
 def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = "POST /v1/files HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key-of-alice\r\nContent-Length: 9999\r\n"
-        connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n{PURPOSE}{FILE}".encode())
+        head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-alice\r\n"
+        head += "Content-Length: 9999\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
+        connection.sendall(f"{head}{PURPOSE}{FILE}".encode())
         wait_until(lambda: left_over(served) != [])
     wait_until(lambda: left_over(served) == [])

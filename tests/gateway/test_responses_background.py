@@ -15,6 +15,7 @@ from stack import NAME, Stack
 
 from services.config import Settings
 from services.pool.pool import RequestPool
+from services.setting_types import hash_of
 
 # 20 ms per token, the prompt over and over
 SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}
@@ -188,7 +189,7 @@ def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Pa
 @pytest.fixture(scope="module")
 def guarded(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
     """A gateway on the same pool that asks for keys."""
-    settings = stack.settings.model_copy(update={"api_keys": {"key-a": "a", "key-b": "b"}})
+    settings = stack.settings.model_copy(update={"api_keys": {hash_of("key-a"): "a", hash_of("key-b"): "b"}})
     with Stack(redis_url, "served", tiny_folder, settings, engine=False) as gateway:
         yield gateway
 
