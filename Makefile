@@ -1,6 +1,7 @@
 # make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
 # make test    set up, lint, types, import contracts, all tests
 # make chaos   the tests of faults that take long to get over, then random faults under load for five minutes
+# make fuzz    random requests, bodies, streams and pool calls, fifty times as many as in make test
 # make verify  the paper trace over HTTP, each output against generate() alone
 # make clients each client that people use, in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make simulate  the real scheduler on virtual time: the paper's evaluation, chunked prefill, pools and their engines
@@ -14,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # what a process compiled, the next one need not; images of containers often ask for the opposite
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test chaos lint verify bench clients simulate clean
+.PHONY: serve test chaos fuzz lint verify bench clients simulate clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -25,6 +26,9 @@ test: .venv/test lint
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m load.chaos
+
+fuzz: .venv/test
+	$(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout 3600
 
 lint: .venv/test
 	$(BIN)/ruff check .

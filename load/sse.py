@@ -34,8 +34,13 @@ class Events:
         self._id = ""
 
     def feed(self, line: bytes) -> Event | None:
-        """The event that this line ends, if it ends one. Comments and other fields are skipped."""
-        text = line.decode("utf-8").rstrip("\r\n")
+        """The event that this line ends, if it ends one. Comments and other fields are skipped.
+
+        Raises StreamError for a line that is not UTF-8."""
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise StreamError(f"not UTF-8: {line[:200]!r}") from None
         if text:
             name, _, value = text.partition(":")
             if name == "data":
@@ -108,8 +113,14 @@ class Answer:
             self.done = True
             return False
         chunk = parse(event.data)
-        if event.id:
-            self._go_on(event.id, chunk)
+        try:
+            return self._add(event.id, chunk)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a field is missing, or of another type
+            raise StreamError(f"not a chunk ({type(error).__name__}: {error}): {event.data[:200]}") from None
+
+    def _add(self, id: str, chunk: dict[str, Any]) -> bool:
+        if id:
+            self._go_on(id, chunk)
         self.chunks += 1
         if usage := chunk.get("usage"):
             self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
@@ -121,7 +132,7 @@ class Answer:
         expected = list(said)
         for choice in chunk.get("choices", ()):
             index, tokens = choice["index"], choice.get("token_ids")
-            if index >= len(counts):
+            if not 0 <= index < len(counts):
                 raise StreamError(f"{id!r} does not count choice {index}")
             came = counts[index] - said[index] if tokens is None else len(tokens) + bool(choice.get("finish_reason"))
             expected[index] += max(came, 0)

@@ -16,11 +16,18 @@ PREFIX = "#/components/schemas/"
 
 
 @cache
-def _document() -> dict[str, Any]:
+def whole() -> dict[str, Any]:
+    """The document as it is. Skips where there is none."""
     folder = os.environ.get("ORCA_SCHEMAS")
     if not folder:
         pytest.skip("ORCA_SCHEMAS does not name a folder with openai_openapi.yaml")
-    document = yaml.load((Path(folder) / "openai_openapi.yaml").read_text(), yaml.CSafeLoader)
+    document: dict[str, Any] = yaml.load((Path(folder) / "openai_openapi.yaml").read_text(), yaml.CSafeLoader)
+    return document
+
+
+@cache
+def _document() -> dict[str, Any]:
+    document = whole()
     schemas = {name: _as_json_schema(schema) for name, schema in document["components"]["schemas"].items()}
     by_path = {_unnamed(path): operations for path, operations in document["paths"].items()}
     return {"schemas": schemas, "paths": by_path}
