@@ -73,6 +73,7 @@ SOURCES = (
     "services/background.py",
     "services/errors.py",
     "services/messages.py",
+    "services/refusals.py",
     "services/requests.py",
     "services/user_folders.py",
     "services/wire.py",

@@ -1,5 +1,5 @@
-"""`orca-haproxy [CERTIFICATE KEY --] -f FILE ...`: what Serve runs as HAProxy. Mends the configuration that Serve wrote,
-then becomes HAProxy.
+"""`orca-haproxy [CERTIFICATE KEY --] -f FILE ...`: what Serve runs as HAProxy. It mends the configuration that Serve
+wrote, then becomes HAProxy.
 
 Serve answers what it cannot route with a 404 or a 500 in plain text, which no client asks again. In its template a
 client may send half a request and wait for ever, one above the bound on connections waits unheard, statistics are for

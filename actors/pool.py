@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.config import Settings
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
-from services.pool.pool import RequestPool
+from services.pool.pool import LAYOUT, RequestPool
 from services.tenant_limits import TenantLimits
 
 
@@ -13,10 +13,11 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     """The pool of these settings, not connected yet.
 
     A pool serves one model, so its name in the server holds the model's revision: a server that is started again with
-    another model, or two that share a pool server, never run each other's requests.
+    another model, or two that share a pool server, never run each other's requests. It also holds the number of the
+    layout of keys: a build that lays them out otherwise could not read what another has left.
     """
     kind = "null" if settings.null_engine else model.revision
-    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{kind}", limits_of(settings))
+    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{LAYOUT}.{kind}", limits_of(settings))
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_one_error(message: object, data: bytes) -> None:
 
 
 def _claim(sampling: bytes) -> list[Any]:
-    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t"]
+    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t", 0, 5]
 
 
 def test_a_claim_that_cannot_be_read_ends_alone() -> None:
