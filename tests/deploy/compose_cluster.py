@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from actors.environment import free_ports, own_places
+from actors.environment import free_ports, haproxy, own_places
 from actors.leftovers import processes_of
 from services.config import Settings
 from services.pool.binaries import choose_server
@@ -51,6 +51,7 @@ class ComposeCluster:
     def _rewrite(self, dashboard: int) -> dict[str, str]:
         return {
             "valkey-server": str(choose_server().path),
+            "/usr/local/bin/orca-haproxy": haproxy(),
             "pool:6379": f"{HERE}:{self.pool_port}",
             "head:6379": f"{HERE}:{self._gcs}",
             "head:8265": f"{HERE}:{dashboard}",

@@ -42,6 +42,7 @@ GATEWAYS = ("g", "h")
 LASTING = (
     "meta",
     "counters",
+    "turn:",
     "seats",
     "seat:",
     "leases",
