@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
+OTHER_FILES = 128  # HAProxy's that are no connections of clients
 RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
@@ -34,9 +36,11 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
     Raises ValueError where the template is not the one that is known.
     """
     tls = " " + TLS.format(file=certificate) if certificate else ""
-    most = int(_found(r"^    maxconn (\d+)$", config))
+    most = min(int(_found(r"^    maxconn (\d+)$", config)), _possible())
+    config = re.sub(r"^( +maxconn) \d+$", rf"\1 {most}", config, flags=re.MULTILINE)
+    refused = min(REFUSED, most // 2)
     down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
-    full = _answer(f"The server has {most - REFUSED} connections, its most; try again later.")
+    full = _answer(f"The server has {most - refused} connections, its most; try again later.")
     changes = [
         # what no route is known for: nothing is known until Serve's controller was heard
         (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
@@ -56,8 +60,8 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
         (
             rf"^(frontend {FRONTEND}\n    bind \S+).*\n",
             lambda m: (
-                f"{m[1]}{tls}\n    tcp-request connection reject if {{ fe_conn gt {most - REFUSED // 4} }}\n"
-                f"    acl full fe_conn gt {most - REFUSED}\n"
+                f"{m[1]}{tls}\n    tcp-request connection reject if {{ fe_conn gt {most - refused // 4} }}\n"
+                f"    acl full fe_conn gt {most - refused}\n"
                 f"    acl aside {_ASIDE.strip('{} ')}\n"
                 f"    http-request return {full} if full !aside\n"
                 "    http-after-response set-header Connection close if full\n"
@@ -69,6 +73,12 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
         if not times and "backup" not in pattern:  # a backup is there once Serve has named one
             raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
     return config
+
+
+def _possible() -> int:
+    """Connections for which this process may have files open, one to the client and one to a gateway. HAProxy does not
+    start with more."""
+    return (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - OTHER_FILES) // 2
 
 
 def error_files() -> dict[str, str]:

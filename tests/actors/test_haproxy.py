@@ -138,6 +138,11 @@ def test_it_starts_with_the_open_files_that_its_bound_is_made_for(tmp_path: Path
         unserved(ask(port))
 
 
+def test_a_bound_for_which_there_are_not_enough_open_files_is_lowered(tmp_path: Path) -> None:
+    with running(tmp_path, most=20_000, files=3000) as port:
+        unserved(ask(port))
+
+
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line like"):
         haproxy.mended("global\n    maxconn 4096\ndefaults\n", tmp_path)

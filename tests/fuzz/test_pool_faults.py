@@ -118,8 +118,8 @@ class FaultyPool(RuleBasedStateMachine):
 
     @rule(full=st.booleans())
     def fill(self, full: bool) -> None:
+        self.ask(lambda: self.pool._server.command("CONFIG", "SET", "maxmemory", "1" if full else "0"))
         self.full = full
-        self.ask(lambda: self.pool._server.command("CONFIG", "SET", "maxmemory", "1mb" if full else "0"))
 
     # --- gateways ---
 
