@@ -235,11 +235,8 @@ class Submission:
     """A group of sequences, submitted, bounded and cancelled as one.
 
     `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
-    to go on with this request.
-
-    `resumable`: when its last follower closes it is cancelled after the pool's grace, not at once. `background`: it
-    runs to its end whether anybody follows it or not.
-    """
+    to go on with this request. `resumable`: when its last follower closes it is cancelled after the pool's grace, not
+    at once. `background`: it runs to its end whether anybody follows it or not."""
 
     request: str
     gateway: str

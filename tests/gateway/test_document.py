@@ -58,8 +58,7 @@ NARROWED: dict[str, set[str]] = {
         "response_format: any object but {'type': 'text'}",
         "modalities: any array but ['text']",
         *(f"reasoning_effort: '{word}'" for word in ("minimal", "low", "medium", "high", "xhigh", "max")),
-        "verbosity: 'low'",
-        "verbosity: 'high'",
+        *(f"verbosity: '{word}'" for word in ("low", "high")),
         "service_tier: 'scale'",
     },
     "post /v1/responses": {
@@ -71,8 +70,7 @@ NARROWED: dict[str, set[str]] = {
         "max_tool_calls: minimum 1",
         "prompt_cache_key: maxLength 512",
         "user: maxLength 512",
-        "service_tier: 'scale'",
-        "service_tier: 'ultrafast'",
+        *(f"service_tier: '{word}'" for word in ("scale", "ultrafast")),
     },
     "post /v1/responses/input_tokens": {*TOOLS, *CONVERSATION, "input: null", "personality: string"},
 }
