@@ -176,6 +176,25 @@ async def test_lines_of_batches_take_turns_behind_all_others(pools, limits):
     assert await in_order(await Owner.take(pool)) == ["asked", "a0", "b0", "a1", "b1", "a2"]
 
 
+@pytest.mark.parametrize("ageing", [0.0, 1e-6, 1e-3])
+async def test_lines_wait_behind_all_others_however_short_the_ageing(pools, ageing):
+    pool = await pools(**RANKED | {"ageing": ageing})
+    await flood(pool, "a", 1, priority=BATCH_CLASS)
+    await flood(pool, "b", 1)
+    assert await in_order(await Owner.take(pool)) == ["b0", "a0"]
+
+
+async def test_without_ageing_tenants_take_turns_whatever_the_class(pools):
+    pool = await pools(**RANKED | {"ageing": 0.0})
+    await flood(pool, "a", 3, priority=-2, prompt=range(30))
+    await flood(pool, "b", 3, priority=2, prompt=range(10))
+    owner = await Owner.take(pool)
+    assert await in_order(owner, ONE) == ["a0"]
+    await pool.release(owner.seat, owner.epoch)
+    owner = await Owner.take(pool, name="next")
+    assert await in_order(owner) == ["a0", "b0", "b1", "b2", "a1", "a2"]
+
+
 async def test_lines_are_not_held_against_what_is_asked_for(pools):
     pool = await pools()
     await flood(pool, "a", 1)
