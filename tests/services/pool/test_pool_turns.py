@@ -116,6 +116,15 @@ async def test_what_this_seat_can_never_hold_takes_no_turn(pools):
     assert await in_order(owner, WIDE) == ["large"]
 
 
+async def test_however_much_of_a_tenant_is_for_another_seat_others_have_their_turns_here(pools):
+    pool = await pools()
+    await Owner.take(pool, "larger")
+    await pool.submit(of("a", "large", prompt=range(300), n=1100))
+    await flood(pool, "b", 2, prompt=range(100))
+    assert await in_order(await Owner.take(pool), Room(9, 99, 16, slots=160)) == ["b0", "b1"]
+    assert await in_order(await Owner.take(pool, "another"), Room(1, 99, 16)) == ["large"]
+
+
 # room with nothing free -> who of a, a, b, b, c is claimed
 GUESTS = {
     "nobody is let in": (Room(0, 99, 16), []),
