@@ -217,6 +217,20 @@ async def test_lines_are_not_held_against_what_is_asked_for(pools):
     assert await in_order(owner) == ["b1", "a1", "b2"]
 
 
+@pytest.mark.parametrize(("first", "second", "order"), [("y", "z", ["la", "lb"]), ("z", "y", ["lb", "la"])])
+async def test_what_is_cancelled_at_one_time_goes_by_name(pools, first, second, order):
+    """In either order both come in among lines, and the one that does so first brings its own counter."""
+    pool = await pools(grace=0.0)
+    await pool.submit(of("a", "earlier", BATCH_CLASS, prompt=range(100)))
+    owner = await Owner.take(pool)
+    await ended(owner, await owner.claim())
+    for tenant, asked, line in (("a", first, "la"), ("b", second, "lb")):
+        await pool.submit(of(tenant, asked, gateway="dying"))
+        await pool.submit(of(tenant, line, BATCH_CLASS))
+    await pool.unregister("dying")
+    assert await in_order(owner) == order
+
+
 # --- nobody starves, nothing is left ---
 
 
