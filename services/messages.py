@@ -32,8 +32,7 @@ class Iteration:
     `scheduled` maps request id to the number of tokens to compute; its insertion order is the batch order.
     A request whose tokens are all computed by this iteration gets one token sampled.
     `new_blocks` are KV block ids to append to a request's block table. `released` requests are to be forgotten
-    before the iteration runs; the blocks of a released request may already belong to another one.
-    """
+    before the iteration runs; the blocks of a released request may already belong to another one."""
 
     epoch: str
     step: int
@@ -179,8 +178,7 @@ class Exchange:
     A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
     seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell. `holds`, sent
     first of all, after an outage of the pool and after a reply that shows one, is all the caller has: what else the
-    pool thinks this seat runs waits again, because the pool may have lost how it ended.
-    """
+    pool thinks this seat runs waits again, because the pool may have lost how it ended."""
 
     seat: str
     epoch: str
@@ -203,8 +201,7 @@ class ExchangeReply:
     takes the claims, among which they may come again. `have` names sequences that hold fewer tokens than a commit's
     index, since the pool lost its tail: the caller sends theirs again from that index. `cancelled` ids stay listed
     until their terminal event is committed. `lost`: the pool lost exchanges of this seat that it had answered, and
-    claimed nothing; the next exchange carries `holds`.
-    """
+    claimed nothing; the next exchange carries `holds`."""
 
     owned: bool
     claims: list[Claim] = field(default_factory=list)
@@ -220,8 +217,8 @@ class ExchangeReply:
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """One sequence of a submission; its id is `<request>/<choice>`.
-    `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there.
-    """
+
+    `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there."""
 
     id: str
     prompt: list[int]

@@ -34,7 +34,7 @@ class Limits:
     has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
 
     While the first of a tenant's requests has waited longer than `max_queue_wait` seconds (0: any time), no other of it
-    enters that a client waits for.
+    enters that a client waits for, but one that goes before it.
 
     Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds

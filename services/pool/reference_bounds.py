@@ -32,7 +32,7 @@ class Bounded(Groups):
 
     def _refusal(self, submission: Submission, group: Group) -> Refusal | None:
         """Why the group does not enter; None if it may, place having been made for it."""
-        if group.stream and not submission.waited and (refusal := self._waits_too_long(group.tenant)):
+        if group.stream and not submission.waited and (refusal := self._waits_too_long(submission, group)):
             return refusal
         all, own = self.limits.bounds, self.limits.bounds_of(group.tenant)
         needs = {
@@ -53,10 +53,12 @@ class Bounded(Groups):
         self._keep_few(group.tenant)
         return None
 
-    def _waits_too_long(self, tenant: str) -> Refusal | None:
-        """Judged by how long the first of the tenant's sequences has waited."""
-        most, first = self.limits.max_queue_wait, next(self._turns.sequences(tenant), None)
+    def _waits_too_long(self, submission: Submission, group: Group) -> Refusal | None:
+        """Judged by how long the first of the tenant's sequences has waited, unless the group goes before it."""
+        most, first = self.limits.max_queue_wait, next(self._turns.sequences(group.tenant), None)
         if not most or first is None or first.charged or behind(first.group.priority):
+            return None
+        if self.limits.order == "priority" and self._first_rank(submission, group) < first.rank:
             return None
         waited = self._now - first.group.arrival
         return Refusal("queue_wait", True, ceil(waited), 0, ceil(most)) if waited > most else None

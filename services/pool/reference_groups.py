@@ -146,14 +146,14 @@ class Groups:
         return bool(unended)
 
     def _cancel_abandoned(self) -> bool:
-        overdue = [request for request, at in self._abandoned.items() if at <= self._now]
-        for request in overdue:
+        overdue = sorted((at, request) for request, at in self._abandoned.items() if at <= self._now)
+        for _, request in overdue:
             self._cancel(request)
         return bool(overdue)
 
     def _end_overdue(self) -> bool:
         overdue = [group for group in self._groups.values() if group.open and group.deadline <= self._now]
-        for group in overdue:
+        for group in sorted(overdue, key=lambda group: (group.deadline, group.request)):
             for sequence in self._of(group.request):
                 if sequence.end is None:
                     self._turns.leave(sequence, self._now)

@@ -14,7 +14,7 @@ from services.scheduling.admission import Admission, OnDemand, Reserve
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.entry import Entry
 from services.scheduling.knobs import Knobs
-from services.scheduling.order import Order
+from services.scheduling.order import Order, is_guest
 
 LULL = 0.5  # seconds without others, after which lines of batches run
 
@@ -138,7 +138,7 @@ class Lineup:
         head = self.waiting[0] if self.waiting else None
         if head is None or head.flights or (not self.full and self.fits_now(head)):
             return
-        yielding = self._order.yielding(head, self.running)
+        yielding = [e for e in self._order.yielding(head, self.running) if not is_guest(e, head, self.running)]
         if not yielding:
             return
         if self._found(head) or self._take_from_lines(head):

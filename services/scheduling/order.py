@@ -55,3 +55,12 @@ class Priority:
         if entry.due is None or entry.output:
             return False
         return self._now() + 2 * self._cost.last + self._budget.seconds(entry.num_tokens, running) >= entry.due
+
+
+def is_guest(entry: Entry, head: Entry, running: list[Entry]) -> bool:
+    """Whether `entry`, which runs, does not give way to `head`, which waits and is of no earlier class: nothing else of
+    its tenant runs, while others of the tenant of `head` do."""
+    if entry.tenant == head.tenant or head.priority < entry.priority:
+        return False
+    tenants = [other.tenant for other in running]
+    return tenants.count(entry.tenant) == 1 and head.tenant in tenants

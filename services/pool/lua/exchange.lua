@@ -19,9 +19,8 @@
 --     16  all ids that the caller holds: msgpack, or ""
 --     17  tokens that fit into the engine's KV blocks in all; 0: not known
 --     18  19  sequences more, one each of tenants of which the seat has none; those of which it has any: msgpack, or ""
--- Reply   {1, claims, ids to end, foreign ids, [id, tokens the pool has, ...], 1 if exchanges were lost}, a claim being
---         {id, rank, prompt (packed), tokens (packed), sampling, strikes, class, us to the first token, us since
---         arrival, tenant};
+-- Reply   {1, claims (see contents in fragments/claims.lua), ids to end, foreign ids, [id, tokens the pool has, ...],
+--         1 if exchanges were lost};
 --         {0} and nothing written if the epoch is not the seat's
 local seat, call = ARGV[1], tonumber(ARGV[3])
 local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[12])

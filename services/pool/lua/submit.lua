@@ -52,9 +52,11 @@ local prompt_tokens = 0
 for _, sequence in ipairs(sequences) do
   prompt_tokens = prompt_tokens + #prompts[sequence[2]] / 4
 end
+local arrival = now - tonumber(ARGV[15])
+local rank = ARGV[14] ~= "" and arrival + tonumber(ARGV[12]) * tonumber(ARGV[14]) + tonumber(ARGV[13])
 local stream = ARGV[10] == "0" and ARGV[16] == "0" and 1 or 0
 -- what the pool lost had been let in
-local refusal = stream == 1 and ARGV[15] == "0" and waits_too_long(tenant, bounds[3])
+local refusal = stream == 1 and ARGV[15] == "0" and waits_too_long(tenant, bounds[3], rank)
   or over_a_bound(tenant, bounds, { #sequences, prompt_tokens, stream, bytes })
 if refusal then
   settle()
@@ -62,12 +64,9 @@ if refusal then
 end
 
 register(gateway)
-local arrival, rank = now - tonumber(ARGV[15]), nil
-if ARGV[14] ~= "" then
-  rank = arrival + tonumber(ARGV[12]) * tonumber(ARGV[14]) + tonumber(ARGV[13])
-elseif arrival < now then
+if not rank and arrival < now then
   rank = arrival
-else
+elseif not rank then
   rank = math.max(now, tonumber(redis.call("HGET", META, "rank") or 0) + 1)
   redis.call("HSET", META, "rank", rank + #sequences - 1)
 end

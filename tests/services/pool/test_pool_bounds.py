@@ -186,3 +186,12 @@ async def test_while_the_first_has_waited_for_long_no_other_enters_that_a_client
     assert (await pool.submit(group("second", tenant="a"))).refused is None
     await pool.release(owner.seat, owner.epoch)
     assert (await pool.submit(group("third", tenant="a"))).refused is None, "who had its turn does not wait for one"
+
+
+async def test_what_goes_before_the_first_is_not_judged_by_how_long_that_has_waited(pools):
+    """A request of a late class may wait for long while those of earlier classes are served."""
+    pool = await pools(max_queue_wait=50.0, order="priority", ageing=60.0, ttft_target=10.0)
+    await pool.submit(replace(group("late", tenant="a"), priority=5, waited=60.0))
+    assert (await refusal(pool, replace(group("as late", tenant="a"), priority=5))).bound == "queue_wait"
+    assert await refusal(pool, replace(group("early", tenant="a"), priority=0)) is None
+    assert await (await Owner.take(pool)).claim() == ["early/0", "late/0"]

@@ -116,6 +116,15 @@ async def test_what_this_seat_can_never_hold_takes_no_turn(pools):
     assert await in_order(owner, WIDE) == ["large"]
 
 
+async def test_however_much_of_a_tenant_is_for_another_seat_others_have_their_turns_here(pools):
+    pool = await pools()
+    await Owner.take(pool, "larger")
+    await pool.submit(of("a", "large", prompt=range(300), n=1100))
+    await flood(pool, "b", 2, prompt=range(100))
+    assert await in_order(await Owner.take(pool), Room(9, 99, 16, slots=160)) == ["b0", "b1"]
+    assert await in_order(await Owner.take(pool, "another"), Room(1, 99, 16)) == ["large"]
+
+
 # room with nothing free -> who of a, a, b, b, c is claimed
 GUESTS = {
     "nobody is let in": (Room(0, 99, 16), []),
@@ -176,6 +185,25 @@ async def test_lines_of_batches_take_turns_behind_all_others(pools, limits):
     assert await in_order(await Owner.take(pool)) == ["asked", "a0", "b0", "a1", "b1", "a2"]
 
 
+@pytest.mark.parametrize("ageing", [0.0, 1e-6, 1e-3])
+async def test_lines_wait_behind_all_others_however_short_the_ageing(pools, ageing):
+    pool = await pools(**RANKED | {"ageing": ageing})
+    await flood(pool, "a", 1, priority=BATCH_CLASS)
+    await flood(pool, "b", 1)
+    assert await in_order(await Owner.take(pool)) == ["b0", "a0"]
+
+
+async def test_without_ageing_tenants_take_turns_whatever_the_class(pools):
+    pool = await pools(**RANKED | {"ageing": 0.0})
+    await flood(pool, "a", 3, priority=-2, prompt=range(30))
+    await flood(pool, "b", 3, priority=2, prompt=range(10))
+    owner = await Owner.take(pool)
+    assert await in_order(owner, ONE) == ["a0"]
+    await pool.release(owner.seat, owner.epoch)
+    owner = await Owner.take(pool, name="next")
+    assert await in_order(owner) == ["a0", "b0", "b1", "b2", "a1", "a2"]
+
+
 async def test_lines_are_not_held_against_what_is_asked_for(pools):
     pool = await pools()
     await flood(pool, "a", 1)
@@ -187,6 +215,20 @@ async def test_lines_are_not_held_against_what_is_asked_for(pools):
     for name in ("b1", "a1", "b2"):
         await pool.submit(of(name[0], name))
     assert await in_order(owner) == ["b1", "a1", "b2"]
+
+
+@pytest.mark.parametrize(("first", "second", "order"), [("y", "z", ["la", "lb"]), ("z", "y", ["lb", "la"])])
+async def test_what_is_cancelled_at_one_time_goes_by_name(pools, first, second, order):
+    """In either order both come in among lines, and the one that does so first brings its own counter."""
+    pool = await pools(grace=0.0)
+    await pool.submit(of("a", "earlier", BATCH_CLASS, prompt=range(100)))
+    owner = await Owner.take(pool)
+    await ended(owner, await owner.claim())
+    for tenant, asked, line in (("a", first, "la"), ("b", second, "lb")):
+        await pool.submit(of(tenant, asked, gateway="dying"))
+        await pool.submit(of(tenant, line, BATCH_CLASS))
+    await pool.unregister("dying")
+    assert await in_order(owner) == order
 
 
 # --- nobody starves, nothing is left ---

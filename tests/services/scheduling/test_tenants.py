@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
 
-from services.messages import Claim
+from services.messages import Claim, Iteration
 from services.scheduling import Knobs
 from tests.services.scheduling.scripted import EOS, claim, scripted
 
@@ -80,6 +81,18 @@ def test_a_guest_has_the_place_of_the_last_of_who_has_most() -> None:
     s.step({"b1": EOS})
     s.step()
     assert s.batch == {"a1": 1, "a2": 1, "c1": 1}, "who paused goes on where it was"
+
+
+def test_a_guest_keeps_its_place_with_an_iteration_in_flight() -> None:
+    s, flights = scripted(batch=3, knobs=Knobs(3, lookahead=1)), deque[Iteration]()
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("c", "c1", 3)])
+    for step in range(8):
+        if step == 1:
+            s.scheduler.add([of("b", "b1", 9)])
+        while iteration := s.select():
+            flights.append(iteration)
+        s.scheduler.update(s.result_of(flights.popleft()))
+        assert step < 2 or "b1" in flights[0].scheduled
 
 
 def test_a_guest_takes_no_place_of_an_earlier_class() -> None:

@@ -14,11 +14,12 @@ local function refusal_of(i, counts, own, need, limit)
   return { BOUNDS[i], own and 1 or 0, held, need, limit, seconds }
 end
 
--- Us that the first of the tenant's sequences has waited for its turn.
-local function first_waited(tenant)
-  local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, 0, 0)[1]
-  local s = id and redis.call("HMGET", P .. "seq:" .. id, "group", "payer", "class")
-  if not id or s[2] or s[3] == "lines" then
+-- Us that the first of the tenant's sequences has waited for its turn. None if what is to be judged, of this rank (false:
+-- behind all that is there), goes before it.
+local function first_waited(tenant, rank)
+  local first = redis.call("ZRANGE", P .. "waiting:" .. tenant, 0, 0, "WITHSCORES")
+  local s = first[1] and redis.call("HMGET", P .. "seq:" .. first[1], "group", "payer", "class")
+  if not s or s[2] or s[3] == "lines" or rank and rank < tonumber(first[2]) then
     return 0
   end
   return now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
@@ -26,8 +27,8 @@ end
 
 -- The refusal of one that a client would wait for too long, judged by how long the first of its tenant has waited: a
 -- burst is taken in, and what comes on and on is not let in faster than it goes. False if it may enter.
-local function waits_too_long(tenant, most)
-  local waited = most > 0 and first_waited(tenant) / 1e6 or 0
+local function waits_too_long(tenant, most, rank)
+  local waited = most > 0 and first_waited(tenant, rank) / 1e6 or 0
   if waited <= most then
     return false
   end

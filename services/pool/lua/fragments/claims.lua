@@ -1,5 +1,6 @@
 -- include: keys time reap publish end_sequence turns counts
 local PASSED_MOST = 1000 -- sequences that one script passes over or ends because they are too large
+local PASSED_OF_ONE = 500 -- of one tenant, which has no turn in this script then: a seat has turns for others
 local COMES_BACK = 60000000 -- us in which a seat that lost its owner may have one again
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, us to the first
@@ -94,7 +95,7 @@ local function next_turn(seat, slots, passed, all)
     end
     all.elsewhere = all.elsewhere or slots_elsewhere(seat)
     if longest <= all.elsewhere then
-      passed[tenant] = at + 1
+      passed[tenant] = at + 1 < PASSED_OF_ONE and at + 1 or redis.call("ZCARD", P .. "waiting:" .. tenant)
     else
       end_too_large(tenant, id)
     end

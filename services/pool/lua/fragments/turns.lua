@@ -5,7 +5,7 @@
 local PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2 -- what a token adds to its tenant's counter, as in the article
 local CHARGED_AT_ONCE = 8 -- output tokens of a sequence, but for the last: it costs less than to charge each
 local COUNTERS_KEPT = 3600000 -- ms that a tenant's counters are kept while nothing of it waits
-local LAST_CLASS = 1e12 -- of lines of batches
+local LAST_CLASS = 4e15 -- of lines of batches: above what the time in us adds to a class, and a half is exact below it
 
 local placed = {} -- tenants whose turn is known to be the one due: charges only make it a later one
 local place
@@ -32,7 +32,9 @@ local function standing(id, last)
     counter, class = "lines", LAST_CLASS
   elseif s[1] then
     local priority, ageing, arrival = string.match(s[1], "^(%S+) (%S+) (%S+)$")
-    class = tonumber(priority) + math.floor(math.max(tonumber(arrival), last) / tonumber(ageing))
+    if tonumber(ageing) > 0 then -- else a class is worth nothing
+      class = tonumber(priority) + math.floor(math.max(tonumber(arrival), last) / tonumber(ageing))
+    end
   end
   return counter, s[2] and class - 0.5 or class
 end
