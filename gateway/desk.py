@@ -17,45 +17,58 @@ T = TypeVar("T")
 
 INLINE = 4096  # bytes or characters: what is shorter takes about a millisecond, and is not worth a thread
 AT_ONCE = 2  # pieces of work, each of another tenant; the interpreter runs one of them at a time, beside the loop
-IN_LINE_EACH = 16  # of a tenant, whose bodies are in memory meanwhile
-IN_LINE = 64  # of all tenants
+IN_LINE_EACH = 64 << 20  # bytes or characters of a tenant, which are in memory meanwhile
+IN_LINE = 256 << 20  # of all tenants
 LARGE = 256 << 10  # bytes or characters, after which memory is given back to the system
 
 
 class Desk:
     """A tenant has one piece of work done at a time, the others of its own wait behind it. So a tenant that sends long
-    bodies only waits for itself, and for `AT_ONCE` others at most."""
+    bodies only waits for itself, and for `AT_ONCE` others at most. One that has none in line is never refused."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE, "desk")
         self._places = asyncio.Semaphore(AT_ONCE)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._waiting: Counter[str] = Counter()  # of each tenant, those at work included
+        self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
 
     async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function`, which works on so many bytes or characters; in a thread if these are many.
 
-        Raises ApiError where too many wait.
+        Raises ApiError where too much waits. Where the caller is cancelled while a thread works for it, that is waited
+        for: a thread cannot be stopped, and its place is not free until then.
         """
         if size <= INLINE:
             return function(*args, **kwargs)
-        if self._waiting[tenant] >= IN_LINE_EACH or self._waiting.total() >= IN_LINE:
-            text = f"{self._waiting[tenant]} long requests of yours are read just now, {self._waiting.total()} in all."
-            raise ApiError(Kind.TOO_MANY_LONG, text + f" At most {IN_LINE_EACH} and {IN_LINE} are; try again later.")
-        self._waiting[tenant] += 1
+        self._check_room(tenant, size)
+        self._waiting[tenant] += size
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         try:
             async with turn, self._places:
                 work = partial(_done, size, partial(function, *args, **kwargs))
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return await _finished(asyncio.get_running_loop().run_in_executor(self._threads, work))
         finally:
-            self._waiting[tenant] -= 1
+            self._waiting[tenant] -= size
             if not self._waiting[tenant]:
                 del self._waiting[tenant], self._turns[tenant]
+
+    def _check_room(self, tenant: str, size: int) -> None:
+        own, all = self._waiting[tenant], self._waiting.total()
+        if own and (own + size > IN_LINE_EACH or all + size > IN_LINE):
+            text = f"{own} bytes of long requests of yours are read just now, {all} in all, this one has {size} more."
+            raise ApiError(Kind.TOO_MANY_LONG, text + f" At most {IN_LINE_EACH} and {IN_LINE} are; try again later.")
 
     def close(self) -> None:
         """Wait for nobody."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _finished(work: asyncio.Future[T]) -> T:
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 def _done(size: int, work: Callable[[], T]) -> T:

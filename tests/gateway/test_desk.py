@@ -37,19 +37,59 @@ async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
     desk.close()
 
 
-async def test_too_many_in_line_are_refused_for_a_tenant_and_in_all() -> None:
+async def test_too_much_in_line_is_refused_for_a_tenant_and_in_all() -> None:
     desk, go = Desk(), threading.Event()
-    tenants = [f"tenant {number}" for number in range(IN_LINE // IN_LINE_EACH)]
-    calls = [asyncio.create_task(desk.do(t, LONG, go.wait, 20)) for t in tenants for _ in range(IN_LINE_EACH)]
+    tenants = [f"tenant {number}" for number in range(IN_LINE // IN_LINE_EACH + 1)]
+    calls = [asyncio.create_task(desk.do(t, IN_LINE_EACH // 2, go.wait, 20)) for t in tenants for _ in range(2)]
     await asyncio.sleep(0)
-    for tenant in (tenants[0], "another"):
-        with pytest.raises(ApiError) as refused:
-            await desk.do(tenant, LONG, lambda: None)
-        assert refused.value.kind is Kind.TOO_MANY_LONG
+    assert [call.exception().kind for call in calls if call.done()] == [Kind.TOO_MANY_LONG]  # type: ignore[union-attr]
+    with pytest.raises(ApiError) as refused:
+        await desk.do(tenants[0], LONG, lambda: None)
+    assert refused.value.kind is Kind.TOO_MANY_LONG
+    newcomer = asyncio.create_task(desk.do("another", LONG, lambda: "let in"))
     assert await desk.do(tenants[0], INLINE, lambda: "short") == "short"
     go.set()
-    await asyncio.gather(*calls)
+    assert await newcomer == "let in"
+    await asyncio.gather(*calls, return_exceptions=True)
     assert await desk.do(tenants[0], LONG, lambda: "later") == "later"
+    desk.close()
+
+
+async def test_many_clients_of_a_tenant_are_let_in_at_once() -> None:
+    desk, go = Desk(), threading.Event()
+    calls = [asyncio.create_task(desk.do("a", 16 << 10, go.wait, 20)) for _ in range(500)]
+    await asyncio.sleep(0)
+    go.set()
+    assert await asyncio.gather(*calls) == [True] * len(calls)
+    desk.close()
+
+
+async def test_a_thread_that_works_for_nobody_keeps_its_place() -> None:
+    """Else whoever sends and hangs up again and again has all threads, and work in line without a bound."""
+    desk, begun, go = Desk(), threading.Semaphore(0), threading.Event()
+
+    def work() -> bool:
+        begun.release()
+        return go.wait(20)
+
+    calls = []
+    for _ in range(AT_ONCE + 1):
+        calls.append(asyncio.create_task(desk.do("a", LONG, work)))
+        if len(calls) == 1:
+            await asyncio.to_thread(begun.acquire)
+        await asyncio.sleep(0)
+        calls[-1].cancel()
+        await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(20):
+            assert await desk.do("b", LONG, lambda: "done") == "done"
+        assert not begun.acquire(blocking=False)
+        assert [call.done() for call in calls] == [False, True, True]
+    finally:
+        go.set()
+    await asyncio.wait(calls)
+    assert all(call.cancelled() for call in calls)
+    assert await desk.do("a", LONG, lambda: "later") == "later"
     desk.close()
 
 
