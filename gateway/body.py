@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.desk import Desk
 from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
@@ -34,7 +35,7 @@ async def parse(request: Request, model: type[M]) -> M:
     check_json(request.headers)
     gateway = of(request)
     settings, tenant = gateway.settings, request.state.tenant
-    body = await _read(request, settings.max_body_bytes)
+    body = await _read(request, settings.max_body_bytes, gateway.desk)
     request.state.size = len(body)
 
     def parsed() -> M:
@@ -44,19 +45,22 @@ async def parse(request: Request, model: type[M]) -> M:
     return await gateway.desk.do(tenant, len(body), parsed)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, desk: Desk) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     parts, size = [], 0
     try:
         async for part in request.stream():
-            size += len(part)
-            if size > max_bytes:
+            if size + len(part) > max_bytes:
                 raise _too_large(max_bytes)
+            desk.receive(request.state.tenant, len(part))
+            size += len(part)
             parts.append(part)
     except ClientDisconnect:
         raise ClientGone from None
+    finally:
+        desk.received(request.state.tenant, size)
     return b"".join(parts)
 
 

@@ -31,6 +31,7 @@ class Desk:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
+        self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
 
     async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function`, which works on so many bytes or characters; in a thread if these are many.
@@ -40,7 +41,7 @@ class Desk:
         """
         if size <= INLINE:
             return function(*args, **kwargs)
-        self._check_room(tenant, size)
+        _check_room(self._waiting, tenant, size)
         self._waiting[tenant] += size
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         try:
@@ -52,15 +53,27 @@ class Desk:
             if not self._waiting[tenant]:
                 del self._waiting[tenant], self._turns[tenant]
 
-    def _check_room(self, tenant: str, size: int) -> None:
-        own, all = self._waiting[tenant], self._waiting.total()
-        if own and (own + size > IN_LINE_EACH or all + size > IN_LINE):
-            text = f"{own} bytes of long requests of yours are read just now, {all} in all, this one has {size} more."
-            raise ApiError(Kind.TOO_MANY_LONG, text + f" At most {IN_LINE_EACH} and {IN_LINE} are; try again later.")
+    def receive(self, tenant: str, size: int) -> None:
+        """So many bytes more of a body are in memory, until `received`. Raises ApiError where there are too many."""
+        _check_room(self._received, tenant, size)
+        self._received[tenant] += size
+
+    def received(self, tenant: str, size: int) -> None:
+        """A body of so many bytes came whole, or will not."""
+        self._received[tenant] -= size
+        if not self._received[tenant]:
+            del self._received[tenant]
 
     def close(self) -> None:
         """Wait for nobody."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_room(held: Counter[str], tenant: str, size: int) -> None:
+    own, all = held[tenant], held.total()
+    if own and (own + size > IN_LINE_EACH or all + size > IN_LINE):
+        text = f"{own} bytes of long requests of yours are read just now, {all} in all, here are {size} more."
+        raise ApiError(Kind.TOO_MANY_LONG, text + f" At most {IN_LINE_EACH} and {IN_LINE} are; try again later.")
 
 
 async def _finished(work: asyncio.Future[T]) -> T:

@@ -4,14 +4,18 @@ refused before they cost anything."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 
 import httpx
 import orjson
 import pytest
+from clients import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
+from stack import Stack
 
+from gateway import desk as desk_module
 from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, Desk
 from gateway.errors import ApiError, Kind
 from gateway.values import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
@@ -165,3 +169,16 @@ def test_a_long_text_that_may_fit_is_tokenized(http: httpx.Client) -> None:
     assert answer.json()["count"] == 512
     again = http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
     assert again.json()["prompt"] == text
+
+
+def test_bodies_of_which_the_rest_is_still_to_come_are_bounded(
+    stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "IN_LINE_EACH", 80_000)
+    body = orjson.dumps({"prompt": "hi", "max_tokens": 1, "metadata": {"a": "b"}}).ljust(60_000)
+    host, port = stack.url.removeprefix("http://").split(":")
+    half = socket.create_connection((host, int(port)))
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n" + body[:59_000])
+    wait_until(lambda: http.post("/v1/completions", content=body).status_code == 429)
+    half.close()
+    wait_until(lambda: http.post("/v1/completions", content=body).status_code == 200)
