@@ -1,0 +1,52 @@
+"""An engine on a cluster whose model's files change while the server lives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from engine_seats import WAIT, attach, keeping_spare, seat, status_of
+from tiny_models import make_tiny_model
+
+from actors.placement import engine_names
+from services.config import load
+from services.errors import OtherWeights
+from services.models.pin import pin
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.chaos,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("ray_cluster", "nothing_left"),
+]
+
+
+async def test_it_does_not_load_other_weights(tmp_path: Path) -> None:
+    """Neither process does, and both live on; the weights the server was started with are loaded once they are back."""
+    folder = make_tiny_model(tmp_path / "model")
+    settings = load(model=pin(str(folder), tmp_path / "cache"), device="cpu", dtype="float32", kv_blocks=64)
+    engine = seat(settings)
+    link = await attach(engine, "1:a")
+    async with keeping_spare(engine, link, "1:a"):
+        pass
+    weights = folder / "model.safetensors"
+    old = weights.read_bytes()
+    weights.write_bytes((make_tiny_model(tmp_path / "other", seed=1) / weights.name).read_bytes())
+    assert weights.stat().st_size == len(old)
+
+    os.kill(link.status.pid, signal.SIGKILL)
+    await asyncio.wait_for(link.dead, WAIT)
+    link.close()
+    with pytest.raises(OtherWeights, match="this server was started with"):
+        await attach(engine, "2:b")
+    pids = [(await status_of(name)).pid for name in engine_names(0)]
+    with pytest.raises(OtherWeights, match="this server was started with"):
+        await attach(engine, "3:c")
+    assert [(await status_of(name)).pid for name in engine_names(0)] == pids
+    weights.write_bytes(old)
+    back = await attach(engine, "4:d")
+    assert back.status.pid in pids
+    back.close()
