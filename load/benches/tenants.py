@@ -21,6 +21,12 @@ from load.stream_client import Stream, open_session, stream
 from load.workloads import Job, any_prompt
 
 KEYS = {"key-a": "a", "key-b": "b"}
+SETTINGS = (  # what a server may be told beside its defaults, to bound an iteration
+    "",
+    "--max-batch-size 8",
+    "--tbt-target 0.03 --token-budget 256",
+    "--max-batch-size 8 --token-budget 64",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,24 @@ class Seen:
 
 def run(options: Options) -> str:
     size = Size()
-    flags = ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
-    flags += ["--api-keys", json.dumps(KEYS)]
-    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
-        seen = asyncio.run(measure(server.url, size))
+    common = ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
+    common += ["--api-keys", json.dumps(KEYS)]
+    lines: list[list[str]] = []
+    for setting in SETTINGS:
+        flags = [*common, *setting.split()]
+        with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+            seen = asyncio.run(measure(server.url, size, alone=not setting))
+        lines += rows(setting, seen)
+    head = ("settings", "", "median", "max", "median, times the first", "to the last token, median", "of A's ended")
     return (
         f"B: {size.requests} requests, one each {size.every:g} s ({size.prompt} tokens in, {size.least} to {size.most} "
-        f"out). A: the same, or {size.flood:,} such requests at once. Seconds to B's first token.\n\n" + rows(seen)
+        f"out). A: the same, or {size.flood:,} such requests at once. Seconds to B's first token.\n\n"
+        + table(head, lines)
     )
 
 
-async def measure(url: str, size: Size) -> dict[str, Seen]:
+async def measure(url: str, size: Size, alone: bool) -> dict[str, Seen]:
+    """What B saw; `alone`: also where B and A are one tenant."""
     async with open_session(url, "key-a") as a, open_session(url, "key-b") as b:
         await regular(b, size, 3, "warm up")
         both = await asyncio.gather(regular(b, size, size.requests, "b"), regular(a, size, size.requests, "a", 0.5))
@@ -65,9 +78,10 @@ async def measure(url: str, size: Size) -> dict[str, Seen]:
         async with flooded(a, size) as ended:
             streams = await regular(b, size, size.requests, "behind")
             seen["A floods, two tenants"] = Seen(streams, len(ended))
-        async with flooded(b, size) as ended:
-            streams = await regular(b, size, size.requests, "first come")
-            seen["A floods, one tenant: first come, first served"] = Seen(streams, len(ended))
+        if alone:
+            async with flooded(b, size) as ended:
+                streams = await regular(b, size, size.requests, "first come")
+                seen["A floods, one tenant: first come, first served"] = Seen(streams, len(ended))
         return seen
 
 
@@ -107,12 +121,12 @@ def job(size: Size, name: str) -> Job:
     return Job(any_prompt(size.prompt, draw.getrandbits(32)), draw.randint(size.least, size.most))
 
 
-def rows(seen: dict[str, Seen]) -> str:
+def rows(setting: str, seen: dict[str, Seen]) -> list[list[str]]:
     base = median(one.first_token for one in next(iter(seen.values())).streams)
     lines = []
     for name, one in seen.items():
         first = [answer.first_token for answer in one.streams]
         end = [answer.end for answer in one.streams]
         cells = [f"{median(first):.3f}", f"{max(first):.3f}", f"{median(first) / base:.2f}"]
-        lines.append([name, *cells, f"{median(end):.2f}", str(one.others)])
-    return table(["", "median", "max", "median, times the first", "to the last token, median", "of A's ended"], lines)
+        lines.append([setting or "default", name, *cells, f"{median(end):.2f}", str(one.others)])
+    return lines

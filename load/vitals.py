@@ -1,0 +1,101 @@
+"""What a server looks like from outside while it is pressed: memory by process, and how long `/health` takes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event as Flag
+from pathlib import Path
+
+import httpx
+
+from load.markdown import table
+from load.server import OrcaServer
+
+PROBE = 0.2  # seconds between looks at /health
+PROBE_TIMEOUT = 2.0
+PROCESSES = {  # what they are, and what of their titles tells it
+    "gateways": "orca:gateway",
+    "schedulers": "orca:scheduler",
+    "engines": "ray::EngineActor",
+    "HAProxy": "bin/haproxy",
+}
+SETTLED = 60.0  # seconds for what was left behind to be cancelled
+
+
+def settled(server: OrcaServer) -> str:
+    """Wait until the pool has no request that waits or runs; says how many seconds that took."""
+    began = time.monotonic()
+    while (spent := time.monotonic() - began) < SETTLED:
+        with contextlib.suppress(httpx.HTTPError):
+            found = server.metrics()
+            if not found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"]:
+                return f"{spent:.1f}"
+        time.sleep(0.5)
+    return f"over {SETTLED:.0f}"
+
+
+def memory(server: OrcaServer) -> dict[str, float]:
+    """MiB of our processes' own pages, by what they are, those of one kind added up."""
+    found: dict[str, float] = {}
+    pool = server.pool_server()
+    for pid in {*server.cluster(), *pool}:
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        pss = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+        name = "pool" if pid in pool else next((name for name, part in PROCESSES.items() if part in title), "other")
+        found[name] = found.get(name, 0.0) + pss
+    return found
+
+
+def print_memory(memories: list[tuple[str, dict[str, float]]]) -> None:
+    names = sorted({name for _, found in memories for name in found})
+    print("\nMemory, MiB\n")
+    print(table(("", *names), [(w, *(f"{found.get(n, 0):.0f}" for n in names)) for w, found in memories]), flush=True)
+
+
+def probe(url: str, stop: Flag, out: multiprocessing.Queue[list[float]]) -> None:
+    """Another process: how long /health takes; infinity where it does not answer."""
+    times = []
+    with httpx.Client(timeout=PROBE_TIMEOUT) as client:
+        while not stop.wait(PROBE):
+            began = time.monotonic()
+            try:
+                fine = client.get(url + "/health").status_code == 200
+            except httpx.HTTPError:
+                fine = False
+            times.append(time.monotonic() - began if fine else float("inf"))
+    out.put(times)
+
+
+@contextlib.contextmanager
+def probed(url: str) -> Iterator[list[float]]:
+    """Asks /health from another process meanwhile; the times are there afterwards."""
+    times: list[float] = []
+    stop = multiprocessing.Event()
+    out: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
+    watcher = multiprocessing.Process(target=probe, args=(url, stop, out))
+    watcher.start()
+    try:
+        yield times
+    finally:
+        stop.set()
+        times += out.get()
+        watcher.join()
+
+
+def health(times: list[float]) -> tuple[str, str]:
+    """How many of all looks were answered, and the time of the slowest, s."""
+    answered = [t for t in times if t < float("inf")]
+    return f"{len(answered)} of {len(times)}", quantile(answered, 1)
+
+
+def quantile(values: list[float], share: float, unit: float = 1.0, digits: int = 2) -> str:
+    if not values:
+        return "-"
+    return f"{sorted(values)[min(int(len(values) * share), len(values) - 1)] / unit:.{digits}f}"
