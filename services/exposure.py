@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 
+from services.addresses import parsed
 from services.config import Settings
 from services.errors import SettingsError
 
@@ -15,10 +15,8 @@ def is_loopback(host: str) -> bool:
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = parsed(name)
+    return bool(address and address.is_loopback)
 
 
 def check(settings: Settings) -> None:
