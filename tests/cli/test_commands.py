@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli import main as orca
+from cli.arguments import Parser
 from cli.serve_flags import parse
+from cli.server import add_server, headers, own_url
 from services.config import Settings
 from services.errors import UsageError
 from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
@@ -137,6 +139,40 @@ def test_an_unknown_variable_too(
     assert run(monkeypatch, "status") == 2
     said = f"orca status: unknown settings in the environment: {variable}; did you mean ORCA_PORT?\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", ["status", "chat hello"])
+@pytest.mark.parametrize("flags", ["", "--api-key sha256:" + 64 * "b"])
+def test_the_hash_of_a_key_is_not_sent_as_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, flags: str
+) -> None:
+    monkeypatch.setenv("ORCA_API_KEY", hash_of("k"))
+    assert run(monkeypatch, *command.split(), *flags.split()) == 2
+    err = capsys.readouterr().err
+    assert "is the hash of a key" in err
+    assert "--api-key KEY" in err
+    assert "sha256:" not in err
+
+
+@pytest.mark.parametrize("keys", [f'["{hash_of("k")}", "l"]', '["l", "m"]', '"l"'])
+def test_the_first_key_that_is_no_hash_is_sent(keys: str) -> None:
+    Path("orca.toml").write_text(f"api_key = {keys}")
+    parser = Parser("orca status", "")
+    add_server(parser)
+    assert headers(parser.read([]).api_key) == {"Authorization": "Bearer l"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("a", "http://a:8000"),
+    ],
+)
+def test_where_commands_find_the_server_of_these_settings(host: str, url: str) -> None:
+    assert own_url(Settings(host=host)) == url
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "100", "300"])
