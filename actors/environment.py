@@ -13,6 +13,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from actors.haproxy import MARK
+from services.child_environment import without_settings
 from services.config import Settings
 
 SERVE_MODE = {
@@ -35,7 +37,6 @@ SERVE_MODE = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
 }
-MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 RAY_FOLDER = "ray"  # in the cluster's folder, Ray's own
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
@@ -57,9 +58,11 @@ def prepared_environment(folder: Path, settings: Settings, connections: int) -> 
         except OSError:
             guard.close()  # another cluster was faster
         else:
-            own = {name: value for name, value in os.environ.items() if not name.startswith("ORCA_")}
             program = str(_front_door(folder, settings))
-            return SERVE_MODE | own | places | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections), PROGRAM: program}, guard
+            return SERVE_MODE | without_settings() | places | {
+                "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
+                PROGRAM: program,
+            }, guard
 
 
 def _front_door(folder: Path, settings: Settings) -> Path:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.addresses import in_url, is_every
+from services.child_environment import least
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
 OTHER_FILES = 128  # HAProxy's that are no connections of clients
@@ -27,6 +28,7 @@ RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of th
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
+MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # by which a cluster's processes are found
 FRONTEND = "http_frontend"  # its name in Serve's configuration
 TLS = "ssl crt {file} ssl-min-ver TLSv1.2 alpn http/1.1"
 
@@ -124,7 +126,7 @@ def main() -> None:
     mend(Path(given[given.index("-f") + 1]), own[0] if own else "", own[1:])
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # this program
     binary = get_haproxy_binary()
-    os.execv(binary, [binary, *given])
+    os.execve(binary, [binary, *given], least(MARK))
 
 
 def _write(file: Path, text: str) -> None:

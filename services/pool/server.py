@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.background import start
+from services.child_environment import least
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
 from services.pool.disk import has_place
@@ -180,6 +181,7 @@ class PoolServer:
                 raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
             self._child = subprocess.Popen(
                 self._command(),
+                env=least(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

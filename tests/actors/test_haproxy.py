@@ -14,6 +14,9 @@ from haproxy_process import backend, running
 
 from actors import haproxy
 from actors.connections import connections
+from actors.haproxy import MARK
+from actors.leftovers import processes_of
+from actors.listening import ports_of
 from services.config import Settings
 
 
@@ -122,6 +125,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
         answer = closed(client)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"type": "invalid_request_error"' in answer
+
+
+def test_it_has_its_mark_in_its_environment_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, str(tmp_path / "haproxy.cfg"))
+    monkeypatch.setenv("CLOUD_TOKEN", "a-word")
+    with running(tmp_path) as port:
+        (pid,) = {pid for pid in processes_of(tmp_path) if any(one.port == port for one in ports_of([pid]))}
+        assert b"a-word" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def test_statistics_and_commands_are_this_machines_and_this_users(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from pool_helpers import Owner, commit, counts, group, stored
@@ -51,6 +52,22 @@ def test_old_and_other_programs_are_passed_over(tmp_path, monkeypatch, says):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert choose_server().path != fake
+
+
+async def test_a_server_is_told_no_setting_and_no_other_secret(tmp_path, monkeypatch):
+    real = choose_server()
+    program = tmp_path / "server"
+    program.write_text(f'#!/bin/sh\nenv > {tmp_path}/told\nexec {real.path} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("ORCA_API_KEY", "a-word")
+    monkeypatch.setenv("CLOUD_TOKEN", "a-word")
+    monkeypatch.setenv("TZ", "UTC")
+    server = PoolServer(replace(real, path=program), tmp_path)
+    await server.start()
+    await server.stop()
+    told = (tmp_path / "told").read_text()
+    assert "TZ=UTC" in told
+    assert "a-word" not in told
 
 
 def test_no_server_at_all_says_what_to_do(monkeypatch):
