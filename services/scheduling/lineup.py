@@ -161,13 +161,16 @@ class Lineup:
         running = Counter(entry.tenant for entry in self.running if not entry.line)
         for guest in [e for e in self.waiting if e.tenant not in running and not (e.line or e.flights)]:
             most = max(running.values(), default=0)
-            if not self.full or most < 2 or not self.fits_now(guest):
+            if not self.full or most < 2:
                 return
             host = next(e for e in reversed(self.running) if running[e.tenant] == most)
-            if guest.tenant not in running and not (self._order.classes and host.priority < guest.priority):
-                self._pause(host)
-                self.enter(guest)
-                running.update({host.tenant: -1, guest.tenant: 1})
+            if guest.tenant in running or (self._order.classes and host.priority < guest.priority):
+                continue
+            if not self.fits_now(guest):  # asked last: lines of batches give their blocks for it
+                return
+            self._pause(host)
+            self.enter(guest)
+            running.update({host.tenant: -1, guest.tenant: 1})
 
     def fits(self, entry: Entry) -> bool:
         """Whether it may start, or go on, beside those that run."""
