@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stack import Stack
 
 from gateway import desk as desk_module
-from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, Desk
+from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, SHORT, Desk
 from gateway.errors import ApiError, Kind
 from gateway.values import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
 from services.text import Tokenizer
@@ -38,6 +38,19 @@ async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
     assert await desk.do("b", LONG, lambda: "done") == "done"
     go.set()
     assert await asyncio.gather(*blocked) == [True] * len(blocked)
+    desk.close()
+
+
+async def test_short_work_waits_for_no_long_work_of_others() -> None:
+    desk, go = Desk(), threading.Event()
+    blocked = [asyncio.create_task(desk.do(tenant, SHORT + 1, go.wait, 20)) for tenant in "abcd"]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        done = await asyncio.gather(*(desk.do(tenant, SHORT, lambda: "done") for tenant in "efg"))
+    assert done == ["done"] * 3
+    assert not any(call.done() for call in blocked)
+    go.set()
+    assert await asyncio.gather(*blocked) == [True] * 4
     desk.close()
 
 
