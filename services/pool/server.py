@@ -166,6 +166,8 @@ class PoolServer:
                 )
             await self._shut_down()
             child = None
+        if child and child.pid == self._pid:
+            return  # its command line told it; what somebody else set since it answers is not taken back
         alone = self._users.alone()  # what others were promised is not taken back
         if self._appendfsync == "always" or alone:
             await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)

@@ -70,6 +70,13 @@ async def test_a_server_is_told_no_setting_and_no_other_secret(tmp_path, monkeyp
     assert "a-word" not in told
 
 
+async def test_what_is_set_in_a_server_that_was_just_started_stays(make_server):
+    server = make_server()
+    await server.start()
+    assert "cmdstat_config" not in str(await server._ask("INFO", "commandstats"))
+    assert int((await server._ask("CONFIG", "GET", "maxmemory"))[1]) == server._max_memory
+
+
 def test_no_server_at_all_says_what_to_do(monkeypatch):
     monkeypatch.setattr(binaries, "_IN_WHEELS", {})
     monkeypatch.setenv("PATH", "")
