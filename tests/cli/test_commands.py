@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 
 from cli import main as orca
 from cli.arguments import Parser
+from cli.serve import _check_port
 from cli.serve_flags import parse
 from cli.server import add_server, headers, own_url
 from services.config import Settings
-from services.errors import UsageError
+from services.errors import SettingsError, UsageError
 from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
 from services.setting_types import Section, hash_of
 from services.version import program_version
@@ -198,3 +200,19 @@ def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: p
     listed = capsys.readouterr().out
     assert all(f"\n  {command} " in listed for command in orca.COMMANDS)
     assert run(monkeypatch) == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_a_port_that_is_taken_is_told_before_anything_starts(host: str) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port={port}, host={host}: Address already in use"):
+            _check_port(Settings(host=host, port=port))
+    _check_port(Settings(host=host, port=port))
+
+
+def test_a_host_that_is_no_address_is_told_too() -> None:
+    with pytest.raises(SettingsError, match=r"host=none\.invalid: "):
+        _check_port(Settings(host="none.invalid"))
