@@ -57,7 +57,9 @@ def test_a_stream_cut_anywhere_says_what_the_whole_says(
     whole = answered.json()
     events = read(http.post(path, json=asked | {"stream": True} | USAGE, headers=RESUMABLE))
     assert events[-1] == DONE
-    cut = 1 + place % (len(events) - 1)  # not drawn from their number: how many tokens share an event is up to the clock
+    cut = 1 + place % (
+        len(events) - 1
+    )  # not drawn from their number: how many tokens share an event is up to the clock
     again = events[:cut] + rest(other, events[cut - 1].id or "")
     assert len({event.id for event in again}) == len(again)
     for stream in (events, again):
