@@ -108,7 +108,7 @@ def backend(handler: Handler) -> Iterator[int]:
 
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            line = connection.makefile("rb").readline().decode()
+            line = connection.makefile("rb", buffering=0).readline().decode()
             if "health" in line:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
             else:
