@@ -21,6 +21,7 @@ REFUSED = 1024  # connections above those that are served, which get a 503 at on
 OTHER_FILES = 128  # HAProxy's that are no connections of clients
 RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
+CHECK_TIMEOUT = 5  # seconds for a gateway's answer to a check; one that is dead refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
 FRONTEND = "http_frontend"  # its name in Serve's configuration
@@ -54,7 +55,7 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",
-            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n"
+            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),
         (

@@ -34,8 +34,8 @@ class Limits:
     has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
 
     A request that a client waits for does not enter where it would wait longer than `max_queue_wait` seconds (0: any
-    time), as fast as its tenant's are claimed while some wait. Where that is not known, because few were: where it waits
-    behind one that has waited for so long.
+    time), as fast as its tenant's are claimed while some wait. Where that is not known, because few were: where it
+    waits behind one that has waited for so long.
 
     Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds
