@@ -27,8 +27,8 @@ class Desk:
     """A tenant has one piece of work done at a time, the others of its own wait behind it. So a tenant that sends long
     bodies only waits for itself, and for `AT_ONCE` others at most. One that has none in line is never refused.
 
-    Short pieces wait for each other. Else a thousand requests that come at once would be worked on in one turn of the
-    loop, which is seconds in which nobody gets a token and no probe an answer.
+    Short pieces wait for each other, tenants by turns. Else a thousand requests that come at once would be worked on in
+    one turn of the loop, which is seconds in which nobody gets a token and no probe an answer.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Desk:
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
         self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
-        self._short: deque[asyncio.Future[None]] = deque()  # pieces that wait for a turn of the loop
+        self._short: dict[str, deque[asyncio.Future[None]]] = {}  # pieces that wait for a turn of the loop, by tenant
         self._had_turn = False  # a piece had this one
 
     async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -47,7 +47,7 @@ class Desk:
         for: a thread cannot be stopped, and its place is not free until then.
         """
         if size <= INLINE:
-            await self._turn()
+            await self._turn(tenant)
             return function(*args, **kwargs)
         _check_room(self._waiting, tenant, size)
         self._waiting[tenant] += size
@@ -61,23 +61,29 @@ class Desk:
             if not self._waiting[tenant]:
                 del self._waiting[tenant], self._turns[tenant]
 
-    async def _turn(self) -> None:
+    async def _turn(self, tenant: str) -> None:
         """Wait for a turn of the loop in which no other short piece is worked on."""
         loop = asyncio.get_running_loop()
         if self._had_turn:
-            self._short.append(turn := loop.create_future())
+            self._short.setdefault(tenant, deque()).append(turn := loop.create_future())
             await turn
         else:
             self._had_turn = True
             loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        while self._short and self._short[0].done():
-            self._short.popleft()  # it was cancelled
-        self._had_turn = bool(self._short)
-        if self._short:
-            self._short.popleft().set_result(None)
-            asyncio.get_running_loop().call_soon(self._next_turn)
+        """Of the tenant whose last one is longest ago. Pieces that were cancelled are passed over."""
+        self._had_turn = False
+        while self._short and not self._had_turn:
+            tenant, line = next(iter(self._short.items()))
+            del self._short[tenant]
+            turn = line.popleft()
+            if line:
+                self._short[tenant] = line
+            if not turn.done():
+                self._had_turn = True
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next_turn)
 
     def receive(self, tenant: str, size: int) -> None:
         """So many bytes more of a body are in memory, until `received`. Raises ApiError where there are too many."""
