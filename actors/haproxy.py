@@ -27,6 +27,7 @@ ONE_ADDRESS = 0.75  # of the connections that are served, for clients of one add
 OTHER_FILES = 128  # HAProxy's that are no connections of clients
 RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
+CHECK_TIMEOUT = 5  # seconds for a gateway's answer to a check; one that is dead refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # by which a cluster's processes are found
@@ -64,7 +65,7 @@ def mended(config: str, folder: Path, host: str = "", certificate: Path | None =
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",
-            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n"
+            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
             "    option disable-h2-upgrade\n"  # in HTTP/2 a hundred requests share what is counted, a connection
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),

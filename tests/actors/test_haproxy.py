@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from actors.haproxy import MARK
 from actors.leftovers import processes_of
 from actors.listening import ports_of
 from services.config import Settings
+
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 def unserved(answer: httpx.Response) -> None:
@@ -62,6 +65,24 @@ def test_with_all_gateways_dead_it_is_503_not_the_404_of_serves_own_proxy(tmp_pa
         unserved(ask(port))  # it closed without an answer
 
 
+def test_a_gateway_that_is_slow_to_answer_a_check_is_not_taken_for_dead(tmp_path: Path) -> None:
+    slow, checks = threading.Event(), []
+
+    def checked() -> None:
+        if slow.is_set():
+            checks.append(True)
+            time.sleep(0.3)
+
+    with (
+        backend(lambda connection, _: connection.sendall(EMPTY), checked) as place,
+        running(tmp_path, place) as port,
+    ):
+        slow.set()
+        while len(checks) < 4:  # two that fail are enough for it to be down
+            time.sleep(0.01)
+        assert ask(port).status_code == 200
+
+
 def test_half_a_request_is_answered_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "HEAD_TIMEOUT", 1)
     with running(tmp_path, changed=True) as port, socket.create_connection(("127.0.0.1", port)) as half:
@@ -74,7 +95,7 @@ def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
 ) -> None:
     monkeypatch.setattr(haproxy, "REFUSED", 20)
     with (
-        backend(lambda connection, _: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as place,
+        backend(lambda connection, _: connection.sendall(EMPTY)) as place,
         running(tmp_path, place, most=60, changed=True) as port,
         contextlib.ExitStack() as stack,
     ):
