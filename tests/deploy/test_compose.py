@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from jsonschema import Draft7Validator
 from services.config import Settings
 from tests.deploy.conftest import ROOT
 
-ORCA = ("prepare", "head", "worker", "deploy", "locust")
+SERVER = ("prepare", "head", "worker", "deploy")
 
 
 def test_follows_the_specification(schemas: Path, compose: dict[str, Any]) -> None:
@@ -37,8 +38,17 @@ def test_waiting_for_health_is_waiting_for_something(compose: dict[str, Any]) ->
                 assert "healthcheck" in services[name]
 
 
-def test_orca_runs_from_one_image(compose: dict[str, Any]) -> None:
-    assert {compose["services"][name]["image"] for name in ORCA} == {"orca"}
+def test_the_server_runs_from_one_image(compose: dict[str, Any]) -> None:
+    assert {compose["services"][name]["image"] for name in SERVER} == {"orca"}
+
+
+def test_the_image_of_locust_is_a_stage_of_the_dockerfile_and_the_server_is_the_last(compose: dict[str, Any]) -> None:
+    server, locust = compose["services"]["head"]["build"], compose["services"]["locust"]["build"]
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / server["dockerfile"]).read_text(), re.MULTILINE)
+    assert stages[-1] == "server"
+    assert "target" not in server
+    assert locust["target"] in stages
+    assert locust == server | {"target": locust["target"]}
 
 
 def test_all_ray_nodes_have_the_same_environment(compose: dict[str, Any]) -> None:
