@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft7Validator
 
 from services.config import Settings
+from tests import schemas
 from tests.deploy.conftest import ROOT
 
 SERVER = ("prepare", "head", "worker", "deploy")
 
 
-def test_follows_the_specification(schemas: Path, compose: dict[str, Any]) -> None:
-    schema = json.loads((schemas / "compose_spec.json").read_text())
+def test_follows_the_specification(compose: dict[str, Any]) -> None:
+    schema = json.loads(schemas.document("compose_spec.json").read_text())
     assert [f"{e.json_path}: {e.message}" for e in Draft7Validator(schema).iter_errors(compose)] == []
 
 
