@@ -5,7 +5,7 @@
 # make fuzz       random requests, bodies, streams and pool calls, fifty times as many as in `make test`
 # make verify     the paper's trace over HTTP, each output compared with generate() for that request alone
 # make bench      the benchmarks of docs/benchmarks.md
-# make locust     Locust's web page on port 8089, for the server at HOST
+# make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
 # make schemas    download the documents of others that some tests compare with, into .schemas
@@ -13,6 +13,7 @@ PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
 HOST ?= http://127.0.0.1:8000
+FAST := $(addprefix tests/,services/scheduling services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
@@ -29,7 +30,7 @@ test: .venv/test lint
 	$(BIN)/python -m pytest -m 'not chaos' --numprocesses 3 --no-loadscope-reorder
 
 test-fast: .venv/test
-	$(BIN)/python -m pytest -m 'not chaos' --fast --numprocesses 2
+	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
 
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
@@ -51,7 +52,7 @@ bench: .venv/bench
 	$(BIN)/python -m load.bench
 
 locust: .venv/bench
-	$(BIN)/locust -f load/locustfile.py --host $(HOST)
+	$(BIN)/locust -f load/locustfile.py --host $(HOST) $(LOCUST)
 
 clients: .venv/serve
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \

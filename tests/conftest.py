@@ -13,6 +13,7 @@ from services.models import resolve
 from services.user_folders import user_cache
 
 settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
+settings.register_profile("fast", settings.get_profile("orca"), max_examples=10)  # of `make test-fast`
 settings.register_profile("fuzz", settings.get_profile("orca"), max_examples=5000)  # of `make fuzz`
 settings.load_profile("orca")
 
