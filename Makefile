@@ -90,4 +90,4 @@ schemas:
 	@touch $@
 
 clean:
-	rm -rf .venv .clients .schemas .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .clients .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
