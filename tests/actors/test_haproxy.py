@@ -77,6 +77,15 @@ def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
         assert closed(beyond[-1]) == b""  # not left to wait in the kernel's queue
 
 
+def test_a_connection_takes_one_request_at_a_time(tmp_path: Path) -> None:
+    """In HTTP/2 a hundred would share one, and the bound on connections would bound nothing."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(preface)
+        connection.shutdown(socket.SHUT_WR)
+        assert closed(connection).startswith(b"HTTP/1.1 400 ")
+
+
 def test_an_answer_may_wait_longer_than_a_client_that_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
