@@ -39,11 +39,12 @@ class Generations:
         nobody waits for it, its times are not measured.
 
         Where the idempotency key is known, the request that came earlier under it is followed from its first token.
-        Raises ApiError when the pool is full, the wait too long or the idempotency key another request's,
-        PoolUnavailable.
+        Raises ApiError when the pool is full, the wait too long, the idempotency key another request's, or the request
+        has as many followers as it may have; PoolUnavailable.
         """
         submission = ticket.submission
         request, plan = submission.request, ticket.plan
+        self._check_followers(request)
         timing = None if received is None else Timing(self._counters, received, submission.sequences)
         inbox = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
@@ -90,10 +91,7 @@ class Generations:
         return await self._attached(group, _as_asked(plan, ticket), receive)
 
     async def _attached(self, group: Group, plan: Plan, receive: Receive | None) -> Generation:
-        followers = len(self._reader.followers(group.request))
-        if followers >= MOST_FOLLOWERS:
-            text = f"Request '{group.request}' has {followers} followers at this gateway, its most."
-            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
+        self._check_followers(group.request)
         inbox = self._reader.follow(group.request, group.sequences)
         inbox.submitted = True
         try:
@@ -103,6 +101,12 @@ class Generations:
             self._close(inbox)
             raise
         return Generation(plan, inbox, self._close, receive)
+
+    def _check_followers(self, request: str) -> None:
+        followers = len(self._reader.followers(request))
+        if followers >= MOST_FOLLOWERS:
+            text = f"Request '{request}' has {followers} followers at this gateway, its most."
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
 
     async def _group(self, request: str, tenant: str) -> Group:
         group = await self._pool.group(request)

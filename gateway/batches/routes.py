@@ -76,7 +76,7 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         store.get(tenant, fields.input_file_id)
     except ApiError as error:
         raise ApiError(error.kind, error.message, "input_file_id") from None
-    open_ = sum(folder.path.parent.parent.name == name for folder in batches.open())
+    open_ = sum(folder.tenant == name for folder in batches.open())
     if open_ >= OPEN_MOST:
         text = f"{open_} batches have not ended, at most {OPEN_MOST} of a tenant are taken; try again later."
         raise ApiError(Kind.TOO_MANY_BATCHES, text)
