@@ -119,7 +119,7 @@ class LineAnswerer:
         ticket, request = replace(ticket, submission=submission), submission.request
         self._asked(number, request)
         try:
-            generation = await gateway.generations.open(ticket, None, None)
+            generation = await gateway.generations.open(ticket, None, None, caller.at_desk)
             return request, await self._whole(generation, caller)
         except ApiError as error:
             if error.kind in BROKEN:
@@ -153,7 +153,7 @@ class LineAnswerer:
     async def _whole(self, generation: Generation, caller: Caller) -> bytes:
         if self._record.endpoint == "/v1/responses":
             with await opened(self._gateway, generation, caller.at_desk) as stored:
-                return orjson.dumps(await whole_response(stored))
+                return await whole_response(stored)
         response = await whole(generation, Answer(generation.plan, self._gateway.model, generation.request))
         return bytes(response.body)
 
