@@ -21,7 +21,9 @@ from gateway.plan import AnswerKind, Plan
 from gateway.reader import Reader
 from gateway.sse import SseWriter
 from gateway.transcript import Transcript
-from services.messages import Commit, Snapshot
+from services.messages import Commit, Logprobs, Snapshot
+from services.pool import packing
+from services.pool import pool as pool_module
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
@@ -134,7 +136,7 @@ async def test_what_is_committed_while_a_follower_reads_reaches_it(
     assert await take(late, 3) == [(0, 5), (1, 6), (2, None)]
 
 
-def threads_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
     """The names of the threads that call this method, as they do."""
     names: list[str] = []
     function: Callable[..., Any] = getattr(owner, name)
@@ -156,6 +158,23 @@ def test_a_long_stream_that_is_read_again_is_written_off_the_loop(
     frames = http.get(f"/v1/streams/{said['id']}").text
     assert frames.endswith("data: [DONE]\n\n")
     assert names == ["desk"]
+
+
+async def test_a_long_reply_of_the_pool_is_unpacked_off_the_loop(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(pool, "gw")
+    await submit(pool, reader, "a", logprobs=20)
+    logprobs = Logprobs(-1.0, [(i, -1.0) for i in range(20)])
+    await Pump(pool).commit(Commit("a/0", 0, [5], [logprobs]))
+    names = threads_of(monkeypatch, packing, "read_snapshots")
+    await reader.reread(["a/0"])
+    monkeypatch.setattr(pool_module, "LONG_REPLY", 100)
+    await reader.reread(["a/0"])
+    second = reader.follow("a", ["a/0"])
+    await reader.catch_up(second)
+    assert names == ["MainThread", "MainThread", "asyncio"]
+    assert (await second.take())[0].logprobs == logprobs
 
 
 def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
