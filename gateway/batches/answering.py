@@ -38,7 +38,14 @@ from services.requests import BATCH_CLASS
 F = TypeVar("F", bound=GenerationFields)
 
 # errors that say something about the moment, not about the line: it is tried again
-PASSING = {Kind.TOO_MANY_LONG, Kind.POOL_FULL, Kind.NO_ENGINE, Kind.POOL_UNAVAILABLE, Kind.STOPPING}
+PASSING = {
+    Kind.TOO_MANY_LONG,
+    Kind.TOO_MANY_FOLLOWERS,
+    Kind.POOL_FULL,
+    Kind.NO_ENGINE,
+    Kind.POOL_UNAVAILABLE,
+    Kind.STOPPING,
+}
 # the request under the line's name was ended from outside, or came back as another: it is asked for anew
 BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
 _KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {
