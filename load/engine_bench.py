@@ -22,9 +22,9 @@ from load.engine_floor.scoring import measure_scoring, scoring_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
 from load.options import Options, engine_settings, model_folder
-from services.engine import placement
 from services.engine.engine import Engine
-from services.engine.model_config import load_config
+from services.engine.families.config import load_config
+from services.engine.startup import devices
 from services.user_folders import user_cache
 
 PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
@@ -52,7 +52,7 @@ def run(options: Options, parts: Sequence[str]) -> Report:
     folder = model_folder(options)
     settings = engine_settings(options)
     engine = Engine.load(folder, settings)
-    device = placement.choose_device(settings)
+    device = devices.choose_device(settings)
     decoder = engine.decoder
     shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]

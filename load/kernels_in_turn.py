@@ -17,14 +17,14 @@ from load.engine_floor.batches import Batches
 from load.machine import machine
 from load.markdown import table
 from load.options import Options, engine_settings, model_folder
-from services.engine import loading
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.decoder import NativeDecoder
+from services.engine.batch.kv_cache import KVCache
 from services.engine.deadly import DeadlyToken
 from services.engine.engine import Engine
-from services.engine.kv_cache import KVCache
-from services.engine.lean.shard import Shard
-from services.engine.lean.weights import DecoderWeights
-from services.engine.native.build import kernels
-from services.engine.native.decoder import NativeDecoder
+from services.engine.families.weights import DecoderWeights
+from services.engine.parallel.shard import Shard
+from services.engine.startup import loading
 from services.user_folders import user_cache
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class Variant:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.kernels_in_turn", description=__doc__)
-    parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/native/kernels")
+    parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/backends/cpu/kernels")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])

@@ -14,8 +14,8 @@ import torch
 from load.engine_floor.batches import Batches
 from load.engine_floor.timing import seconds_of
 from load.markdown import table
+from services.engine.batch.request_state import Row
 from services.engine.engine import Engine
-from services.engine.rows import Row
 from services.requests import SamplingParams
 
 BATCHES = (32, 256)

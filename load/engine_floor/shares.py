@@ -9,8 +9,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from load.engine_floor.batches import Batches
+from services.engine.backends.cpu.decoder import NativeDecoder
 from services.engine.engine import Engine
-from services.engine.native.decoder import NativeDecoder
 
 ITERATIONS = 4
 OUTSIDE = "Python and the cost of starting an operation"

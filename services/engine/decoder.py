@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.kv_cache import KVCache, LayerShape
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
 
 
 class Decoder(Protocol):

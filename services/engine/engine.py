@@ -9,19 +9,19 @@ from pathlib import Path
 
 import torch
 
-from services.engine import loading, memory, placement
+from services.engine.batch.flat_batch import pack
+from services.engine.batch.kv_cache import KVCache, block_bytes
+from services.engine.batch.request_state import Row, Rows
 from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
-from services.engine.flat_batch import pack
-from services.engine.kv_cache import KVCache, block_bytes
-from services.engine.lean.weights import Tensors
+from services.engine.families.weights import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.rows import Row, Rows
-from services.engine.sampler import Sampled, Sampler
-from services.engine.scoring import Scorer
+from services.engine.sampling.prompt_logprobs import Scorer
+from services.engine.sampling.sampler import Sampled, Sampler
 from services.engine.settings import EngineSettings
+from services.engine.startup import devices, loading, memory
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo
@@ -59,9 +59,9 @@ class Engine:
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
-        placement.set_threads(settings)
-        device = placement.choose_device(settings)
-        dtype = placement.choose_dtype(settings, device)
+        devices.set_threads(settings)
+        device = devices.choose_device(settings)
+        dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
         layout = Layout(settings.tp, settings.pp, rank)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from services.engine.cuda.inputs import send
-from services.engine.cuda.layers import PARTIAL_ROWS, CudaLayers
-from services.engine.cuda.planner import Planner
-from services.engine.cuda.setup import CudaSetup
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.kv_cache import KVCache, LayerShape
+from services.engine.backends.cuda.inputs import send
+from services.engine.backends.cuda.layers import PARTIAL_ROWS, CudaLayers
+from services.engine.backends.cuda.planner import Planner
+from services.engine.backends.cuda.setup import CudaSetup
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.part import Sum
 

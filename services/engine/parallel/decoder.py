@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.kv_cache import KVCache, LayerShape
-from services.engine.lean.shard import Shard
-from services.engine.lean.spec import DecoderSpec
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.families.spec import DecoderSpec
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
 from services.engine.parallel.part import Part, Pass
+from services.engine.parallel.shard import Shard
 
 
 class RankDecoder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.engine.lean.shard import Rows, Shard
-from services.engine.lean.spec import DecoderSpec
+from services.engine.families.spec import DecoderSpec
+from services.engine.parallel.shard import Rows, Shard
 from services.errors import SettingsError
 
 

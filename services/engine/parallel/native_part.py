@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.lean.weights import Table
-from services.engine.native.layers import NativeLayers, as_struct
-from services.engine.native.setup import NativeSetup
+from services.engine.backends.cpu.layers import NativeLayers, as_struct
+from services.engine.backends.cpu.setup import NativeSetup
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.part import Sum
 

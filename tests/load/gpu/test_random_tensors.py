@@ -16,7 +16,7 @@ from load.gpu.configurations import CONFIGURATIONS
 from load.in_process import Setup, run_trace
 from load.workloads import Job, any_prompt
 from services.engine.engine import Engine
-from services.engine.random_tensors import RandomTensors
+from services.engine.families.random_tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.errors import ModelError
 from services.scheduling import Knobs

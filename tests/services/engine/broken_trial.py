@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-import services.engine.native.decoder as native
+import services.engine.backends.cpu.decoder as native
 
 END = {"segv": signal.SIGSEGV, "ill": signal.SIGILL, "killed": signal.SIGKILL}
 
@@ -24,7 +24,7 @@ def main(how: str) -> None:
         native.NativeDecoder.forward = wrong
         import runpy
 
-        runpy.run_module("services.engine.proof", run_name="__main__")
+        runpy.run_module("services.engine.startup.proof", run_name="__main__")
 
 
 main(os.path.basename(sys.argv[1]).partition("-")[0])

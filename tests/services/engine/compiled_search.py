@@ -10,11 +10,11 @@ import torch
 from mixed_rows import EOS, mixed
 from plain_choice import plain_token
 
-from services.engine import lone_choice
-from services.engine.blocks import maxima
-from services.engine.contenders import PlainSearch
-from services.engine.native.build import kernels
-from services.engine.native.searching import NativeSearch
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.search import NativeSearch
+from services.engine.sampling import cpu_sampler
+from services.engine.sampling.candidates import PlainSearch
+from services.engine.sampling.logits_chunks import maxima
 from services.user_folders import user_cache
 
 
@@ -30,7 +30,7 @@ def check_draws(search: NativeSearch) -> None:
         logits = torch.randn(200, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
         rows = mixed(200, vocab)
         expected = [plain_token(one, row, EOS) for one, row in zip(logits, rows, strict=True)]
-        assert lone_choice.choose(logits, rows, search).tokens == expected
+        assert cpu_sampler.choose(logits, rows, search).tokens == expected
 
 
 def check_weights(search: NativeSearch, vocab: int) -> None:

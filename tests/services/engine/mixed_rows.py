@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.engine.rows import Row
-from services.engine.sampler import Sampler
+from services.engine.batch.request_state import Row
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 EOS = frozenset({5})

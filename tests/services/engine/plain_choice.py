@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import torch
 
-from services.engine.noise import gumbel, keys
-from services.engine.rows import Row
-from services.engine.truncation import weights
+from services.engine.batch.request_state import Row
+from services.engine.sampling.noise import gumbel, keys
+from services.engine.sampling.truncation import weights
 
 
 def plain_token(logits: torch.Tensor, row: Row, eos: frozenset[int]) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.engine import placement
 from services.engine.settings import EngineSettings
+from services.engine.startup import devices
 
 INTEL, AMD = "vendor_id\t: GenuineIntel\n", "vendor_id\t: AuthenticAMD\n"
 
@@ -25,9 +25,9 @@ INTEL, AMD = "vendor_id\t: GenuineIntel\n", "vendor_id\t: AuthenticAMD\n"
 def test_auto_is_bfloat16_where_that_is_faster(
     vendor: str, vectors: bool, tiles: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "cpuinfo", lambda: vendor)
+    monkeypatch.setattr(devices, "cpuinfo", lambda: vendor)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: vectors)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    assert placement.choose_dtype(EngineSettings(), torch.device("cpu")) == dtype
-    assert placement.choose_dtype(EngineSettings(dtype="bfloat16"), torch.device("cpu")) == torch.bfloat16
-    assert placement.choose_dtype(EngineSettings(), torch.device("cuda")) == torch.bfloat16
+    assert devices.choose_dtype(EngineSettings(), torch.device("cpu")) == dtype
+    assert devices.choose_dtype(EngineSettings(dtype="bfloat16"), torch.device("cpu")) == torch.bfloat16
+    assert devices.choose_dtype(EngineSettings(), torch.device("cuda")) == torch.bfloat16

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.backends.cpu import build
+from services.engine.backends.cpu.build import NoKernels, compiled, kernels
 from services.engine.engine import Engine
-from services.engine.native import build
-from services.engine.native.build import NoKernels, compiled, kernels
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
 from services.user_folders import user_cache

@@ -13,28 +13,28 @@ from mixed_rows import MIX, mixed
 from plain_choice import plain_token
 from torch._subclasses import FakeTensorMode
 
-from services.engine import batch_choice, lone_choice
-from services.engine.choice import Choice
-from services.engine.contenders import PlainSearch
-from services.engine.rows import Row
-from services.engine.sampler import Sampler
+from services.engine.batch.request_state import Row
+from services.engine.sampling import batched_sampler, cpu_sampler
+from services.engine.sampling.candidates import PlainSearch
+from services.engine.sampling.output import Choice
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole blocks, more than the blocks that are looked at first
 
 
 def choose_plainly(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
-    return lone_choice.choose(logits, rows, PlainSearch())
+    return cpu_sampler.choose(logits, rows, PlainSearch())
 
 
 def choose_compiled(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
-    return lone_choice.choose(logits, rows, compiled_search())
+    return cpu_sampler.choose(logits, rows, compiled_search())
 
 
 WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [
     choose_plainly,
     choose_compiled,
-    batch_choice.choose,
+    batched_sampler.choose,
 ]
 
 
@@ -121,18 +121,18 @@ def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Seq
 
 def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    whole = batch_choice.choose(logits, mixed(40, 3000))
-    monkeypatch.setattr(batch_choice, "AT_ONCE", 7000)
-    assert batch_choice.choose(logits, mixed(40, 3000)) == whole
+    whole = batched_sampler.choose(logits, mixed(40, 3000))
+    monkeypatch.setattr(batched_sampler, "AT_ONCE", 7000)
+    assert batched_sampler.choose(logits, mixed(40, 3000)) == whole
 
 
 def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
     """A fake tensor has no values: whoever asks for one, where a device would have to be waited for, is refused."""
     rows = mixed(16, 3000)
-    batch = batch_choice.Batch.of(rows, 3000)
+    batch = batched_sampler.Batch.of(rows, 3000)
     sent = batch.send(3000, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        told = batch_choice.launch(torch.empty(16, 3000), batch, sent)
+        told = batched_sampler.launch(torch.empty(16, 3000), batch, sent)
         with pytest.raises(Exception, match="_local_scalar_dense"):
             told.max().item()
     asking, likeliest = len(batch.asking), batch.likeliest
@@ -149,14 +149,14 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
 def test_a_device_draws_the_same_tokens() -> None:
     logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
     expected = choose_plainly(logits, mixed(80, 50_000))
-    choice = batch_choice.choose(logits.cuda(), mixed(80, 50_000))
+    choice = batched_sampler.choose(logits.cuda(), mixed(80, 50_000))
     assert (choice.tokens, choice.possible, choice.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
 @pytest.mark.parametrize("on_cpu", WAYS[:2])
 def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batch_choice.choose))
+    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batched_sampler.choose))
     assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
     for i in one:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)

@@ -180,6 +180,6 @@ def test_blocks_come_from_the_memory_there_is(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers, 2 key heads of 16 and as many values, 4 bytes each: 512 bytes a token, 4,096 a block of 8."""
-    monkeypatch.setattr("services.engine.memory.free_bytes", lambda device: 4096 * 1000)
+    monkeypatch.setattr("services.engine.startup.memory.free_bytes", lambda device: 4096 * 1000)
     settings = EngineSettings("cpu", "float32", block_size=8, kv_memory_fraction=0.25, threads=1)
     assert Engine.load(tiny_model("llama"), settings).figures.num_blocks == 250

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.engine import Engine
-from services.engine.lean.families import spec_of
+from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.blocks import maxima
-from services.engine.native import build
-from services.engine.native.searching import DRAW
-from services.engine.truncation import Truncation, truncate
+from services.engine.backends.cpu import build
+from services.engine.backends.cpu.search import DRAW
+from services.engine.sampling.logits_chunks import maxima
+from services.engine.sampling.truncation import Truncation, truncate
 from services.requests import SamplingParams
 
 KEPT = """

@@ -13,10 +13,10 @@ import pytest
 from tiny_models import FAMILIES
 from transformers import AutoConfig
 
-from services.engine.lean.families import spec_of
-from services.engine.lean.known_spec import known_spec
-from services.engine.lean.spec import DecoderSpec
-from services.engine.model_config import load_config
+from services.engine.families.config import load_config
+from services.engine.families.known_spec import known_spec
+from services.engine.families.registry import spec_of
+from services.engine.families.spec import DecoderSpec
 from services.errors import ModelError
 from services.user_folders import user_cache
 
@@ -89,7 +89,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from services.engine.engine import Engine
-from services.engine.preload import preload
+from services.engine.startup.preload import preload
 from services.engine.settings import EngineSettings
 
 folder, settings = Path(sys.argv[1]), EngineSettings("cpu", "float32", cache_dir=Path(sys.argv[2]), kv_blocks=8)

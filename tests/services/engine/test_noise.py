@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from services.engine.noise import UNIFORMS, bits, gumbel, gumbel_of, keys, lucky, uniform
+from services.engine.sampling.noise import UNIFORMS, bits, gumbel, gumbel_of, keys, lucky, uniform
 
 MASK = (1 << 64) - 1
 

@@ -15,9 +15,9 @@ from test_families import LEAN, generate, make_jobs
 from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
 
+from services.engine.backends.cpu import build
+from services.engine.backends.cpu.search import NativeSearch
 from services.engine.engine import Engine
-from services.engine.native import build
-from services.engine.native.searching import NativeSearch
 from services.engine.settings import EngineSettings
 
 

@@ -7,9 +7,9 @@ import ctypes
 import pytest
 import torch
 
-from services.engine.lean.weights import Linear
-from services.engine.native.build import kernels
-from services.engine.native.packing import SHORT, Packer
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.packing import SHORT, Packer
+from services.engine.families.weights import Linear
 from services.user_folders import user_cache
 
 ROWS = (1, 2, 15, 16, 17, 33, 64, 100)  # about the sizes of tiles and blocks

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from services.engine import scoring
-from services.engine.contenders import PlainSearch
 from services.engine.engine import Engine
+from services.engine.sampling import prompt_logprobs
+from services.engine.sampling.candidates import PlainSearch
 from services.engine.settings import EngineSettings
 from services.messages import Claim, Iteration, Logprobs, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
@@ -97,11 +97,11 @@ def test_the_size_of_a_piece_changes_nothing(
     engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean))
     expected = Driver(engine, max_batch=9).run(make_jobs())
     most = 7 * engine.figures.vocab_size
-    monkeypatch.setattr(scoring, "AT_ONCE", most)
+    monkeypatch.setattr(prompt_logprobs, "AT_ONCE", most)
     sizes: list[int] = []
     logits_after = engine.decoder.logits_after
 
-    def recording(tokens: scoring.Numbers) -> torch.Tensor | None:
+    def recording(tokens: prompt_logprobs.Numbers) -> torch.Tensor | None:
         logits = logits_after(tokens)
         assert logits is not None
         sizes.append(logits.numel())
@@ -195,8 +195,8 @@ def test_one_way_of_scoring_is_the_other() -> None:
     logits[6, 2] = torch.inf
     targets = torch.randint(0, 300, (40,)).int()
     targets[3] = 7
-    one = scoring.on_a_cpu(logits, targets.numpy(), 4, PlainSearch())
-    other = scoring.on_a_device(logits, targets.numpy(), 4)
+    one = prompt_logprobs.on_a_cpu(logits, targets.numpy(), 4, PlainSearch())
+    other = prompt_logprobs.on_a_device(logits, targets.numpy(), 4)
     assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
     sound = one.sound
     assert one.own[3] == other.own[3] == -torch.inf

@@ -14,18 +14,18 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from services.engine import loading
+from services.engine.backends.cpu.build import SOURCE, kernels
+from services.engine.backends.cpu.decoder import NativeDecoder
+from services.engine.backends.cpu.layers import NativeLayers
+from services.engine.backends.cpu.packing import Packer
 from services.engine.engine import Engine
-from services.engine.native.build import SOURCE, kernels
-from services.engine.native.decoder import NativeDecoder
-from services.engine.native.layers import NativeLayers
-from services.engine.native.packing import Packer
-from services.engine.preload import preload
-from services.engine.proof import verdict
-from services.engine.proof.bounds import bound_of
-from services.engine.proof.trial import trial
-from services.engine.proof.verdict import proven, read_settings, run_trial
 from services.engine.settings import EngineSettings
+from services.engine.startup import loading
+from services.engine.startup.preload import preload
+from services.engine.startup.proof import verdict
+from services.engine.startup.proof.bounds import bound_of
+from services.engine.startup.proof.trial import trial
+from services.engine.startup.proof.verdict import proven, read_settings, run_trial
 from services.errors import SettingsError
 from services.user_folders import user_cache
 
@@ -50,7 +50,7 @@ def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_
 
 def another_position(patch: pytest.MonkeyPatch) -> None:
     """Rotations of the position before."""
-    from services.engine.native import layers
+    from services.engine.backends.cpu import layers
 
     table = layers.rotary_table
     patch.setattr(layers, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])

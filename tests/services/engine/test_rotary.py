@@ -9,8 +9,8 @@ import torch
 from tiny_models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.engine.lean.families import spec_of
-from services.engine.lean.rotary import rotary_table
+from services.engine.families.registry import spec_of
+from services.engine.families.rotary import rotary_table
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 10_000.0},

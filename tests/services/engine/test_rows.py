@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.rows import Rows
+from services.engine.batch.request_state import Rows
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 

@@ -12,9 +12,9 @@ from compiled_search import compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine import batch_choice, lone_choice
-from services.engine.rows import Row
-from services.engine.sampler import Sampler
+from services.engine.batch.request_state import Row
+from services.engine.sampling import batched_sampler, cpu_sampler
+from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCAB, EOS = 50, 49
@@ -24,11 +24,11 @@ SAMPLER = Sampler(frozenset({EOS}), VOCAB)
 @pytest.fixture(autouse=True, params=["alone", "compiled", "batched"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test runs with all ways to choose: those of a CPU, and that of an accelerator, here on a CPU."""
-    alone = lone_choice.choose
+    alone = cpu_sampler.choose
     if request.param == "compiled":
-        monkeypatch.setattr(lone_choice, "choose", lambda logits, rows, _: alone(logits, rows, compiled_search()))
+        monkeypatch.setattr(cpu_sampler, "choose", lambda logits, rows, _: alone(logits, rows, compiled_search()))
     if request.param == "batched":
-        monkeypatch.setattr(lone_choice, "choose", lambda logits, rows, _: batch_choice.choose(logits, rows))
+        monkeypatch.setattr(cpu_sampler, "choose", lambda logits, rows, _: batched_sampler.choose(logits, rows))
 
 
 def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> Row:

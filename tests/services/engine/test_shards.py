@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from services.engine.lean.shard import Shard
-from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights, LayerWeights
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights, LayerWeights
 from services.engine.parallel.layout import Layout
+from services.engine.parallel.shard import Shard
 from services.errors import SettingsError
 
 TENSORS = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine import contenders
-from services.engine.blocks import Blocks, maxima
-from services.engine.truncation import Truncation, truncate
+from services.engine.sampling import candidates
+from services.engine.sampling.logits_chunks import Blocks, maxima
+from services.engine.sampling.truncation import Truncation, truncate
 from services.requests import SamplingParams
 
 
@@ -69,12 +69,12 @@ def test_kept_tokens_are_those_of_the_formulas(together: bool) -> None:
 @pytest.mark.parametrize("deep", [0.5, 100.0], ids=["all-of-them", "near-ones"])
 def test_contenders_are_those_of_the_formulas(deep: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not the nucleus is among the scores where it is sought first."""
-    monkeypatch.setattr(contenders, "NUCLEUS", np.float32(deep))
+    monkeypatch.setattr(candidates, "NUCLEUS", np.float32(deep))
     scores, expected = drawn_scores()
     for row, s, ids in zip(scores, CASES, expected, strict=True):
         limits = Truncation.of([s], len(row)).one(0)
         blocks = Blocks(row.numpy(), maxima(row).numpy())
-        found, with_scores = contenders.find(blocks, limits, np.int64(5))
+        found, with_scores = candidates.find(blocks, limits, np.int64(5))
         assert set(found.tolist()) == ids or limits.none
         assert with_scores.tolist() == row[torch.from_numpy(found)].tolist()
 
@@ -93,4 +93,4 @@ def test_equal_scores_stay_together() -> None:
     keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
     limits = Truncation.of([settings(top_k=2)], 4).one(0)
-    assert contenders.find(blocks, limits, np.int64(5))[0].tolist() == [0, 1, 2]
+    assert candidates.find(blocks, limits, np.int64(5))[0].tolist() == [0, 1, 2]

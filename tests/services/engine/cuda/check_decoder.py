@@ -14,11 +14,11 @@ from test_families import generate
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 
-from services.engine.cuda.decoder import CudaDecoder
-from services.engine.lean.shard import Shard
-from services.engine.proof.bounds import BOUNDS
-from services.engine.proof.trial import compare
-from services.engine.stock.loading import load_stock
+from services.engine.backends.cuda.decoder import CudaDecoder
+from services.engine.backends.stock.loading import load_stock
+from services.engine.parallel.shard import Shard
+from services.engine.startup.proof.bounds import BOUNDS
+from services.engine.startup.proof.trial import compare
 from services.requests import SamplingParams
 
 

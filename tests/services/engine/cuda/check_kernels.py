@@ -12,24 +12,24 @@ import torch
 from plain_choice import plain_token
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
 
-from services.engine.cuda.inputs import send
-from services.engine.cuda.kernels import attention
-from services.engine.cuda.kernels import draw as drawing
-from services.engine.cuda.kernels.activation import activate
-from services.engine.cuda.kernels.attention import Partials
-from services.engine.cuda.kernels.draw import draw
-from services.engine.cuda.kernels.embedding import embed
-from services.engine.cuda.kernels.heads import Rotary, place
-from services.engine.cuda.kernels.norm import add_and_norm
-from services.engine.cuda.kernels.product import multiply
-from services.engine.cuda.plan import plan
-from services.engine.cuda.tiles import Tiles
-from services.engine.flat_batch import FlatBatch, pack
-from services.engine.kv_cache import KVCache, LayerShape
-from services.engine.lean.weights import Linear, Table
-from services.engine.noise import keys
-from services.engine.rows import Row
-from services.engine.truncation import Truncation
+from services.engine.backends.cuda.inputs import send
+from services.engine.backends.cuda.kernels import attention
+from services.engine.backends.cuda.kernels import draw as drawing
+from services.engine.backends.cuda.kernels.activation import activate
+from services.engine.backends.cuda.kernels.attention import Partials
+from services.engine.backends.cuda.kernels.draw import draw
+from services.engine.backends.cuda.kernels.embedding import embed
+from services.engine.backends.cuda.kernels.heads import Rotary, place
+from services.engine.backends.cuda.kernels.norm import add_and_norm
+from services.engine.backends.cuda.kernels.product import multiply
+from services.engine.backends.cuda.plan import plan
+from services.engine.backends.cuda.tiles import Tiles
+from services.engine.batch.flat_batch import FlatBatch, pack
+from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.request_state import Row
+from services.engine.families.weights import Linear, Table
+from services.engine.sampling.noise import keys
+from services.engine.sampling.truncation import Truncation
 from services.requests import SamplingParams
 
 TILES = Tiles(rows=8, keys=8, split=16)

@@ -7,22 +7,22 @@ from pathlib import Path
 import interpreter  # noqa: F401  as conftest.py, for ranks, which are processes of their own
 import torch
 
-from services.engine.cuda.decoder import CudaDecoder
-from services.engine.cuda.setup import CudaSetup
-from services.engine.cuda.tiles import Tiles
+from services.engine.backends.cuda.decoder import CudaDecoder
+from services.engine.backends.cuda.setup import CudaSetup
+from services.engine.backends.cuda.tiles import Tiles
+from services.engine.batch.kv_cache import KVCache
 from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
-from services.engine.kv_cache import KVCache
-from services.engine.lean.families import spec_of
-from services.engine.lean.shard import Shard
-from services.engine.lean.spec import DecoderSpec
-from services.engine.lean.weights import DecoderWeights
-from services.engine.model_config import load_config
+from services.engine.families.config import load_config
+from services.engine.families.registry import spec_of
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.cuda_part import CudaPart
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
-from services.engine.sampler import Sampler
+from services.engine.parallel.shard import Shard
+from services.engine.sampling.sampler import Sampler
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures
 

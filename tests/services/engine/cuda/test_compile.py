@@ -18,11 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from services.engine.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
-from services.engine.cuda.plan import FIELDS
-from services.engine.cuda.planner import NARROW
-from services.engine.cuda.tiles import Tiles
-from services.engine.lean.weights import Linear, Table
+from services.engine.backends.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
+from services.engine.backends.cuda.plan import FIELDS
+from services.engine.backends.cuda.planner import NARROW
+from services.engine.backends.cuda.tiles import Tiles
+from services.engine.families.weights import Linear, Table
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

@@ -13,9 +13,9 @@ import torch
 from driver import Driver, Job
 from test_families import make_jobs
 
+from services.engine.batch.flat_batch import pack
+from services.engine.batch.request_state import Row
 from services.engine.engine import Engine
-from services.engine.flat_batch import pack
-from services.engine.rows import Row
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
