@@ -160,7 +160,7 @@ class EngineActor:
 
             self._settings = preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
-            from services.engine.parallel.meeting import open_meeting
+            from services.engine.parallel.process_groups import open_meeting
 
             self._meeting = open_meeting(self._node)
         start_thread(self._end_when_orphaned, "orphan-watch")

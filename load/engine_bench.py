@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
-    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)

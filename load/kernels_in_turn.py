@@ -18,12 +18,11 @@ from load.machine import machine
 from load.markdown import table
 from load.options import Options, engine_settings, model_folder
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.decoder import NativeDecoder
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.batch.kv_cache import KVCache
-from services.engine.deadly import DeadlyToken
 from services.engine.engine import Engine
-from services.engine.families.weights import DecoderWeights
-from services.engine.parallel.shard import Shard
+from services.engine.families.registry import open_weights
+from services.engine.settings import DeadlyToken
 from services.engine.startup import loading
 from services.user_folders import user_cache
 
@@ -44,7 +43,7 @@ class Variant:
 
     name: str
     engine: Engine
-    decoder: NativeDecoder
+    decoder: CpuDecoder
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -82,12 +81,12 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
 def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
     folder, settings = model_folder(options), engine_settings(options)
     own = Engine.load(folder, settings)
-    figures, spec = own.figures, loading.lean_spec(folder, settings)
+    figures, spec = own.figures, loading.fast_path_spec(folder, settings)
     if spec is None:
-        raise SystemExit(f"{options.model} is not on the lean path, which alone has kernels")
+        raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
-        setup = loading.native_setup(spec, DecoderWeights(spec, folder, Shard()), settings, figures.max_model_len)
-        decoder = NativeDecoder(replace(setup, library=kernels(options.cache_dir, source)))
+        setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
+        decoder = CpuDecoder(replace(setup, library=kernels(options.cache_dir, source)))
         cache = KVCache(decoder.layers, _blocks(figures.block_size), figures.block_size, decoder.cache_dtype, CPU)
         decoder.bind(cache)
         yield Variant(str(source), Engine(decoder, cache, figures, own.sampler, DeadlyToken()), decoder)

@@ -16,7 +16,7 @@ from load.engine_floor.phases import Subject
 from load.gpu.budget import Budget
 from load.gpu.configurations import Configuration
 from services.engine.engine import Engine
-from services.engine.families.random_tensors import RandomTensors
+from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices
 

@@ -1,1 +1,6 @@
-"""The ways to run a decoder's layers: `stock` (transformers' own layers), `cpu` (compiled kernels), `cuda` (Triton)."""
+"""The decoders, one for each way to run layers.
+
+- `stock`: transformers' own layers with our attention, for any family, on any device.
+- `cpu`: the fast path on a CPU, compiled C++ kernels.
+- `cuda`: the fast path on a GPU, Triton kernels.
+"""

@@ -1,7 +1,7 @@
 """FlatBatch: an iteration as flat arrays (paper, section 3.2: selective batching).
 
-Every operation but attention runs over one axis of all tokens of all requests; attention finds its requests by
-the lengths and block tables here.
+Every operation except attention runs over one axis of all tokens of all requests. Attention finds the requests by the
+lengths and block tables here.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, behind `contexts[i]` computed ones."""
+    """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones."""
 
     input_ids: Numbers  # [total_tokens]
     starts: Numbers  # [requests + 1]
     contexts: Numbers  # [requests], tokens computed before this iteration
     table_starts: Numbers  # [requests + 1], into `tables`
-    tables: Numbers  # the blocks that hold each request's context and new tokens, one request after the other
-    ends: Numbers  # [sampling], flat index of the last token of each request that is complete after this
-    sampling: list[Row]  # [sampling], those requests
+    tables: Numbers  # the blocks of each request's context and new tokens, one request after another
+    ends: Numbers  # [sampled], flat index of the last token of each request that is complete after this iteration
+    sampled: list[RequestState]  # [sampled], these requests
     block_size: int
-    scored: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
+    scored_tokens: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
     targets: Numbers  # [scored], these next tokens
-    scoring: list[tuple[Row, int]]  # requests whose prompts are scored, and how many of `scored` are theirs, in order
-    wanted: Numbers  # [sampling + scored], `ends` and then `scored`: the tokens after which there are logits
+    scored_requests: list[tuple[RequestState, int]]  # and how many of `scored_tokens` each has, in order
+    wanted: Numbers  # [sampled + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
 
     @property
     def num_requests(self) -> int:
         return len(self.contexts)
 
     def length(self, i: int) -> int:
-        """Tokens of request i to compute in this iteration."""
+        """How many tokens of request i this iteration computes."""
         return int(self.starts[i + 1] - self.starts[i])
 
     def table(self, i: int) -> list[int]:
@@ -48,13 +48,13 @@ class FlatBatch:
         return blocks
 
     def positions(self) -> Numbers:
-        """[total_tokens], of each token in its request."""
+        """[total_tokens], the position of each token in its request."""
         shifts = np.repeat(self.contexts - self.starts[:-1], np.diff(self.starts))
         positions: Numbers = np.arange(len(self.input_ids), dtype=np.int32) + shifts
         return positions
 
     def slots(self) -> Numbers:
-        """[total_tokens], where each token's key and value go: block * block_size + offset."""
+        """[total_tokens], where each token's key and value are written: block * block_size + offset."""
         positions = self.positions()
         tables = np.repeat(self.table_starts[:-1], np.diff(self.starts))
         slots: Numbers = (
@@ -63,50 +63,56 @@ class FlatBatch:
         return slots
 
 
-def pack(scheduled: list[tuple[Row, int]], block_size: int) -> FlatBatch:
-    """The flat batch of these rows, each with so many next tokens. Two counters tell all: there are no phases."""
+def pack(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
+    """The flat batch of these requests, each with its number of next tokens.
+
+    Two counters of a request decide everything: there are no phases.
+    """
     input_ids: list[int] = []
     tables: list[Numbers] = []
-    for row, count in scheduled:
-        begin, end = row.num_computed_tokens, row.num_computed_tokens + count
-        assert begin < end <= len(row.token_ids), f"{row.id}: {count} tokens from {begin} of {len(row.token_ids)}"
-        assert end <= len(row.blocks) * block_size, f"{row.id}: {end} tokens in {len(row.blocks)} blocks"
-        input_ids += row.token_ids[begin:end]
-        tables.append(np.frombuffer(row.blocks, np.int32, -(-end // block_size)))
+    for state, count in scheduled:
+        begin, end = state.num_computed_tokens, state.num_computed_tokens + count
+        assert begin < end <= len(state.token_ids), f"{state.id}: {count} tokens from {begin} of {len(state.token_ids)}"
+        assert end <= len(state.blocks) * block_size, f"{state.id}: {end} tokens in {len(state.blocks)} blocks"
+        input_ids += state.token_ids[begin:end]
+        tables.append(np.frombuffer(state.blocks, np.int32, -(-end // block_size)))
     starts = [0, *accumulate(count for _, count in scheduled)]
-    complete = [i for i, (row, count) in enumerate(scheduled) if row.num_computed_tokens + count == len(row.token_ids)]
+    complete = [i for i, (one, count) in enumerate(scheduled) if one.num_computed_tokens + count == len(one.token_ids)]
     ends = [starts[i + 1] - 1 for i in complete]
-    scoring, scored, targets = _scored(scheduled, starts)
-    wanted = _numbers(ends + scored)
+    scored_requests, scored_tokens, targets = _scored(scheduled, starts)
+    wanted = _numbers(ends + scored_tokens)
     return FlatBatch(
         input_ids=_numbers(input_ids),
         starts=_numbers(starts),
-        contexts=_numbers([row.num_computed_tokens for row, _ in scheduled]),
+        contexts=_numbers([state.num_computed_tokens for state, _ in scheduled]),
         table_starts=_numbers([0, *accumulate(map(len, tables))]),
         tables=np.concatenate(tables),
         ends=wanted[: len(ends)],
-        sampling=[scheduled[i][0] for i in complete],
+        sampled=[scheduled[i][0] for i in complete],
         block_size=block_size,
-        scored=wanted[len(ends) :],
+        scored_tokens=wanted[len(ends) :],
         targets=_numbers(targets),
-        scoring=scoring,
+        scored_requests=scored_requests,
         wanted=wanted,
     )
 
 
-def _scored(scheduled: list[tuple[Row, int]], starts: list[int]) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
-    """`FlatBatch.scoring`, `.scored` and `.targets`. What follows a prompt's last token is sampled, not scored."""
-    scoring: list[tuple[Row, int]] = []
-    scored: list[int] = []
+def _scored(
+    scheduled: list[tuple[RequestState, int]], starts: list[int]
+) -> tuple[list[tuple[RequestState, int]], list[int], list[int]]:
+    """`scored_requests`, `scored_tokens` and `targets` of FlatBatch. The token after a prompt's last one is sampled,
+    not scored."""
+    requests: list[tuple[RequestState, int]] = []
+    tokens: list[int] = []
     targets: list[int] = []
-    for (row, count), start in zip(scheduled, starts, strict=False):
-        if row.scores is not None:
-            begin = row.num_computed_tokens
-            follow = row.token_ids[begin + 1 : min(begin + count + 1, row.num_prompt_tokens)]
-            scoring.append((row, len(follow)))
-            scored += range(start, start + len(follow))
+    for (state, count), start in zip(scheduled, starts, strict=False):
+        if state.prompt_scores is not None:
+            begin = state.num_computed_tokens
+            follow = state.token_ids[begin + 1 : min(begin + count + 1, state.num_prompt_tokens)]
+            requests.append((state, len(follow)))
+            tokens += range(start, start + len(follow))
             targets += follow
-    return scoring, scored, targets
+    return requests, tokens, targets
 
 
 def _numbers(values: list[int]) -> Numbers:

@@ -11,7 +11,7 @@ from services.engine.batch.buffers import zeros
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps of a token."""
+    """The size of what one layer keeps of a token."""
 
     heads: int  # key and value heads
     key_dim: int
@@ -25,12 +25,12 @@ class LayerShape:
 class KVCache:
     """Per layer keys [num_blocks + 1, heads, dim, block_size] and values [num_blocks + 1, heads, block_size, dim].
 
-    What one head reads of a block lies in one piece, in the order in which attention reads it: a score is a sum over
-    dimensions for many keys at once, an output a sum over keys for many dimensions at once. A decoder may keep the
-    numbers of such a piece in an order of its own.
+    What one head reads of a block is contiguous and in the order in which attention reads it: a score is a sum over
+    dimensions for many keys at once, an output is a sum over keys for many dimensions at once. A decoder may order the
+    numbers within such a piece differently.
 
-    The block after the last one stays zero: it pads block tables, so that no request ever reads another's values,
-    not even behind a mask (0 * NaN is NaN).
+    The block after the last one stays zero. It pads block tables, so that no request reads another's values, not even
+    behind a mask (0 * NaN is NaN).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KVCache:
         return _gather(self.keys[layer].transpose(2, 3), blocks), _gather(self.values[layer], blocks)
 
     def erase(self, blocks: list[int]) -> None:
-        """Zero these blocks: what a request with infinite or undefined values leaves must reach nobody."""
+        """Zero these blocks, so that no request reads the infinite or undefined values that a failed one left."""
         index = torch.tensor(blocks, dtype=torch.long, device=self.keys[0].device)
         for store in (*self.keys, *self.values):
             store.index_fill_(0, index, 0)
@@ -71,5 +71,5 @@ def _gather(store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 
 def block_bytes(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers: block_size * sum of heads * (key_dim + value_dim) * bytes of a number."""
+    """Bytes of one block over all layers."""
     return block_size * sum(s.numbers for s in layers) * int(dtype.itemsize)

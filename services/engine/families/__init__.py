@@ -1,1 +1,1 @@
-"""The lean path: families worth speed, described by one spec and run without transformers' layers."""
+"""The model families that the fast path runs: one description of their layers, and a file for each family."""

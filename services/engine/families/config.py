@@ -1,4 +1,4 @@
-"""The config of a model, as transformers reads it, and models that are refused by what it says."""
+"""The config of a model as transformers reads it. Models with features that are not served are refused here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transformers import AutoConfig
 
 from services.errors import ModelError
 
-# these rotary embeddings read the longest position of the whole batch: tokens would depend on the company
+# these rotary embeddings depend on the longest position of the whole batch, so tokens would depend on the batch
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def load_config(folder: Path) -> Any:
-    """The config of the text model in `folder`, with nothing in it that is not served. Raises ModelError."""
+    """The config of the text model in `folder`. Raises ModelError if it has a feature that is not served."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     except (OSError, ValueError, KeyError) as error:

@@ -1,68 +1,68 @@
-"""Families of models that the lean path runs, by their configs."""
+"""The registry of families on the fast path. A model of another family runs transformers' own layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from services.engine.families.rotary import frequencies
+from services import atomic_file, wire
+from services.engine.families.gpt2 import Gpt2
+from services.engine.families.llama import Llama
 from services.engine.families.spec import DecoderSpec
+from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.weights import DecoderWeights
+from services.engine.parallel.layout import Shard
+
+# by transformers' `model_type`
+FAMILIES: dict[str, type[DecoderWeights]] = {
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "qwen3": Llama,
+    "gpt2": Gpt2,
+}
+
+WHOLE = Shard()
 
 
 def spec_of(config: Any) -> DecoderSpec | None:
-    """Of a text model's config; None for a family, or a variant of one, without a lean path."""
-    read = _FAMILIES.get(config.model_type)
+    """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
+    family = FAMILIES.get(config.model_type)
     quantized = getattr(config, "quantization_config", None)  # its tensors are codes, not numbers
-    return read(config) if read and not quantized else None
+    return family.read_spec(config) if family and not quantized else None
 
 
-def _llama(config: Any) -> DecoderSpec | None:
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    partial = "partial_rotary_factor" in config.rope_parameters
-    if config.hidden_act != "silu" or windowed or partial or getattr(config, "mlp_bias", False):
-        return None
-    turns, scale = frequencies(config)
-    return DecoderSpec(
-        family="llama",
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        intermediate=config.intermediate_size,
-        vocab=config.vocab_size,
-        epsilon=config.rms_norm_eps,
-        frequencies=turns,
-        rotary_scale=scale,
-    )
+def open_weights(spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE) -> DecoderWeights:
+    """The weights of a model with this spec, from a folder with safetensors or from tensors. Raises ModelError."""
+    tensors = Checkpoint(source) if isinstance(source, Path) else source
+    return FAMILIES[spec.family](spec, tensors, shard)
 
 
-def _gpt2(config: Any) -> DecoderSpec | None:
-    if (
-        config.activation_function != "gelu_new"
-        or config.scale_attn_by_inverse_layer_idx
-        or not config.scale_attn_weights
-    ):
-        return None
-    return DecoderSpec(
-        family="gpt2",
-        layers=config.n_layer,
-        hidden=config.n_embd,
-        heads=config.n_head,
-        kv_heads=config.n_head,
-        head_dim=config.n_embd // config.n_head,
-        intermediate=config.n_inner or 4 * config.n_embd,
-        vocab=config.vocab_size,
-        epsilon=config.layer_norm_epsilon,
-        layer_norm=True,
-        gated=False,
-    )
+def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
+    """`spec_of` the model in `folder`. The result is kept in `cache`, if that can be written: transformers takes
+    seconds to import and to read a config.
+
+    Raises ModelError for a model that is not served.
+    """
+    file = cache / "specs" / _identity(folder)
+    with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
+        return wire.unpack(DecoderSpec, file.read_bytes())
+    from services.engine.families.config import load_config
+
+    spec = spec_of(load_config(folder))
+    if spec:  # else transformers runs the model, and is imported anyway
+        with contextlib.suppress(OSError):
+            atomic_file.write(file, wire.pack(spec))
+    return spec
 
 
-_FAMILIES: dict[str, Callable[[Any], DecoderSpec | None]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gpt2": _gpt2,
-}
+def _identity(folder: Path) -> str:
+    """A hash of everything that a kept spec depends on: config, transformers, and the code that reads it."""
+    digest = hashlib.sha256(version("transformers").encode())
+    for file in (folder / "config.json", *sorted(Path(__file__).parent.glob("*.py")), Path(wire.__file__)):
+        with contextlib.suppress(OSError):  # without a config, transformers reports the error
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""DecoderSpec: what the layers of a family compute."""
+"""DecoderSpec: what the layers of a model compute. The kernels of both backends know nothing else about it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class DecoderSpec:
     """Pre-norm decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary.
 
-    `layer_norm`: with mean and bias, as in GPT; else by root mean square. `gated`: down(silu(gate x) * up x), else
-    down(gelu(up x)) in its tanh form. `frequencies` of rotary embeddings over the whole head, one for
-    each pair of its columns: radians a position, exact in float32; with none, positions are learned.
+    `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
+    down(silu(gate x) * up x); else down(gelu(up x)) with gelu's tanh form. `frequencies` are those of rotary embeddings
+    over the whole head, one for each pair of its columns: radians per position, exact in float32; with none, positions
+    are learned.
     """
 
-    family: str
+    family: str  # a key of registry.FAMILIES
     layers: int
     hidden: int
     heads: int
@@ -26,7 +27,7 @@ class DecoderSpec:
     layer_norm: bool = False
     gated: bool = True
     frequencies: tuple[float, ...] = ()
-    rotary_scale: float = 1.0  # of cosines and sines
+    rotary_scale: float = 1.0  # a factor of cosines and sines
 
     @property
     def rotary(self) -> bool:
@@ -39,5 +40,5 @@ class DecoderSpec:
 
     @property
     def scaling(self) -> float:
-        """Of attention scores."""
+        """The factor of attention scores."""
         return float(self.head_dim**-0.5)

@@ -1,19 +1,16 @@
-"""The weights of a decoder, fused as its products run, read from safetensors: only what is asked for is read."""
+"""DecoderWeights: reads one shard of a decoder's weights, fused as its products run. Each family implements it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from services.engine.families.spec import DecoderSpec
-from services.engine.parallel.shard import Rows, Shard
-from services.errors import ModelError
+from services.engine.families.tensors import Tensors
+from services.engine.parallel.layout import RowRange, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Of one layer; norms are Linears whose weight is a vector."""
+    """The weights of one layer. Norms are Linears whose weight is a vector."""
 
     attention_norm: Linear
     qkv: Linear  # queries, keys, values
@@ -34,66 +31,8 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: Linear
-    up: Linear  # gated: gates, then what they let through
+    up: Linear  # gated: gate and up projection, one after the other
     down: Linear
-
-
-class Tensors(Protocol):
-    """Tensors by name. `bytes_read` counts what was asked for so far."""
-
-    bytes_read: int
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
-        """A tensor, or these rows or columns of it, without reading the rest. Raises ModelError if it is absent."""
-        ...
-
-    def rows(self, name: str) -> int:
-        """How many rows a tensor has. Raises ModelError if it is absent."""
-        ...
-
-
-class Checkpoint:
-    """The tensors of a transformers folder with safetensors."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError for a folder without any."""
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            names = {name: folder / file for name, file in files.items()}
-        else:
-            file = folder / "model.safetensors"
-            if not file.exists():
-                raise ModelError(f"{folder} holds no causal language model with safetensors")
-            with safe_open(file, framework="pt") as opened:
-                names = dict.fromkeys(opened.keys(), file)
-        self.bytes_read = 0
-        self._files = names
-        self._opened: dict[Path, Any] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
-        """See Tensors."""
-        part = self._slice(name)
-        tensor: torch.Tensor = part[:, slice(*columns)] if columns else part[slice(*rows)] if rows else part[:]
-        self.bytes_read += tensor.nbytes
-        return tensor
-
-    def rows(self, name: str) -> int:
-        """See Tensors."""
-        return int(self._slice(name).get_shape()[0])
-
-    def _slice(self, name: str) -> Any:
-        if name not in self._files:
-            raise ModelError(f"the weights have no tensor {name!r}")
-        file = self._files[name]
-        if file not in self._opened:
-            self._opened[file] = safe_open(file, framework="pt")
-        return self._opened[file].get_slice(name)
 
 
 class Table(NamedTuple):
@@ -103,126 +42,107 @@ class Table(NamedTuple):
     first: int
 
 
-class DecoderWeights:
-    """Reads the parts of a decoder, each when it is asked for, in the dtype in which it is stored: this shard's, and
-    norms whole."""
+class DecoderWeights(ABC):
+    """Reads parts of a decoder when they are asked for, in the dtype in which they are stored: this shard of each
+    product, and norms whole."""
 
-    def __init__(self, spec: DecoderSpec, source: Path | Tensors, shard: Shard) -> None:
-        """`source`: a folder with safetensors, or whatever has its tensors."""
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, shard: Shard) -> None:
         self._spec = spec
-        self._file: Tensors = Checkpoint(source) if isinstance(source, Path) else source
+        self._tensors = tensors
         self._shard = shard
-        self._layer: Callable[[int], LayerWeights] = self._gpt2_layer if spec.family == "gpt2" else self._llama_layer
-        self._root = "transformer." if "transformer.wte.weight" in self._file else ""
 
+    # What a family implements.
+
+    @staticmethod
+    @abstractmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """The spec of transformers' config; None for a variant of the family that the fast path does not run."""
+
+    @abstractmethod
     def layer(self, index: int) -> LayerWeights:
         """This shard's part of layer `index` of the model."""
-        return self._layer(index)
+
+    @property
+    @abstractmethod
+    def embedding_name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def last_norm_name(self) -> str: ...
+
+    @property
+    def positions_name(self) -> str:
+        """The embedding of positions, for a family that learns them."""
+        raise AssertionError(f"{self._spec.family} learns no positions")
+
+    # What backends read.
 
     @property
     def bytes_read(self) -> int:
-        """Of the checkpoint, so far."""
-        return self._file.bytes_read
-
-    def embedding(self) -> Table:
-        """Of the vocabulary."""
-        return self._table(self._embedding)
-
-    @property
-    def _embedding(self) -> str:
-        return f"{self._root}wte.weight" if self._spec.family == "gpt2" else "model.embed_tokens.weight"
+        """Bytes of the checkpoint that were read so far."""
+        return self._tensors.bytes_read
 
     @property
     def stored(self) -> torch.dtype:
         """The dtype of the weights in the checkpoint, by the embedding's."""
-        return self._file.read(self._embedding, rows=(0, 1)).dtype
+        return self._read(self.embedding_name, rows=(0, 1)).dtype
+
+    def embedding(self) -> Table:
+        """The embedding of tokens."""
+        return self._table(self.embedding_name)
 
     def positions(self) -> Table:
-        """Where they are learned."""
-        return self._table(f"{self._root}wpe.weight")
+        """The embedding of positions."""
+        return self._table(self.positions_name)
 
     def last_norm(self) -> Linear:
-        return self._norm(f"{self._root}ln_f" if self._spec.family == "gpt2" else "model.norm")
+        return self._norm(self.last_norm_name)
 
     @property
     def tied(self) -> bool:
         """Whether the vocabulary is the embedding."""
-        return "lm_head.weight" not in self._file
+        return "lm_head.weight" not in self._tensors
 
     def vocabulary(self) -> torch.Tensor:
-        """[vocab, hidden], of which this shard has some: the embedding where both are one."""
+        """This shard's rows of the product that gives logits [vocab, hidden]."""
         return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
 
+    # Helpers for families.
+
+    def _read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
+        return self._tensors.read(name, rows, columns)
+
+    def _optional(self, name: str, rows: RowRange | None = None) -> torch.Tensor | None:
+        return self._read(name, rows) if name in self._tensors else None
+
     def _table(self, name: str) -> Table:
-        rows = self._shard.of(self._file.rows(name))
+        rows = self._shard.of(self._tensors.rows(name))
         return Table(self._read(name, rows), rows[0])
 
-    def _read(self, name: str, rows: Rows | None = None, columns: Rows | None = None) -> torch.Tensor:
-        return self._file.read(name, rows, columns)
-
     def _norm(self, name: str) -> Linear:
-        bias = f"{name}.bias"
-        return Linear(self._read(f"{name}.weight"), self._read(bias) if bias in self._file else None)
+        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
 
-    def _optional(self, name: str, rows: Rows | None = None) -> torch.Tensor | None:
-        return self._read(name, rows) if name in self._file else None
-
-    def _stacked(self, names: list[str], rows: list[Rows]) -> Linear:
-        """Products of the same input, one below the other."""
+    def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
+        """Products of the same input, one below the other; of each these rows."""
         weights = [self._read(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
-        if f"{names[0]}.bias" not in self._file:
+        if f"{names[0]}.bias" not in self._tensors:
             return Linear(torch.cat(weights))
-        return Linear(
-            torch.cat(weights), torch.cat([self._read(f"{n}.bias", r) for n, r in zip(names, rows, strict=True)])
-        )
+        biases = [self._read(f"{name}.bias", part) for name, part in zip(names, rows, strict=True)]
+        return Linear(torch.cat(weights), torch.cat(biases))
 
-    def _partial(self, name: str, columns: Rows) -> Linear:
-        """A product of this shard's inputs; the bias counts once in the sum over shards."""
+    def _partial(self, name: str, columns: RowRange) -> Linear:
+        """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
         return Linear(self._read(f"{name}.weight", columns=columns), bias)
 
-    def _heads(self, group: int = 1) -> Rows:
-        """Of this shard's KV heads, or of the `group` query heads that each of them has."""
+    def _head_rows(self, group: int = 1) -> RowRange:
+        """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
         begin, end = self._shard.of(self._spec.kv_heads)
         return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
 
-    def _llama_layer(self, index: int) -> LayerWeights:
-        layer, spec = f"model.layers.{index}", self._spec
-        queries, keys = self._heads(spec.group), self._heads()
-        inner = self._shard.of(spec.intermediate)
-        attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
-        return LayerWeights(
-            attention_norm=self._norm(f"{layer}.input_layernorm"),
-            qkv=self._stacked(attention, [queries, keys, keys]),
-            query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
-            key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
-            output=self._partial(f"{layer}.self_attn.o_proj", queries),
-            mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
-            up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
-            down=self._partial(f"{layer}.mlp.down_proj", inner),
-        )
 
-    def _gpt2_layer(self, index: int) -> LayerWeights:
-        """GPT-2 keeps its weights [inputs, outputs]."""
-        layer, spec = f"{self._root}h.{index}", self._spec
-        heads, inner = self._heads(), self._shard.of(spec.intermediate)
-        thirds = [(third * spec.hidden + heads[0], third * spec.hidden + heads[1]) for third in range(3)]
-
-        def columns(name: str, parts: list[Rows]) -> Linear:
-            weights = [self._read(f"{name}.weight", columns=part).t() for part in parts]
-            return Linear(torch.cat(weights), torch.cat([self._read(f"{name}.bias", part) for part in parts]))
-
-        def rows(name: str, part: Rows) -> Linear:
-            bias = self._read(f"{name}.bias") if self._shard.rank == 0 else None
-            return Linear(self._read(f"{name}.weight", part).t(), bias)
-
-        return LayerWeights(
-            attention_norm=self._norm(f"{layer}.ln_1"),
-            qkv=columns(f"{layer}.attn.c_attn", thirds),
-            query_norm=None,
-            key_norm=None,
-            output=rows(f"{layer}.attn.c_proj", heads),
-            mlp_norm=self._norm(f"{layer}.ln_2"),
-            up=columns(f"{layer}.mlp.c_fc", [inner]),
-            down=rows(f"{layer}.mlp.c_proj", inner),
-        )
+def rotary_table(spec: DecoderSpec, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
+    them."""
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)
+    return angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale

@@ -1,4 +1,5 @@
-"""Choosing tokens on an accelerator: whole vocabularies, all requests at once; the host waits once, for the result."""
+"""The batched sampler, for accelerators: whole vocabularies and all requests at once. The host waits once, for the
+result."""
 
 from __future__ import annotations
 
@@ -10,33 +11,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.engine.batch.request_state import Row
-from services.engine.batch.transfer import send
+from services.engine.batch.buffers import send
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling import adjustments
 from services.engine.sampling.noise import gumbel, keys
-from services.engine.sampling.output import Choice, is_plain
-from services.engine.sampling.truncation import Truncation, truncate
+from services.engine.sampling.output import SampledTokens
+from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.messages import Logprobs
 
 AT_ONCE = 1 << 24  # scores that are drawn from at once: noise takes 16 bytes of each
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What the host has to say to an iteration, on the device. `special` are requests by number, in the order in which
-    they are drawn: those that are not drawn at all are the last."""
+class OnDevice:
+    """What the device needs of the requests. `special` are numbers of requests: first those that draw, in the order of
+    their draws, then the others."""
 
-    special: torch.Tensor  # [special]: which are not plainly greedy
+    special: torch.Tensor  # [special]: requests that are not plain greedy
     index: torch.Tensor
     columns: torch.Tensor
-    settings: torch.Tensor  # these three are `Changes` of the special ones
-    temperature: torch.Tensor  # [drawn], float32, and so are the next
-    lowest: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    keys: torch.Tensor
-    asking: torch.Tensor  # [asking]: requests by number that ask for log probabilities
-    limited: torch.Tensor  # [limited]: which of the special ones have allowed tokens
+    settings: torch.Tensor  # these three are the `Changes` of the special requests
+    keys: torch.Tensor  # [draws], of their noise
+    asking: torch.Tensor  # [asking]: requests that ask for log probabilities
+    limited: torch.Tensor  # [limited]: which of the special requests have allowed tokens
+    limits: DeviceTruncation  # [draws]
     forbidden: torch.Tensor  # [limited, vocab], bool
 
 
@@ -44,54 +42,62 @@ class Sent:
 class Batch:
     """The requests of an iteration as whole-batch operations need them."""
 
-    rows: Sequence[Row]
+    states: Sequence[RequestState]
     special: list[int]
-    groups: list[tuple[int, bool]]  # of each drawn one: top_k, whether it has top_p; equal ones side by side
+    groups: list[tuple[int, bool]]  # of each draw: top_k, whether it has top_p; equal ones are neighbours
     asking: list[int]
-    likeliest: int  # the most that any asks the log probabilities of
+    most_logprobs: int  # the largest number of log probabilities that a request asks for
 
     @classmethod
-    def of(cls, rows: Sequence[Row], vocab_size: int) -> Batch:
+    def of(cls, states: Sequence[RequestState], vocab_size: int) -> Batch:
         def kind(i: int) -> tuple[bool, bool, bool]:
-            s = rows[i].sampling
+            s = states[i].sampling
             return s.temperature <= 0.0, s.top_p < 1.0, 0 < s.top_k < vocab_size
 
-        special = sorted((i for i, row in enumerate(rows) if not is_plain(row)), key=kind)
-        asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
-        likeliest = max((min(rows[i].sampling.logprobs or 0, vocab_size) for i in asking), default=0)
-        drawn = [rows[i].sampling for i in special if rows[i].sampling.temperature > 0.0]
-        groups = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in drawn]
-        return cls(rows, special, groups, asking, likeliest)
+        special = sorted((i for i, state in enumerate(states) if not state.is_plain_greedy), key=kind)
+        asking = [i for i, state in enumerate(states) if state.sampling.logprobs is not None]
+        most = max((min(states[i].sampling.logprobs or 0, vocab_size) for i in asking), default=0)
+        drawing = [states[i].sampling for i in special if states[i].sampling.temperature > 0.0]
+        groups = [(s.top_k if s.top_k < vocab_size else 0, s.top_p < 1.0) for s in drawing]
+        return cls(states, special, groups, asking, most)
 
-    def send(self, vocab_size: int, device: torch.device) -> Sent:
-        special = [self.rows[i] for i in self.special]
-        drawn = special[: len(self.groups)]
-        settings = [row.sampling for row in drawn]
-        changes = adjustments.gather(special, vocab_size)
-        limits = Truncation.of(settings, vocab_size)
-        limited = [(i, row.allowed) for i, row in enumerate(special) if row.allowed]
+    def send(self, vocab_size: int, device: torch.device) -> OnDevice:
+        special = [self.states[i] for i in self.special]
+        drawing = special[: len(self.groups)]
+        settings = [state.sampling for state in drawing]
+        changes = adjustments.gather([state.adjustments for state in special], vocab_size)
+        limited = [(i, state.allowed) for i, state in enumerate(special) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
-        sent = send(
+        positions = (len(state.token_ids) for state in drawing)
+        first, index, columns, values, noise_keys, asking, places, *limits = send(
             [
                 np.array(self.special, np.int64),
                 changes.index,
                 changes.columns,
                 changes.settings,
-                limits.temperature,
-                limits.lowest,
-                limits.top_k,
-                limits.top_p,
-                keys((s.seed for s in settings), (s.choice for s in settings), (len(r.token_ids) for r in drawn)),
+                keys((s.seed for s in settings), (s.choice for s in settings), positions),
                 np.array(self.asking, np.int64),
                 np.array([i for i, _ in limited], np.int64),
+                *Truncation.of(settings, vocab_size).arrays(),
             ],
             device,
         )
-        nobody = torch.empty(0, vocab_size, dtype=torch.bool, device=device)
-        return Sent(*sent, *[torch.stack(forbidden) if forbidden else nobody])
+        return OnDevice(
+            special=first,
+            index=index,
+            columns=columns,
+            settings=values,
+            keys=noise_keys,
+            asking=asking,
+            limited=places,
+            limits=DeviceTruncation(*limits),
+            forbidden=torch.stack(forbidden)
+            if forbidden
+            else torch.empty(0, vocab_size, dtype=torch.bool, device=device),
+        )
 
     def parts(self, vocab_size: int) -> Iterator[slice]:
-        """The drawn ones in parts that fit at once and are alike in what truncates them."""
+        """The draws in parts that fit at once and that the same settings truncate."""
         begin = 0
         for end in range(1, len(self.groups) + 1):
             full = (end - begin + 1) * vocab_size > AT_ONCE
@@ -104,50 +110,50 @@ def _kind(group: tuple[int, bool]) -> tuple[bool, bool]:
     return group[0] > 0, group[1]
 
 
-def choose(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
+def sample(logits: torch.Tensor, states: Sequence[RequestState]) -> SampledTokens:
     """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
-    batch = Batch.of(rows, logits.shape[1])
+    batch = Batch.of(states, logits.shape[1])
     return unpack(launch(logits, batch, batch.send(logits.shape[1], logits.device)).cpu().numpy(), batch)
 
 
-def launch(logits: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
-    """All of the work, and no waiting. Returns what the host wants to know in one int64 tensor, see `unpack`."""
-    raw, n = logits.float(), len(batch.rows)
-    told = [torch.empty(n + -(-n // 2), dtype=torch.int64, device=logits.device)]
-    tokens, best = told[0][:n], told[0][n:].view(torch.float32)[:n]
-    torch.max(raw, dim=-1, out=(best, tokens))  # all that a batch of plainly greedy ones costs
+def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
+    """Launch all work without waiting. Returns all results in one int64 tensor, see `unpack`."""
+    raw, n = logits.float(), len(batch.states)
+    results = [torch.empty(n + -(-n // 2), dtype=torch.int64, device=logits.device)]
+    tokens, best = results[0][:n], results[0][n:].view(torch.float32)[:n]
+    torch.max(raw, dim=-1, out=(best, tokens))  # a batch of plain greedy requests costs no more than this
     if batch.special:
-        scores = raw.index_select(0, sent.special)
-        if len(sent.index):
-            values = adjustments.adjusted(scores, sent.index, sent.columns, sent.settings)
-            scores.view(-1).index_copy_(0, sent.index, values)
-        if len(sent.limited):
-            left = scores.index_select(0, sent.limited).masked_fill_(sent.forbidden, -torch.inf)
-            scores.index_copy_(0, sent.limited, left)
+        scores = raw.index_select(0, there.special)
+        if len(there.index):
+            values = adjustments.adjusted(scores, there.index, there.columns, there.settings)
+            scores.view(-1).index_copy_(0, there.index, values)
+        if len(there.limited):
+            left = scores.index_select(0, there.limited).masked_fill_(there.forbidden, -torch.inf)
+            scores.index_copy_(0, there.limited, left)
         tops, chosen = scores.max(dim=-1)
-        told.append(tops.double().view(torch.int64))
-        if drawn := len(batch.groups):
-            chosen[:drawn] = _drawn(scores[:drawn], tops[:drawn], batch, sent)
-        tokens.index_copy_(0, sent.special, chosen)
+        results.append(tops.double().view(torch.int64))
+        if draws := len(batch.groups):
+            chosen[:draws] = _draw(scores[:draws], tops[:draws], batch, there)
+        tokens.index_copy_(0, there.special, chosen)
     if batch.asking:
-        logs = raw.index_select(0, sent.asking).log_softmax(dim=-1)
-        values, ids = logs.topk(batch.likeliest)
-        own = logs.gather(1, tokens.index_select(0, sent.asking)[:, None])
-        told += [torch.cat([own, values], dim=1).double().view(torch.int64).view(-1), ids.view(-1)]
-    return torch.cat(told) if len(told) > 1 else told[0]
+        logs = raw.index_select(0, there.asking).log_softmax(dim=-1)
+        values, ids = logs.topk(batch.most_logprobs)
+        own = logs.gather(1, tokens.index_select(0, there.asking)[:, None])
+        results += [torch.cat([own, values], dim=1).double().view(torch.int64).view(-1), ids.view(-1)]
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
-def _drawn(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, sent: Sent) -> torch.Tensor:
-    """The tokens of those that are drawn."""
+def _draw(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
+    """The tokens [draws] that are drawn."""
     if scores.is_cuda and (kernel := _kernel()):
-        return kernel(scores, tops, sent.temperature, sent.lowest, sent.top_k, sent.top_p, sent.keys)
+        return kernel(scores, tops, there.limits, there.keys)
     parts = batch.parts(scores.shape[1])
-    return torch.cat([_part(scores[part] - tops[part, None], batch.groups[part], sent, part) for part in parts])
+    return torch.cat([_draw_part(scores[part] - tops[part, None], batch.groups[part], there, part) for part in parts])
 
 
 @cache
 def _kernel() -> Callable[..., torch.Tensor] | None:
-    """One launch for all of them, where there is Triton."""
+    """One launch for all draws, where there is Triton."""
     try:
         from services.engine.backends.cuda.kernels import draw
     except ImportError:
@@ -155,26 +161,27 @@ def _kernel() -> Callable[..., torch.Tensor] | None:
     return draw.draw
 
 
-def _part(scores: torch.Tensor, groups: list[tuple[int, bool]], sent: Sent, part: slice) -> torch.Tensor:
+def _draw_part(scores: torch.Tensor, groups: list[tuple[int, bool]], there: OnDevice, part: slice) -> torch.Tensor:
     """Draw from softmax(scores / temperature), truncated: the token with the largest score + Gumbel noise."""
-    scores /= sent.temperature[part, None]
-    deepest, nucleus = max(top_k for top_k, _ in groups), groups[0][1]
-    truncate(scores, sent.lowest[part], sent.top_k[part], sent.top_p[part], deepest, nucleus)
-    scores += gumbel(sent.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
+    limits = there.limits.part(part)
+    scores /= limits.temperature[:, None]
+    truncate(scores, limits, max(top_k for top_k, _ in groups), groups[0][1])
+    scores += gumbel(there.keys[part, None], torch.arange(scores.shape[1], device=scores.device))
     return scores.argmax(dim=-1)
 
 
-def unpack(told: npt.NDArray[np.int64], batch: Batch) -> Choice:
-    """What `launch` tells: tokens; the largest logit of each request, and of each special one once it is adjusted; log
-    probabilities and their ids."""
-    n, special, asking, k = len(batch.rows), len(batch.special), len(batch.asking), batch.likeliest
-    tokens, best, tops, rest = np.split(told, np.cumsum([n, -(-n // 2), special]))
+def unpack(results: npt.NDArray[np.int64], batch: Batch) -> SampledTokens:
+    """What `launch` returns: tokens; the largest logit of each request, and of each special one after adjustments; log
+    probabilities and their tokens."""
+    n, special, asking, k = len(batch.states), len(batch.special), len(batch.asking), batch.most_logprobs
+    tokens, best, tops, rest = np.split(results, np.cumsum([n, -(-n // 2), special]))
     possible = np.ones(n, bool)
     possible[batch.special] = tops.view(np.float64) != -np.inf
     logs = rest[: asking * (k + 1)].view(np.float64).reshape(asking, k + 1).tolist()
     ids = rest[asking * (k + 1) :].reshape(asking, k).tolist()
     logprobs = {}
     for i, (own, *values), likeliest in zip(batch.asking, logs, ids, strict=True):
-        count = batch.rows[i].sampling.logprobs or 0
+        count = batch.states[i].sampling.logprobs or 0
         logprobs[i] = Logprobs(own, list(zip(likeliest[:count], values[:count], strict=True)))
-    return Choice(tokens.tolist(), np.isfinite(best.view(np.float32)[:n]).tolist(), possible.tolist(), logprobs)
+    sound = np.isfinite(best.view(np.float32)[:n]).tolist()
+    return SampledTokens(tokens.tolist(), sound, possible.tolist(), logprobs)

@@ -1,4 +1,7 @@
-"""Contenders: the tokens that can win a draw, found among a request's largest logits (for CPUs)."""
+"""Candidates: the tokens that can win a draw, found among a request's largest logits (CPU).
+
+`Search` has two implementations: numpy here, compiled in `backends/cpu/search.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,94 +12,93 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.engine.sampling.logits_chunks import Blocks, Floats, Ids, kth
-from services.engine.sampling.noise import gumbel_of, lucky
+from services.engine.sampling.logits_chunks import Floats, Ids, LogitsChunks, kth_largest
+from services.engine.sampling.noise import gumbel_of, ids_with_large_noise
 from services.engine.sampling.truncation import Limits, Truncation, weigh
 
-NEAR = np.float32(8.0)  # scores above -NEAR are drawn from first, for a bound of what all others must reach
-NUCLEUS = np.float32(10.0)  # top_p is sought among scores above -NUCLEUS first; only flat distributions need all
-MARGIN = np.float32(1e-3)  # what a floor is lower than the score it is for, so that rounding does not matter
+NEAR = np.float32(8.0)  # scores above -NEAR are drawn from first, for a bound that all others must reach
+NUCLEUS = np.float32(10.0)  # top_p is looked for among scores above -NUCLEUS first; only flat distributions need all
+MARGIN = np.float32(1e-3)  # how far a floor is below the score it is for, so that rounding does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """At temperatures above 0, from the logits of some requests; of each draw its request, settings and the key of its
-    noise."""
+    """Draws at temperatures above 0 from the logits of some requests."""
 
     logits: Floats  # [requests, vocab]
-    maxima: Floats  # [requests, blocks]
-    requests: Ids  # [draws]
-    limits: Truncation
-    keys: Ids  # [draws]
+    maxima: Floats  # [requests, chunks]
+    requests: Ids  # [draws], the request of each draw
+    limits: Truncation  # [draws]
+    keys: Ids  # [draws], of their noise
 
 
 @dataclass(frozen=True, slots=True)
-class Contenders:
-    """The winner of each draw is among its own, which are in the order of their ids."""
+class Candidates:
+    """The winner of each draw is among its candidates, which are ordered by id."""
 
     counts: Ids  # [draws], how many each has
-    ids: Ids  # of all draws, one after the other
+    ids: Ids  # of all draws, one after another
     scores: Floats
 
 
 class Search(Protocol):
-    """How the vocabulary is looked through."""
+    """Finds tokens in the logits of requests on a CPU."""
 
-    def contenders(self, draws: Draws) -> Contenders:
+    def candidates(self, draws: Draws) -> Candidates:
         """Those of all draws."""
         ...
 
     def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> npt.NDArray[np.float64]:
-        """Of these requests the logarithm of the sum of all exponentials."""
+        """log(sum(exp(logits))) of each of these requests."""
         ...
 
     def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
-        """Of these requests the ids [requests, count] of the largest logits, these falling; lower ids first among
-        equals."""
+        """The tokens [requests, count] with the largest logits of each of these requests, in descending order; of equal
+        ones the lower id comes first."""
         ...
 
 
 class PlainSearch:
-    """By numpy and torch."""
+    """Search by numpy and torch."""
 
-    def contenders(self, draws: Draws) -> Contenders:
+    def candidates(self, draws: Draws) -> Candidates:
         """See Search."""
         found = [
-            find(Blocks(draws.logits[i], draws.maxima[i]), draws.limits.one(n), draws.keys[n])
+            find(LogitsChunks(draws.logits[i], draws.maxima[i]), draws.limits.one(n), draws.keys[n])
             for n, i in enumerate(draws.requests)
         ]
         ids, scores = ([one[part] for one in found] for part in (0, 1))
         counts = np.array([len(one) for one in ids], np.int64)
-        return Contenders(counts, np.concatenate(ids), np.concatenate(scores))
+        return Candidates(counts, np.concatenate(ids), np.concatenate(scores))
 
     def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> npt.NDArray[np.float64]:
         """See Search."""
-        return np.array([Blocks(logits[i], maxima[i]).log_sum() for i in requests])
+        return np.array([LogitsChunks(logits[i], maxima[i]).log_sum_exp() for i in requests])
 
     def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
         """See Search."""
-        return np.stack([Blocks(logits[i], maxima[i]).largest(count) for i in requests])
+        return np.stack([LogitsChunks(logits[i], maxima[i]).likeliest(count) for i in requests])
 
 
-def find(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
-    """The ids and scores of one draw."""
-    return _lucky(row, limits, key) if limits.none else _kept(row, limits)
+def find(row: LogitsChunks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
+    """The candidates of one draw and their scores."""
+    return _near_or_lucky(row, limits, key) if limits.none else _kept(row, limits)
 
 
-def _lucky(row: Blocks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
-    """Those near the likeliest, and those whose noise is large enough to beat the best of these."""
+def _near_or_lucky(row: LogitsChunks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:
+    """The tokens near the likeliest, and those whose noise is large enough to beat the best of these."""
     floor = _logit(row, limits, -NEAR)
     near = row.above(floor)
     noise = gumbel_of(key, near)
     best = (row.score(row.logits[near], limits.temperature) + noise).max()
     # noise is at most -log of its uniform, and the scores of all others are at most the floor's
     share = math.exp(min(0.0, float(row.score(floor, limits.temperature) - best + MARGIN)))
-    ids = np.sort(np.concatenate([near, lucky(key, len(row.logits), share)]))
+    ids = np.sort(np.concatenate([near, ids_with_large_noise(key, len(row.logits), share)]))
     return ids, row.score(row.logits[ids], limits.temperature)
 
 
-def _kept(row: Blocks, limits: Limits) -> tuple[Ids, Floats]:
-    """Those that min_p, top_k and top_p keep."""
+def _kept(row: LogitsChunks, limits: Limits) -> tuple[Ids, Floats]:
+    """The tokens that min_p, top_k and top_p keep."""
     for floor in (_floor(row, limits), np.float32(-math.inf)):
         ids = row.above(floor)
         scores = row.score(row.logits.take(ids), limits.temperature)
@@ -107,27 +109,27 @@ def _kept(row: Blocks, limits: Limits) -> tuple[Ids, Floats]:
     return ids.take(stay), scores.take(stay)
 
 
-def _floor(row: Blocks, limits: Limits) -> np.float32:
-    """A logit; what is kept is most likely above it."""
+def _floor(row: LogitsChunks, limits: Limits) -> np.float32:
+    """A logit that is most likely below all that are kept."""
     nearest = limits.lowest
     if limits.top_k:
-        nearest = max(nearest, row.score(row.kth(limits.top_k), limits.temperature))
+        nearest = max(nearest, row.score(row.kth_bound(limits.top_k), limits.temperature))
     return _logit(row, limits, (nearest if nearest > -math.inf else -NUCLEUS) - MARGIN)
 
 
-def _logit(row: Blocks, limits: Limits, score: np.float32) -> np.float32:
-    """One of about this score, below the largest."""
+def _logit(row: LogitsChunks, limits: Limits, score: np.float32) -> np.float32:
+    """A logit of about this score, below the largest."""
     return min(row.best + score * limits.temperature, np.nextafter(row.best, np.float32(-math.inf)))
 
 
-def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) -> np.float32 | None:
-    """The lowest score that is kept, of these and of the others, which are at most `outside`; None if these are too few
-    to tell."""
+def _lowest(row: LogitsChunks, scores: Floats, outside: np.float32, limits: Limits) -> np.float32 | None:
+    """The lowest score that is kept, given these scores and that all others are at most `outside`; None if `scores` are
+    too few to know."""
     lowest = limits.lowest
     if 0 < limits.top_k <= len(scores):
-        lowest = max(lowest, kth(scores, limits.top_k))
+        lowest = max(lowest, kth_largest(scores, limits.top_k))
     every = outside == -math.inf
-    known = every or lowest > outside  # all that min_p and top_k leave
+    known = every or lowest > outside  # whether `scores` has all that min_p and top_k keep
     if limits.top_p < 1.0 and (known or not limits.narrow):
         left = np.sort(scores[scores >= lowest])[::-1].copy()
         held = np.cumsum(weigh(left))
@@ -139,5 +141,6 @@ def _lowest(row: Blocks, scores: Floats, outside: np.float32, limits: Limits) ->
 
 
 def _reached(held: Ids, top_p: float, whole: int) -> int:
-    """The place in these growing sums at which this share of the whole is reached; behind them, if it is not."""
+    """The index of the first of these ascending sums that is at least this share of the whole; their number if none
+    is."""
     return int(np.searchsorted(held, int(top_p * float(whole))))

@@ -1,6 +1,6 @@
 """Sampling noise as a pure function of (seed, choice, position, vocabulary id).
 
-Integer arithmetic modulo 2**64 makes the bits: the same in any batch, in any process, on CPU and CUDA.
+The bits come from integer arithmetic modulo 2**64: they are the same in any batch, in any process, on CPU and CUDA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNIFORMS = 1 << 53  # how many values `uniform` has
 
 
 def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int]) -> npt.NDArray[np.int64]:
-    """The keys [draws] of draws; a position is the index of the drawn token in prompt + output."""
+    """The keys [draws] of draws. A position is the index of the drawn token in prompt + output."""
     first, *others = (np.array(list(words), dtype=np.uint64) for words in (seeds, choices, positions))
     state = _mix(first + np.uint64(_GOLDEN))
     for words in others:
@@ -28,7 +28,7 @@ def keys(seeds: Iterable[int], choices: Iterable[int], positions: Iterable[int])
 
 
 def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float32, of int64 keys and vocabulary ids; the two are broadcast."""
+    """Standard Gumbel noise, float32, for int64 keys and vocabulary ids, which are broadcast."""
     return _noise(uniform(keys, ids).to(torch.float32))
 
 
@@ -40,26 +40,26 @@ def gumbel_of(keys: npt.NDArray[np.int64] | np.int64, ids: npt.NDArray[np.int64]
 
 
 def _noise(u: torch.Tensor) -> torch.Tensor:
-    """Of uniforms, which are lost."""
+    """The noise of uniforms, which are overwritten."""
     u.mul_(1.0 / UNIFORMS)
-    # log1p keeps the digits where they decide: a large value of noise comes from a small uniform
+    # log1p keeps the digits that matter: large noise comes from a small uniform
     exponential = u.neg_().log1p_().neg_().clamp_(2.0**-54, 64.0)
     return exponential.log_().neg_()
 
 
 def uniform(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Uniform integers below `UNIFORMS`. The smaller, the larger the noise, which is at most -log(u / UNIFORMS)."""
+    """Uniform integers below `UNIFORMS`. A smaller one gives larger noise, which is at most -log(u / UNIFORMS)."""
     return bits(keys, ids).bitwise_right_shift_(11).bitwise_and_(_MASK >> 11)
 
 
-def lucky(key: np.int64, vocab_size: int, share: float) -> npt.NDArray[np.int64]:
-    """The ids whose `uniform` is at most this share of `UNIFORMS`, and maybe a few more (for CPUs)."""
+def ids_with_large_noise(key: np.int64, vocab_size: int, share: float) -> npt.NDArray[np.int64]:
+    """The ids whose `uniform` is at most this share of `UNIFORMS`, and perhaps a few more (CPU)."""
     state = _steps(vocab_size) + key.view(np.uint64)
     scratch = np.empty_like(state)
     for by, factor in ((30, _FIRST), (27, _SECOND)):
         state ^= np.right_shift(state, np.uint64(by), out=scratch)
         state *= np.uint64(factor)
-    # the last fold of `bits` leaves the upper 31 as they are
+    # the last fold of `bits` leaves the upper 31 bits unchanged
     return np.flatnonzero(state < np.uint64(min((int(share * (1 << 31)) + 1) << 33, _MASK)))
 
 
@@ -93,5 +93,5 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _signed(number: int) -> int:
-    """A 64-bit pattern as the int64 that torch holds."""
+    """A 64-bit pattern as torch's int64."""
     return number - (1 << 64) if number >> 63 else number

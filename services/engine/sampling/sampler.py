@@ -1,74 +1,50 @@
-"""One token for each request that reached the end of its input, each by its own settings."""
+"""Sampler: one token for each request that is complete, by the request's own settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
-from services.engine.sampling.adjustments import Adjustments
-from services.engine.sampling.allowed import Allowed
+from services.engine.sampling.adjustments import Adjustments, AllowedTokens
 from services.engine.sampling.candidates import PlainSearch, Search
+from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.truncation import MOST_TOKENS
 from services.errors import ModelError
-from services.messages import Logprobs
-
-NONE_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
-
-
-@dataclass(slots=True)
-class Sampled:
-    """Tokens and asked log probabilities by request id; in `failed` why a request got none."""
-
-    tokens: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, Logprobs] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 class Sampler:
-    """Draws tokens. A request's token depends on its own logits, tokens and settings alone, never on the batch.
+    """A request's token depends on its own logits, tokens and settings, and never on the batch.
 
-    It is the one with the largest score + Gumbel noise among those that its settings leave, the lower id if two are
-    equal; its score is (logit - largest logit) / temperature, after bias and penalties.
+    It is the token with the largest score + Gumbel noise among those that the settings leave; of two equal ones the
+    lower id. A score is (logit - largest logit) / temperature, after bias and penalties.
     """
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, search: Search | None = None) -> None:
-        """`search` is for logits on a CPU. Raises ModelError where there are too many tokens."""
+        """`search` is for logits on a CPU. Raises ModelError if the vocabulary is too large."""
         if vocab_size > MOST_TOKENS:
             raise ModelError(f"a vocabulary has at most {MOST_TOKENS:,} tokens, this one {vocab_size:,}")
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
         self.search = search or PlainSearch()
 
-    def sample(self, logits: torch.Tensor, rows: list[Row]) -> Sampled:
+    def sample(self, logits: torch.Tensor, states: list[RequestState]) -> SamplerOutput:
         """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
-        for row in rows:
-            self._adjust(row)
-        on_cpu = logits.device.type == "cpu"
-        choice = cpu_sampler.choose(logits, rows, self.search) if on_cpu else batched_sampler.choose(logits, rows)
-        result = Sampled()
-        for i, row in enumerate(rows):
-            if not choice.sound[i]:
-                result.failed[row.id] = f"the model's logits at position {len(row.token_ids)} are not finite"
-            elif not choice.possible[i]:
-                result.failed[row.id] = NONE_LEFT
-            else:
-                result.tokens[row.id] = choice.tokens[i]
-                if i in choice.logprobs:
-                    result.logprobs[row.id] = choice.logprobs[i]
-        return result
+        for state in states:
+            self._adjust(state)
+        if logits.device.type == "cpu":
+            return cpu_sampler.sample(logits, states, self.search).by_id(states)
+        return batched_sampler.sample(logits, states).by_id(states)
 
-    def _adjust(self, row: Row) -> None:
-        """See that it has its adjustments and allowed tokens, if its logits are to be changed."""
-        s = row.sampling
+    def _adjust(self, state: RequestState) -> None:
+        """Give the request adjustments and allowed tokens if its settings change logits, and update them."""
+        s = state.sampling
         penalties = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-        if s.allowed_token_ids and row.allowed is None:
-            row.allowed = Allowed(s.allowed_token_ids, self._vocab_size)
-        if penalties or s.logit_bias or s.bad_words or row.num_output_tokens < s.min_tokens:
-            if row.adjustments is None:
-                row.adjustments = Adjustments(s, self._eos, self._vocab_size)
-            row.adjustments.take(row.token_ids, row.num_prompt_tokens)
+        if s.allowed_token_ids and state.allowed is None:
+            state.allowed = AllowedTokens(s.allowed_token_ids, self._vocab_size)
+        if penalties or s.logit_bias or s.bad_words or state.num_output_tokens < s.min_tokens:
+            if state.adjustments is None:
+                state.adjustments = Adjustments(s, self._eos, self._vocab_size)
+            state.adjustments.update(state.token_ids, state.num_prompt_tokens)
         else:
-            row.adjustments = None
+            state.adjustments = None

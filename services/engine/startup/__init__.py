@@ -1,1 +1,1 @@
-"""What runs before the first iteration: choose a device and a backend, load, check, warm up."""
+"""What happens before the first iteration: choose device, dtype and backend, check the fast path, load, warm up."""

@@ -1,4 +1,5 @@
-"""WarmUp: iterations that are nobody's. They pay what only comes once, and show how fast an engine is and its bits."""
+"""WarmUp: iterations of no user's request. They pay what only first iterations pay, and measure an engine's speed and
+bits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ class Engine(Protocol):
 def iteration(epoch: str, block_size: int, deadly_token: int = -1) -> Iteration:
     """A prompt of `TOKENS` different tokens, none of them `deadly_token`."""
     prompt = [token for token in range(TOKENS + 1) if token != deadly_token][:TOKENS]
-    sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that what draws is compiled, too
+    sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that the sampler is compiled, too
     new = NewRequest(ID, prompt, TOKENS, sampling)
     return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: list(range(-(-TOKENS // block_size)))})
 
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """What an engine showed: an iteration, its seconds, a hash of its result's bits. Where these differ, tokens may."""
+    """An iteration, its seconds, and a hash of its result's bits. Engines with different hashes may give different
+    tokens."""
 
     iteration: Iteration
     seconds: float
@@ -39,7 +41,7 @@ class Warmth:
 
 
 class WarmUp:
-    """Of one loaded engine, whoever it serves."""
+    """Warms up one loaded engine, for each of its owners."""
 
     def __init__(self, engine: Engine, block_size: int, deadly_token: int = -1) -> None:
         self._engine = engine
@@ -48,8 +50,8 @@ class WarmUp:
         self._cold = True
 
     def __call__(self, epoch: str) -> Warmth:
-        """Without what a first iteration pays to compile or to read from disk: of the second of two, or of the only one
-        where the engine had some before. It then serves `epoch` and knows no request."""
+        """Run an iteration; the first time run another one before it, which compiles and reads from disk. Afterwards
+        the engine serves `epoch` and knows no request."""
         one = iteration(epoch, self._block_size, self._deadly_token)
         if self._cold:
             self._run(one)
@@ -62,5 +64,5 @@ class WarmUp:
         result = self._engine.run(one)
         seconds = time.perf_counter() - began
         self._engine.reset(one.epoch)
-        said = pack([result.tokens, result.logprobs, result.failed])
-        return Warmth(one, seconds, hashlib.sha256(said).hexdigest()[:8])
+        packed = pack([result.tokens, result.logprobs, result.failed])
+        return Warmth(one, seconds, hashlib.sha256(packed).hexdigest()[:8])

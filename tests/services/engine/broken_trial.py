@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-import services.engine.backends.cpu.decoder as native
+import services.engine.backends.cpu.decoder as cpu
 
 END = {"segv": signal.SIGSEGV, "ill": signal.SIGILL, "killed": signal.SIGKILL}
 
@@ -15,13 +15,13 @@ def main(how: str) -> None:
     elif how == "silent":
         sys.exit("no word of it")
     elif how == "wrong":  # every token reads the embedding of another
-        forward = native.NativeDecoder.forward
+        forward = cpu.CpuDecoder.forward
 
         def wrong(self, batch):
             batch.input_ids[:] = (batch.input_ids + 1) % 100
             return forward(self, batch)
 
-        native.NativeDecoder.forward = wrong
+        cpu.CpuDecoder.forward = wrong
         import runpy
 
         runpy.run_module("services.engine.startup.proof", run_name="__main__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
@@ -27,11 +27,11 @@ MIX: list[dict[str, Any]] = [
 ]
 
 
-def mixed(count: int, vocab: int) -> list[Row]:
+def mixed(count: int, vocab: int) -> list[RequestState]:
     """Requests of all kinds, in turn, with their adjustments and allowed tokens; of a vocabulary of 50 at least."""
     rows = []
     for i in range(count):
         sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})
-        rows.append(Row(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
+        rows.append(RequestState(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
         Sampler(EOS, vocab)._adjust(rows[-1])
     return rows

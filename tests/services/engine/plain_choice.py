@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import torch
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling.noise import gumbel, keys
 from services.engine.sampling.truncation import weights
 
 
-def plain_token(logits: torch.Tensor, row: Row, eos: frozenset[int]) -> int | None:
+def plain_token(logits: torch.Tensor, row: RequestState, eos: frozenset[int]) -> int | None:
     """The token for `logits` [vocab], all finite or -inf; None where nothing is left."""
     s, scores = row.sampling, logits.float().clone()
     change(scores, row, eos)
@@ -27,7 +27,7 @@ def plain_token(logits: torch.Tensor, row: Row, eos: frozenset[int]) -> int | No
     return int((scores + gumbel(key, torch.arange(len(scores)))).argmax())
 
 
-def change(scores: torch.Tensor, row: Row, eos: frozenset[int]) -> None:
+def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None:
     """Bias, ends held back, bad words, allowed tokens, penalties, an id at a time."""
     s = row.sampling
     for id, bias in s.logit_bias.items():

@@ -15,7 +15,7 @@ import torch
 
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.parallel.meeting import open_meeting
+from services.engine.parallel.process_groups import open_meeting
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
 

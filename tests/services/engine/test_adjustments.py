@@ -22,7 +22,7 @@ def test_tokens_are_noted_as_they_come() -> None:
     s = SamplingParams(50, repetition_penalty=1.1, frequency_penalty=0.2)
     adjustments = Adjustments(s, EOS, 1000)
     for length in (0, 1, 1, 4, 5, len(output)):
-        adjustments.take(prompt + output[:length], len(prompt))
+        adjustments.update(prompt + output[:length], len(prompt))
         assert set(noted(adjustments, SEEN)) == {*prompt, *output[:length]}
         assert noted(adjustments, COUNT) == Counter(output[:length])
     assert len(set(adjustments.ids.tolist())) == len(adjustments.ids)
@@ -30,14 +30,14 @@ def test_tokens_are_noted_as_they_come() -> None:
 
 def test_a_prompt_is_not_noted_where_only_the_output_counts() -> None:
     adjustments = Adjustments(SamplingParams(50, presence_penalty=0.2), EOS, 1000)
-    adjustments.take([5] * 3000 + [7], 3000)
+    adjustments.update([5] * 3000 + [7], 3000)
     assert adjustments.ids.tolist() == [7]
 
 
 def test_bias_and_ends_are_there_from_the_start() -> None:
     s = SamplingParams(50, logit_bias={9: 1.5, 4: -2.0}, min_tokens=3, stop_token_ids=(4, 8, 5000))
     adjustments = Adjustments(s, EOS, 1000)
-    adjustments.take([1, 2, 3], 3)
+    adjustments.update([1, 2, 3], 3)
     assert noted(adjustments, BIAS) == {9: 1.5, 4: -2.0}
     assert set(noted(adjustments, END)) == {4, 8, 9}
 
@@ -48,5 +48,5 @@ def test_bad_words_are_those_that_the_output_has_begun() -> None:
     adjustments = Adjustments(s, EOS, 1000)
     prompt, output = [1, 2, 3], [2, 1, 2, 5, 3]
     for length, banned in ((0, {4}), (1, {4, 9}), (1, {4, 9}), (3, {4, 9}), (4, {4}), (5, {4, 8})):
-        adjustments.take(prompt + output[:length], len(prompt))
+        adjustments.update(prompt + output[:length], len(prompt))
         assert set(noted(adjustments, BANNED)) == banned

@@ -36,7 +36,7 @@ def exact(folder: Path) -> list[dict[int, float]]:
 @pytest.fixture(scope="module")
 def stock(folder: Path, exact: list[dict[int, float]]) -> float:
     """How far off transformers' own layers are in bfloat16."""
-    return deviation(logprobs(Engine.load(folder, replace(SETTINGS, dtype="bfloat16", lean=False))), exact)
+    return deviation(logprobs(Engine.load(folder, replace(SETTINGS, dtype="bfloat16", fast_path=False))), exact)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 5])

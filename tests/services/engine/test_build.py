@@ -27,7 +27,7 @@ def test_without_a_compiler_the_stock_path_runs(
     engine = Engine.load(tiny_model("llama"), settings)
     assert engine.figures.numerics.endswith(" float32 cpu sdpa fallback")
     assert "there is no g++" in caplog.text
-    with pytest.raises(SettingsError, match="weights=int8 is served on the lean path only"):
+    with pytest.raises(SettingsError, match="weights=int8 is served on the fast path only"):
         Engine.load(tiny_model("llama"), replace(settings, weights="int8"))
 
 

@@ -13,28 +13,29 @@ from mixed_rows import MIX, mixed
 from plain_choice import plain_token
 from torch._subclasses import FakeTensorMode
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
 from services.engine.sampling.candidates import PlainSearch
-from services.engine.sampling.output import Choice
+from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
 VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole blocks, more than the blocks that are looked at first
 
 
-def choose_plainly(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
-    return cpu_sampler.choose(logits, rows, PlainSearch())
+def choose_plainly(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
+    return cpu_sampler.sample(logits, rows, PlainSearch())
 
 
-def choose_compiled(logits: torch.Tensor, rows: Sequence[Row]) -> Choice:
-    return cpu_sampler.choose(logits, rows, compiled_search())
+def choose_compiled(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
+    return cpu_sampler.sample(logits, rows, compiled_search())
 
 
-WAYS: list[Callable[[torch.Tensor, Sequence[Row]], Choice]] = [
+Way = Callable[[torch.Tensor, Sequence[RequestState]], SampledTokens]
+WAYS: list[Way] = [
     choose_plainly,
     choose_compiled,
-    batched_sampler.choose,
+    batched_sampler.sample,
 ]
 
 
@@ -45,7 +46,7 @@ def words(vocab: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
 
 
 @st.composite
-def requests(draw: st.DrawFn, vocab: int) -> Row:
+def requests(draw: st.DrawFn, vocab: int) -> RequestState:
     """A request of any settings and history."""
     ids = st.integers(0, vocab - 1)
     often = st.sampled_from
@@ -71,11 +72,11 @@ def requests(draw: st.DrawFn, vocab: int) -> Row:
     )
     prompt = draw(st.lists(ids, min_size=1, max_size=20))
     output = draw(st.lists(ids, max_size=6)) + draw(st.lists(st.integers(0, min(vocab, 3) - 1), max_size=3))
-    return Row(str(draw(st.uuids())), prompt + output, len(prompt), sampling)
+    return RequestState(str(draw(st.uuids())), prompt + output, len(prompt), sampling)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Row]]:
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[RequestState]]:
     """Logits like a model's, flat ones, ones with many equal values, with -inf."""
     vocab = draw(st.sampled_from(VOCABULARIES))
     rows = draw(st.lists(requests(vocab), min_size=1, max_size=6))
@@ -92,7 +93,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Row]]:
 
 @settings(max_examples=300)
 @given(batches())
-def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, list[Row]]) -> None:
+def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, list[RequestState]]) -> None:
     logits, rows = batch
     eos, vocab = frozenset({0}), logits.shape[1]
     sampler = Sampler(eos, vocab)
@@ -107,7 +108,9 @@ def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, lis
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
+def test_alone_and_among_others_all_is_the_same(
+    way: Way,
+) -> None:
     """Tokens and log probabilities, bit for bit, in any order."""
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
     rows = mixed(40, 3000)
@@ -121,9 +124,9 @@ def test_alone_and_among_others_all_is_the_same(way: Callable[[torch.Tensor, Seq
 
 def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    whole = batched_sampler.choose(logits, mixed(40, 3000))
+    whole = batched_sampler.sample(logits, mixed(40, 3000))
     monkeypatch.setattr(batched_sampler, "AT_ONCE", 7000)
-    assert batched_sampler.choose(logits, mixed(40, 3000)) == whole
+    assert batched_sampler.sample(logits, mixed(40, 3000)) == whole
 
 
 def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
@@ -135,7 +138,7 @@ def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
         told = batched_sampler.launch(torch.empty(16, 3000), batch, sent)
         with pytest.raises(Exception, match="_local_scalar_dense"):
             told.max().item()
-    asking, likeliest = len(batch.asking), batch.likeliest
+    asking, likeliest = len(batch.asking), batch.most_logprobs
     assert told.shape == (16 + 8 + len(batch.special) + asking * (1 + 2 * likeliest),)
 
 
@@ -149,14 +152,16 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
 def test_a_device_draws_the_same_tokens() -> None:
     logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
     expected = choose_plainly(logits, mixed(80, 50_000))
-    choice = batched_sampler.choose(logits.cuda(), mixed(80, 50_000))
+    choice = batched_sampler.sample(logits.cuda(), mixed(80, 50_000))
     assert (choice.tokens, choice.possible, choice.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
 @pytest.mark.parametrize("on_cpu", WAYS[:2])
-def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor, Sequence[Row]], Choice]) -> None:
+def test_log_probabilities_on_both_devices_agree(
+    on_cpu: Way,
+) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batched_sampler.choose))
+    one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batched_sampler.sample))
     assert set(one) == set(other) == {i for i in range(16) if "logprobs" in MIX[i % len(MIX)]}
     for i in one:
         assert one[i].token == pytest.approx(other[i].token, abs=1e-5)
@@ -166,13 +171,11 @@ def test_log_probabilities_on_both_devices_agree(on_cpu: Callable[[torch.Tensor,
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
-def test_tokens_far_from_the_likeliest_win_by_their_noise(
-    lead: float, way: Callable[[torch.Tensor, Sequence[Row]], Choice]
-) -> None:
+def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float, way: Way) -> None:
     """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""
     logits = torch.zeros(100, 20_000)
     logits[:, 7] = lead
-    rows = [Row(str(i), list(range(i + 1)), 1, SamplingParams(200, seed=3)) for i in range(100)]
+    rows = [RequestState(str(i), list(range(i + 1)), 1, SamplingParams(200, seed=3)) for i in range(100)]
     expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
     assert way(logits, rows).tokens == expected
     assert {7} < set(expected)

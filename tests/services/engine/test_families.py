@@ -47,12 +47,14 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize(("family", "lean"), [(f, False) for f in FAMILIES] + [(f, True) for f in LEAN])
-def test_greedy_tokens_equal_generate(family: str, lean: bool, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in LEAN])
+def test_greedy_tokens_equal_generate(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """In arrival order, then twice in random order, composition and chunks, over scattered blocks."""
     folder = tiny_model(family)
-    engine = Engine.load(folder, EngineSettings("cpu", "float32", lean=lean, block_size=4, kv_blocks=200, threads=1))
-    assert engine.figures.numerics.endswith("native") == lean
+    engine = Engine.load(
+        folder, EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=200, threads=1)
+    )
+    assert engine.figures.numerics.endswith("native") == fast_path
     expected = generate(folder, make_jobs(random.Random(7)))
     for rng in (None, random.Random(1), random.Random(2)):
         jobs = Driver(engine, rng).run(make_jobs(random.Random(7)))

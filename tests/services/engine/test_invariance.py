@@ -1,4 +1,4 @@
-"""The lean path's promise: bitwise the same logits alone, in company, in chunks, computed again, elsewhere."""
+"""The fast path's promise: bitwise the same logits alone, in company, in chunks, computed again, elsewhere."""
 
 from __future__ import annotations
 

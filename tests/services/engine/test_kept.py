@@ -12,8 +12,8 @@ import torch
 
 from services.engine.backends.cpu import build
 from services.engine.backends.cpu.search import DRAW
-from services.engine.sampling.logits_chunks import maxima
-from services.engine.sampling.truncation import Truncation, truncate
+from services.engine.sampling.logits_chunks import chunk_maxima
+from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.requests import SamplingParams
 
 KEPT = """
@@ -67,14 +67,15 @@ def test_many_that_weigh_next_to_nothing_are_weighed(kept: ctypes.CDLL) -> None:
 def expected(logits: torch.Tensor, settings: SamplingParams) -> list[int]:
     limits = Truncation.of([settings], len(logits))
     scores = ((logits - logits.max()) / torch.from_numpy(limits.temperature))[None]
-    told = (torch.from_numpy(one) for one in (limits.lowest, limits.top_k, limits.top_p))
-    truncate(scores, *told, int(limits.top_k[0]), settings.top_p < 1.0)
+    truncate(
+        scores, DeviceTruncation(*map(torch.from_numpy, limits.arrays())), int(limits.top_k[0]), settings.top_p < 1.0
+    )
     ids: list[int] = scores[0].isfinite().nonzero().flatten().tolist()
     return ids
 
 
 def ids_kept(library: ctypes.CDLL, logits: torch.Tensor, settings: SamplingParams) -> list[int]:
-    limits, tops = Truncation.of([settings], len(logits)), maxima(logits).contiguous()
+    limits, tops = Truncation.of([settings], len(logits)), chunk_maxima(logits).contiguous()
     draw = np.zeros(1, DRAW)
     draw["logits"], draw["maxima"], draw["best"] = logits.data_ptr(), tops.data_ptr(), tops.max().item()
     draw["temperature"], draw["lowest"] = limits.temperature, limits.lowest

@@ -14,8 +14,7 @@ from tiny_models import FAMILIES
 from transformers import AutoConfig
 
 from services.engine.families.config import load_config
-from services.engine.families.known_spec import known_spec
-from services.engine.families.registry import spec_of
+from services.engine.families.registry import load_spec, spec_of
 from services.engine.families.spec import DecoderSpec
 from services.errors import ModelError
 from services.user_folders import user_cache
@@ -42,16 +41,16 @@ def test_what_is_kept_is_what_was_read(family: str, changes: dict[str, Any], tmp
     folder = config_folder(tmp_path / "model", family, **changes)
     read = spec_of(load_config(folder))
     assert isinstance(read, DecoderSpec)
-    assert [known_spec(folder, tmp_path) for _ in range(2)] == [read, read]
+    assert [load_spec(folder, tmp_path) for _ in range(2)] == [read, read]
     assert len(kept(tmp_path)) == 1
 
 
 def test_another_config_is_another_spec(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "model", "llama")
-    before = known_spec(folder, tmp_path)
+    before = load_spec(folder, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
-    after = known_spec(folder, tmp_path)
+    after = load_spec(folder, tmp_path)
     assert before
     assert after
     assert (before.epsilon, after.epsilon) == (config["rms_norm_eps"], 0.5)
@@ -59,18 +58,18 @@ def test_another_config_is_another_spec(tmp_path: Path) -> None:
 
 def test_a_file_that_was_torn_is_written_anew(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "model", "llama")
-    spec = known_spec(folder, tmp_path)
+    spec = load_spec(folder, tmp_path)
     (file,) = kept(tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:20])
-    assert known_spec(folder, tmp_path) == spec
+    assert load_spec(folder, tmp_path) == spec
     assert file.read_bytes() == whole
 
 
 def test_without_a_cache_it_is_read_each_time(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "model", "llama")
     (tmp_path / "specs").write_text("no folder")
-    assert known_spec(folder, tmp_path) == spec_of(load_config(folder))
+    assert load_spec(folder, tmp_path) == spec_of(load_config(folder))
 
 
 def test_what_is_refused_stays_refused(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_what_is_refused_stays_refused(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "model", "llama", rope_parameters=rope)
     for _ in range(2):
         with pytest.raises(ModelError, match="'dynamic'"):
-            known_spec(folder, tmp_path)
+            load_spec(folder, tmp_path)
 
 
 def kept(cache: Path) -> list[Path]:

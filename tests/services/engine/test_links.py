@@ -12,10 +12,10 @@ from rank_processes import HERE
 from torch.distributed import TCPStore
 
 from services.engine.engine import Engine
-from services.engine.parallel import groups
+from services.engine.parallel import process_groups
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.parallel.meeting import open_meeting
+from services.engine.parallel.process_groups import open_meeting
 from services.engine.settings import EngineSettings
 from services.engine.startup.warm_up import iteration
 
@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def gloo_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_nccl", groups._gloo)
+    monkeypatch.setattr(process_groups, "_nccl", process_groups._gloo)
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_sums(batch_invariant: bool, link: Callable[..., list[Links]], threads: 
     for dtype in (torch.float32, torch.bfloat16):
         parts = [torch.randn(3, 5, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(2)]
         exact = parts[0].float() + parts[1].float()
-        for total in threads.map(Links.sum_up, links, [part.clone() for part in parts]):
+        for total in threads.map(Links.all_reduce, links, [part.clone() for part in parts]):
             assert torch.equal(total, exact if batch_invariant else exact.to(dtype))
-        for found in threads.map(Links.collect, links, parts):
+        for found in threads.map(Links.all_gather, links, parts):
             assert torch.equal(torch.stack(found), torch.stack(parts))
     assert list(threads.map(Links.least, links, [7, 5])) == [5, 5]
     end(links)
@@ -83,7 +83,7 @@ def test_who_waits_gets_an_error_when_the_other_leaves(
     """Also on being asked whether what it has is whole; the next epoch's are not disturbed."""
     leaving, waiting = link(tp, "e")
     x = torch.ones(2, 3)
-    wait = threads.submit(waiting.collect if tp == 2 else waiting.receive, x)
+    wait = threads.submit(waiting.all_gather if tp == 2 else waiting.receive, x)
     leaving.close()
     with pytest.raises(RuntimeError):
         wait.result()

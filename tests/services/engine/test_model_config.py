@@ -52,7 +52,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     [
         (EngineSettings(device="cpu", max_model_len=257), "max_model_len=257"),
         (EngineSettings(device="cpu", dtype="float16"), "float16"),
-        (EngineSettings(device="cpu", lean=False, batch_invariant=True), "batch_invariant"),
+        (EngineSettings(device="cpu", fast_path=False, batch_invariant=True), "batch_invariant"),
         (EngineSettings(device="cpu", kv_memory_fraction=1e-12), "kv_memory_fraction"),
     ],
 )

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from services.engine.sampling.noise import UNIFORMS, bits, gumbel, gumbel_of, keys, lucky, uniform
+from services.engine.sampling.noise import UNIFORMS, bits, gumbel, gumbel_of, ids_with_large_noise, keys, uniform
 
 MASK = (1 << 64) - 1
 
@@ -95,7 +95,7 @@ def test_the_lucky_are_those_with_small_uniforms(share: float) -> None:
     secret = drawn_keys(20)
     u = uniform(secret, torch.arange(50_000))
     for key, own in zip(secret[:, 0].numpy(), u, strict=True):
-        found = set(lucky(key, 50_000, share).tolist())
+        found = set(ids_with_large_noise(key, 50_000, share).tolist())
         assert found >= set((own <= int(share * UNIFORMS)).nonzero().flatten().tolist())
         assert found <= set((own <= int((share + 1e-8) * UNIFORMS)).nonzero().flatten().tolist())
 

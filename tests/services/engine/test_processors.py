@@ -16,7 +16,7 @@ from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
 
 from services.engine.backends.cpu import build
-from services.engine.backends.cpu.search import NativeSearch
+from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 
@@ -33,7 +33,7 @@ def test_tokens_are_right_on(
         engine = Engine.load(tiny_model(family), settings)
         jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
         assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
-    check_draws(NativeSearch(build.kernels(tmp_path), 2))
+    check_draws(CompiledSearch(build.kernels(tmp_path), 2))
     assert len(list(tmp_path.rglob("*.so"))) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.packing import SHORT, Packer
+from services.engine.backends.cpu.packing import Packer, WeightKind
 from services.engine.families.weights import Linear
 from services.user_folders import user_cache
 
@@ -31,5 +31,5 @@ def test_products_are_exact_but_for_the_sums(dtype: torch.dtype, shape: tuple[in
         packer._library.orca_multiply(
             ctypes.byref(matrix), ctypes.c_void_p(x.data_ptr()), rows, 2, ctypes.c_void_p(to.data_ptr())
         )
-        exact = (x.bfloat16() if matrix.kind == SHORT else x).double() @ weight.double().T
+        exact = (x.bfloat16() if matrix.kind == WeightKind.BFLOAT16_DOTS else x).double() @ weight.double().T
         torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5)

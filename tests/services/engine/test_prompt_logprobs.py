@@ -78,23 +78,23 @@ def check(jobs: list[Job], folder: Path) -> None:
         assert all(len(set(row)) == asked for row in ids.tolist())
 
 
-@pytest.mark.parametrize(("family", "lean"), [(f, True) for f in LEAN] + [(f, False) for f in STOCK])
-def test_they_are_those_of_a_plain_forward(family: str, lean: bool, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(("family", "fast_path"), [(f, True) for f in LEAN] + [(f, False) for f in STOCK])
+def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """Each alone, all together, and in random company and chunks."""
     folder = tiny_model(family)
-    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
-    assert engine.figures.numerics.endswith("native") == lean
+    engine = Engine.load(folder, replace(SETTINGS, fast_path=fast_path))
+    assert engine.figures.numerics.endswith("native") == fast_path
     check([Driver(engine).run([job])[0] for job in make_jobs()], folder)
     check(Driver(engine, max_batch=9).run(make_jobs()), folder)
     check(Driver(engine, random.Random(1)).run(make_jobs()), folder)
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 def test_the_size_of_a_piece_changes_nothing(
-    lean: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    fast_path: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no more logits are made at once than it says, whatever is asked for."""
-    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean))
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, fast_path=fast_path))
     expected = Driver(engine, max_batch=9).run(make_jobs())
     most = 7 * engine.figures.vocab_size
     monkeypatch.setattr(prompt_logprobs, "AT_ONCE", most)
@@ -111,7 +111,7 @@ def test_the_size_of_a_piece_changes_nothing(
     again = Driver(engine, max_batch=9).run(make_jobs())
     assert max(sizes) == most
     assert [job.output for job in again] == [job.output for job in expected]
-    if lean:
+    if fast_path:
         assert [told(job) for job in again] == [told(job) for job in expected]
     else:
         check(again, tiny_model("llama"))
@@ -167,10 +167,10 @@ def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
     assert set(result.tokens) == {"a/0", "b/0"}
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 @pytest.mark.parametrize("rng", [None, random.Random(2)])
 def test_a_prompt_whose_logits_are_not_finite_fails_alone(
-    tmp_path: Path, lean: bool, rng: random.Random | None
+    tmp_path: Path, fast_path: bool, rng: random.Random | None
 ) -> None:
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     weights = load_file(folder / "model.safetensors")
@@ -178,7 +178,7 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     asking = SamplingParams(2, temperature=0.0, logprobs=0, prompt_logprobs=1)
     jobs = [Job("bad/0", [3, 4, 40, *range(5, 30)], asking), Job("good/0", list(range(5, 35)), asking)]
-    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
+    engine = Engine.load(folder, replace(SETTINGS, fast_path=fast_path))
     Driver(engine, rng).run(jobs)
     assert "not finite" in (jobs[0].failed or "")
     found = told(jobs[1])
@@ -214,10 +214,10 @@ def test_logprobs_of_a_first_token_are_otherwise_unchanged(llama: Engine) -> Non
     assert [Logprobs(one.token, one.top) for one in both.logprobs] == plain.logprobs
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_under_the_scheduler(lean: bool, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_under_the_scheduler(fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """In chunks under a budget, beside neighbours that share prefixes, preempted when blocks run out."""
-    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean, kv_blocks=21))
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, fast_path=fast_path, kv_blocks=21))
     engine.reset("e")
     knobs = Knobs(4, token_budget=9, admission="on_demand", prefix_caching=True)
     scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs)

@@ -15,17 +15,15 @@ import torch
 from tiny_models import make_tiny_model
 
 from services.engine.backends.cpu.build import SOURCE, kernels
-from services.engine.backends.cpu.decoder import NativeDecoder
-from services.engine.backends.cpu.layers import NativeLayers
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup import loading
 from services.engine.startup.preload import preload
 from services.engine.startup.proof import verdict
-from services.engine.startup.proof.bounds import bound_of
 from services.engine.startup.proof.trial import trial
-from services.engine.startup.proof.verdict import proven, read_settings, run_trial
+from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial
 from services.errors import SettingsError
 from services.user_folders import user_cache
 
@@ -69,7 +67,7 @@ def one_weight(patch: pytest.MonkeyPatch) -> None:
 
 def another_block(patch: pytest.MonkeyPatch) -> None:
     """The second block of a request is looked for in another place."""
-    forward = NativeDecoder.forward
+    forward = CpuDecoder.forward
 
     def wrong(self, batch):
         tables = batch.tables.copy()
@@ -77,19 +75,19 @@ def another_block(patch: pytest.MonkeyPatch) -> None:
             tables[batch.table_starts[i] + 1] = tables[batch.table_starts[i]]
         return forward(self, replace(batch, tables=tables))
 
-    patch.setattr(NativeDecoder, "forward", wrong)
+    patch.setattr(CpuDecoder, "forward", wrong)
 
 
 def no_number(patch: pytest.MonkeyPatch) -> None:
     """One logit is NaN."""
-    logits = NativeLayers.logits
+    logits = CpuDecoder.logits
 
     def wrong(self, *given):
         made = logits(self, *given)
         made[-1, 7] = torch.nan
         return made
 
-    patch.setattr(NativeLayers, "logits", wrong)
+    patch.setattr(CpuDecoder, "logits", wrong)
 
 
 @pytest.mark.parametrize("plant", [another_position, one_weight, another_block, no_number])
@@ -138,7 +136,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 def keep(cache: Path, folder: Path, settings: EngineSettings, said: str) -> Path:
     """What an earlier start kept for this model."""
-    spec = loading.lean_spec(folder, settings)
+    spec = loading.fast_path_spec(folder, settings)
     assert spec
     file = verdict._place(folder, settings, spec, torch.device("cpu"))
     assert file.parent == cache / "kernels"
@@ -160,7 +158,7 @@ def test_transformers_serve_where_it_failed(
 def test_ranks_have_nothing_else_and_refuse(tiny_model: Callable[[str], Path], cache: Path) -> None:
     folder, settings = tiny_model("llama"), replace(SETTINGS, cache_dir=cache, tp=2)
     keep(cache, folder, settings, '{"fault": "its trial was ended by SIGILL"}')
-    with pytest.raises(SettingsError, match=r"tp=2, pp=1: ranks are served on the lean path only: .*SIGILL"):
+    with pytest.raises(SettingsError, match=r"tp=2, pp=1: ranks are served on the fast path only: .*SIGILL"):
         preload(folder, settings)
     with pytest.raises(SettingsError, match="SIGILL"):  # as the process that starts the cluster asks
         loading.check_ranks(folder, proven(folder, settings))

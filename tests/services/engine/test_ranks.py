@@ -205,5 +205,5 @@ def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_mode
 
 
 def test_ranks_are_for_the_lean_path(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the lean path only, which opt0 is"):
+    with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the fast path only, which opt0 is"):
         Engine.load(tiny_model("opt"), settings(2, 1))

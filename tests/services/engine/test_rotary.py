@@ -1,4 +1,4 @@
-"""Rotary embeddings of the lean path."""
+"""Rotary embeddings of the fast path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiny_models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.families.registry import spec_of
-from services.engine.families.rotary import rotary_table
+from services.engine.families.weights import rotary_table
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 10_000.0},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.batch.request_state import Rows
+from services.engine.batch.request_state import RequestStates
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -13,23 +13,23 @@ def start(id: str, blocks: list[int], released: list[str] | None = None) -> Iter
 
 
 def test_a_block_of_another_request_is_refused() -> None:
-    rows = Rows(block_size=4)
+    rows = RequestStates(block_size=4)
     rows.apply(start("a", [1, 2]))
     with pytest.raises(AssertionError, match="b was given another's block"):
         rows.apply(start("b", [2, 3]))
 
 
 def test_a_released_block_can_be_placed_again_in_the_same_iteration() -> None:
-    rows = Rows(block_size=4)
+    rows = RequestStates(block_size=4)
     rows.apply(start("a", [1, 2]))
     rows.apply(start("b", [2, 1], released=["a"]))
     rows.apply(start("b", [1, 2], released=["b"]))  # set back by the scheduler: known, released and new
     assert (len(rows), rows["b"].blocks.tolist()) == (1, [1, 2])
 
 
-def test_blocks_that_are_nobodys_are_noticed_when_nothing_is_left() -> None:
-    rows = Rows(block_size=4)
+def test_blocks_of_no_request_are_noticed_when_no_request_is_left() -> None:
+    rows = RequestStates(block_size=4)
     rows.apply(start("a", [1, 2]))
     rows["a"].blocks.remove(2)  # the damage
-    with pytest.raises(AssertionError, match=r"blocks \{2\} are nobody's"):
+    with pytest.raises(AssertionError, match=r"blocks \{2\} belong to no request"):
         rows.apply(Iteration("e", 2, {}, released=["a"]))

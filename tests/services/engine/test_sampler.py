@@ -12,7 +12,7 @@ from compiled_search import compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler, cpu_sampler
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
@@ -24,17 +24,17 @@ SAMPLER = Sampler(frozenset({EOS}), VOCAB)
 @pytest.fixture(autouse=True, params=["alone", "compiled", "batched"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test runs with all ways to choose: those of a CPU, and that of an accelerator, here on a CPU."""
-    alone = cpu_sampler.choose
+    alone = cpu_sampler.sample
     if request.param == "compiled":
-        monkeypatch.setattr(cpu_sampler, "choose", lambda logits, rows, _: alone(logits, rows, compiled_search()))
+        monkeypatch.setattr(cpu_sampler, "sample", lambda logits, rows, _: alone(logits, rows, compiled_search()))
     if request.param == "batched":
-        monkeypatch.setattr(cpu_sampler, "choose", lambda logits, rows, _: batched_sampler.choose(logits, rows))
+        monkeypatch.setattr(cpu_sampler, "sample", lambda logits, rows, _: batched_sampler.sample(logits, rows))
 
 
-def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> Row:
+def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> RequestState:
     """A request whose prompt is 1, 2, 3, ...; greedy unless told otherwise."""
     sampling = SamplingParams(**{"max_new_tokens": 100, "temperature": 0.0, **fields})
-    return Row(id, [*range(1, prompt + 1), *output], prompt, sampling)
+    return RequestState(id, [*range(1, prompt + 1), *output], prompt, sampling)
 
 
 def noise_free(*likely: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ def noise_free(*likely: int) -> torch.Tensor:
     return logits
 
 
-def token(logits: torch.Tensor, one: Row) -> int:
+def token(logits: torch.Tensor, one: RequestState) -> int:
     return SAMPLER.sample(logits, [one]).tokens[one.id]
 
 

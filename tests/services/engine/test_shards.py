@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from services.engine.families.registry import open_weights
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights
-from services.engine.parallel.layout import Layout
-from services.engine.parallel.shard import Shard
+from services.engine.families.weights import LayerWeights
+from services.engine.parallel.layout import Layout, Shard
 from services.errors import SettingsError
 
 TENSORS = {
@@ -93,8 +93,8 @@ def test_shards_read_every_number_once(
 ) -> None:
     tp = data.draw(st.integers(1, spec.kv_heads))
     folder = write(spec, tmp_path_factory.mktemp("model"))
-    whole = DecoderWeights(spec, folder, Shard())
-    shards = [DecoderWeights(spec, folder, Shard(rank, tp)) for rank in range(tp)]
+    whole = open_weights(spec, folder, Shard())
+    shards = [open_weights(spec, folder, Shard(rank, tp)) for rank in range(tp)]
     tables = [shard.embedding() for shard in shards]
     assert torch.equal(torch.cat([table.rows for table in tables]), whole.embedding().rows)
     assert [table.first for table in tables] == [sum(len(t.rows) for t in tables[:i]) for i in range(tp)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from services.engine.sampling import candidates
-from services.engine.sampling.logits_chunks import Blocks, maxima
-from services.engine.sampling.truncation import Truncation, truncate
+from services.engine.sampling.logits_chunks import LogitsChunks, chunk_maxima
+from services.engine.sampling.truncation import DeviceTruncation, Truncation, truncate
 from services.requests import SamplingParams
 
 
@@ -52,8 +52,9 @@ CASES = [
 def keep_all(scores: torch.Tensor, settings: list[SamplingParams]) -> None:
     """Truncate whole vocabularies, all requests at once."""
     of = Truncation.of(settings, scores.shape[1])
-    tensors = (torch.from_numpy(one) for one in (of.lowest, of.top_k, of.top_p))
-    truncate(scores, *tensors, int(of.top_k.max()), bool((of.top_p < 1.0).any()))
+    truncate(
+        scores, DeviceTruncation(*map(torch.from_numpy, of.arrays())), int(of.top_k.max()), bool((of.top_p < 1.0).any())
+    )
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -73,7 +74,7 @@ def test_contenders_are_those_of_the_formulas(deep: float, monkeypatch: pytest.M
     scores, expected = drawn_scores()
     for row, s, ids in zip(scores, CASES, expected, strict=True):
         limits = Truncation.of([s], len(row)).one(0)
-        blocks = Blocks(row.numpy(), maxima(row).numpy())
+        blocks = LogitsChunks(row.numpy(), chunk_maxima(row).numpy())
         found, with_scores = candidates.find(blocks, limits, np.int64(5))
         assert set(found.tolist()) == ids or limits.none
         assert with_scores.tolist() == row[torch.from_numpy(found)].tolist()
@@ -89,7 +90,7 @@ def drawn_scores() -> tuple[torch.Tensor, list[set[int]]]:
 def test_equal_scores_stay_together() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -2.0]])
     row = scores[0].clone()
-    blocks = Blocks(row.numpy(), maxima(row).numpy())
+    blocks = LogitsChunks(row.numpy(), chunk_maxima(row).numpy())
     keep_all(scores, [settings(top_k=2)])
     assert scores.isfinite().tolist() == [[True, True, True, False]]
     limits = Truncation.of([settings(top_k=2)], 4).one(0)

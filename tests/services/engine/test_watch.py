@@ -9,8 +9,8 @@ import pytest
 from rank_processes import FORKS, HERE, PATIENCE
 from torch.distributed import PrefixStore, TCPStore
 
-from services.engine.parallel.meeting import enter, open_meeting
-from services.engine.parallel.watch import Watch
+from services.engine.parallel.links import Watch
+from services.engine.parallel.process_groups import enter, open_meeting
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""The lean path on a CPU: a decoder's layers as one compiled function. Where there is no compiler, there is none."""
+"""The fast path on a CPU: all layers of a decoder as one compiled function. It needs a compiler on the machine."""

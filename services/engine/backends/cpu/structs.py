@@ -1,4 +1,5 @@
-"""The structures of kernels/*.h and *.cpp, field for field."""
+"""The structures of kernels/*.h, field for field: Matrix in products.h, Batch and Heads in batch.h, the others in
+model.h."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The lean path on CUDA: Triton kernels and torch's products. Where there is no Triton, there is none."""
+"""The fast path on a GPU: Triton kernels and torch's products. It needs Triton.
+
+No GPU has run it yet. Tests run the kernels in Triton's interpreter on a CPU and compile them for several GPUs; those
+marked `gpu` run on a device. Before it serves, a trial compares it with transformers' layers, see startup/proof.
+"""

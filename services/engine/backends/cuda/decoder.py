@@ -1,4 +1,4 @@
-"""CudaDecoder: a decoder of the lean path on CUDA."""
+"""CudaDecoder: the fast path on a GPU."""
 
 from __future__ import annotations
 
@@ -6,65 +6,74 @@ import torch
 
 from services.engine.backends.cuda.graphs import Graphs
 from services.engine.backends.cuda.inputs import Inputs, send
-from services.engine.backends.cuda.layers import PARTIAL_ROWS, CudaLayers
-from services.engine.backends.cuda.planner import Planner
-from services.engine.backends.cuda.setup import CudaSetup
-from services.engine.backends.cuda.tiles import Tiles
+from services.engine.backends.cuda.layers import PARTIAL_ROWS, CudaLayers, CudaSetup
+from services.engine.backends.cuda.plan import Planner, Tiles
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.kv_cache import KVCache
+from services.engine.parallel.decoder import AllReduce, RankDecoder
+from services.engine.parallel.layout import Layout
+
+ONE_PROCESS = Layout()
 
 
-class CudaDecoder:
+class CudaDecoder(RankDecoder):
     """Launches an iteration and returns; the host waits only for the tokens that are drawn from the logits.
 
-    `batch_invariant`: a token's logits depend on its request alone, bitwise: products have fixed tiles, attention one
-    tile for all. Else the library's products and narrow tiles of attention for increments make them depend on who is
-    in the batch.
-    """
+    With `batch_invariant`, products have fixed tiles and attention has one tile for all, so that a token's logits
+    depend on its request alone, bitwise. Otherwise the library's products, and narrow tiles of attention for
+    increments, make them depend on the batch."""
 
-    def __init__(self, setup: CudaSetup) -> None:
-        spec = setup.spec
-        self.path = setup.path
+    def __init__(self, setup: CudaSetup, layout: Layout = ONE_PROCESS) -> None:
+        super().__init__(setup.spec, layout, setup.device)
+        self.backend = "triton invariant" if setup.batch_invariant else "triton"
         self.weight_dtype = self.cache_dtype = setup.dtype
-        self._setup = setup
-        self._layers = CudaLayers(setup, spec, (0, spec.layers))
-        self._plan = Planner(spec, setup.tiles, setup.batch_invariant, self._layers.programs, PARTIAL_ROWS)
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # x and what is to be added, if prompts are scored
+        self.kernels = CudaLayers(setup, self._part, layout)
+        self.plan = Planner(self._part, setup.tiles, setup.batch_invariant, self.kernels.programs, PARTIAL_ROWS)
         self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
-
-    @property
-    def layers(self) -> list[LayerShape]:
-        return self._layers.shapes
+        self._longest = setup.max_model_len
+        self.bytes_read = setup.weights.bytes_read
 
     def bind(self, cache: KVCache) -> None:
-        """Keep keys and values in `cache` from now on. Compiles kernels and captures graphs, which writes nothing."""
-        self._layers.bind(cache)
-        if self._setup.device.type == "cuda":
-            longest = -(-self._setup.max_model_len // cache.block_size)
-            vocab = self._setup.spec.vocab
-            self.graphs = Graphs(self._run_increments, vocab, longest, PARTIAL_ROWS, self._setup.device)
+        """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
+        cache."""
+        self.kernels.bind(cache)
+        if self._device.type == "cuda" and self._layout.size == 1:
+            longest_table = -(-self._longest // cache.block_size)
+            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_ROWS, self._device)
 
-    def forward(self, batch: FlatBatch) -> torch.Tensor:
+    def forward(self, batch: FlatBatch) -> torch.Tensor | None:
         """See Decoder; float32."""
-        items, tiles = self._plan(batch)
-        self._last = None
         if self.graphs and self.graphs.fit(batch):
+            self._last = None
+            items, _ = self.plan(batch)
             return self.graphs(batch, items)
-        return self._run(send(batch, items, self._setup.device), tiles, keep=bool(batch.scoring))
+        return super().forward(batch)
 
-    def logits_after(self, tokens: Numbers) -> torch.Tensor:
-        """See Decoder; float32."""
-        assert self._last is not None, "the last batch scored nothing"
-        return self._layers.logits(torch.from_numpy(tokens).to(self._setup.device), *self._last)
+    def begin(self, batch: FlatBatch) -> CudaPass:
+        items, tiles = self.plan(batch)
+        return CudaPass(self.kernels, send(batch, items, self._device), tiles)
 
     def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
-        self._run(inputs, self._plan.increments, logits)
+        """A whole iteration of increments, for a graph."""
+        x = self.kernels.embed(inputs)
+        change = self.kernels.run(inputs, self.plan.increments, x, None)
+        self.kernels.logits(inputs.ends, x, change, logits)
 
-    def _run(
-        self, inputs: Inputs, tiles: Tiles, logits: torch.Tensor | None = None, keep: bool = False
-    ) -> torch.Tensor:
-        x = self._layers.embed(inputs)
-        change = self._layers.run(inputs, tiles, x, None)
-        if keep:
-            self._last = x, change
-        return self._layers.logits(inputs.ends, x, change, logits)
+
+class CudaPass:
+    """See Pass. Nothing waits for the device."""
+
+    def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Tiles) -> None:
+        self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
+
+    def embed(self) -> torch.Tensor:
+        """See Pass."""
+        return self._kernels.embed(self._inputs)
+
+    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
+        """See Pass."""
+        return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
+
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers) -> torch.Tensor:
+        """See Pass."""
+        return self._kernels.logits(torch.from_numpy(tokens).to(x.device), x, change)

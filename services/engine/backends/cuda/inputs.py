@@ -1,4 +1,4 @@
-"""Inputs: all that the device is told of an iteration, in one array of integers and one copy."""
+"""Inputs: all that the device needs of an iteration, sent as one copy of integers."""
 
 from __future__ import annotations
 
@@ -9,77 +9,71 @@ import torch
 
 from services.engine.backends.cuda.kernels.attention import Work
 from services.engine.backends.cuda.plan import FIELDS
+from services.engine.batch import buffers
 from services.engine.batch.flat_batch import FlatBatch, Numbers
-
-ALIGNMENT = 4  # numbers: 16 bytes, so that every part is as aligned as a tensor of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Int32, on the device: id, position and slot of each token; last tokens of those who sample; attention's work."""
+    """Int32, on the device: id, position and slot of each token; the last tokens of the requests that sample; the work
+    of attention."""
 
     ids: torch.Tensor  # [tokens]
     positions: torch.Tensor
     slots: torch.Tensor
-    ends: torch.Tensor  # [sampling]
+    ends: torch.Tensor  # [sampled]
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Room for so many tokens, sampling requests and items of work. Block tables come last, as long as they are."""
+    """Room for so many tokens, sampling requests, items of work and block ids in tables."""
 
     tokens: int
     ends: int
     items: int
+    tables: int
 
     @classmethod
     def of(cls, batch: FlatBatch, items: Numbers) -> Layout:
-        """No larger than it must be."""
-        return cls(len(batch.input_ids), len(batch.ends), len(items))
+        """The smallest one for this batch."""
+        return cls(len(batch.input_ids), len(batch.ends), len(items), len(batch.tables))
 
-    def offsets(self) -> list[int]:
-        """Where count, ids, positions, slots, ends, items and tables begin."""
-        sizes = (1, self.tokens, self.tokens, self.tokens, self.ends, self.items * FIELDS)
-        return [0, *np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()]
+    def arrays(self, batch: FlatBatch, items: Numbers) -> list[Numbers]:
+        """The batch, in the order of `Inputs`. Tokens beyond the batch have slot -1 and no work, so they are not
+        kept."""
+        return [
+            np.array([len(items)], np.int32),
+            _padded(batch.input_ids, self.tokens),
+            _padded(batch.positions(), self.tokens),
+            _padded(batch.slots(), self.tokens, -1),
+            _padded(batch.ends, self.ends),
+            _padded(items.reshape(-1), self.items * FIELDS).reshape(-1, FIELDS),
+            batch.tables,  # last, because it need not fill its room
+        ]
 
-    def views(self, packed: torch.Tensor) -> Inputs:
-        """The parts of `packed`, which is on the device."""
-        count, ids, positions, slots, ends, items, tables = self.offsets()
-        return Inputs(
-            ids=packed[ids : ids + self.tokens],
-            positions=packed[positions : positions + self.tokens],
-            slots=packed[slots : slots + self.tokens],
-            ends=packed[ends : ends + self.ends],
-            work=Work(
-                packed[count : count + 1],
-                packed[items : items + self.items * FIELDS].view(-1, FIELDS),
-                packed[tables:],
-            ),
-        )
+    def empty(self) -> list[Numbers]:
+        """The arrays of a batch that keeps nothing and has no work."""
+        sizes = (1, self.tokens, self.tokens, self.tokens, self.ends)
+        arrays: list[Numbers] = [np.zeros(size, np.int32) for size in sizes]
+        arrays[3][:] = -1
+        return [*arrays, np.zeros((self.items, FIELDS), np.int32), np.zeros(self.tables, np.int32)]
 
-    def pack(self, batch: FlatBatch, items: Numbers, pinned: bool) -> torch.Tensor:
-        """On the host. Tokens that there is room for but that are nobody's have no slot, and no work names them."""
-        *starts, tables = self.offsets()
-        packed = torch.empty(tables + len(batch.tables), dtype=torch.int32, pin_memory=pinned)
-        numbers = packed.numpy()
-        numbers[:tables] = 0
-        numbers[starts[3] : starts[3] + self.tokens] = -1
-        parts = (
-            np.array([len(items)]),
-            batch.input_ids,
-            batch.positions(),
-            batch.slots(),
-            batch.ends,
-            items.reshape(-1),
-        )
-        for start, part in zip(starts, parts, strict=True):
-            numbers[start : start + len(part)] = part
-        numbers[tables:] = batch.tables
-        return packed
+
+def _padded(numbers: Numbers, size: int, filler: int = 0) -> Numbers:
+    if len(numbers) == size:
+        return numbers
+    padded = np.full(size, filler, np.int32)
+    padded[: len(numbers)] = numbers
+    return padded
+
+
+def as_inputs(tensors: list[torch.Tensor]) -> Inputs:
+    """Inputs from the tensors of `Layout.arrays`."""
+    count, ids, positions, slots, ends, items, tables = tensors
+    return Inputs(ids, positions, slots, ends, Work(count, items, tables))
 
 
 def send(batch: FlatBatch, items: Numbers, device: torch.device) -> Inputs:
-    """In memory of their own. The host waits for nothing."""
-    layout = Layout.of(batch, items)
-    return layout.views(layout.pack(batch, items, device.type == "cuda").to(device, non_blocking=True))
+    """The batch on the device, in new memory. The host does not wait."""
+    return as_inputs(buffers.send(Layout.of(batch, items).arrays(batch, items), device))

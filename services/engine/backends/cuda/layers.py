@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch.nn.functional import linear as torch_linear
 
 from services.engine.backends.cuda.inputs import Inputs
 from services.engine.backends.cuda.kernels.activation import activate
@@ -13,36 +16,74 @@ from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.kernels.product import multiply
-from services.engine.backends.cuda.products import Product, library_product
-from services.engine.backends.cuda.setup import CudaSetup
-from services.engine.backends.cuda.tiles import Tiles
-from services.engine.batch.kv_cache import KVCache, LayerShape
-from services.engine.families.rotary import rotary_table
+from services.engine.backends.cuda.plan import Tiles
+from services.engine.batch.kv_cache import KVCache
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table
-from services.engine.parallel.shard import Rows
+from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
+from services.engine.parallel.layout import Layout
 
-PARTIAL_ROWS = 2048  # where the splits of attention meet: an increment of half a million positions in one batch
+PARTIAL_ROWS = 2048  # rows of Partials: enough for increments of half a million positions in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSetup:
+    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`; norms, sums and the
+    residual stream are float32.
+
+    If `device` is the CPU, Triton's interpreter runs everything, without graphs.
+    """
+
+    spec: DecoderSpec  # of the whole model
+    weights: DecoderWeights  # of the rank's shard
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    batch_invariant: bool  # bits depend on the request alone
+    tiles: Tiles
+
+
+class Product(Protocol):
+    """A way to multiply by a weight. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product`
+    of backends/cpu/kernels/layers.h."""
+
+    def __call__(
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, /, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
+        `out` if it is given, which a product with a bias does not take."""
+        ...
+
+
+def library_product(
+    x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Product by the device's library, which chooses its order of sums by the number of rows."""
+    if linear.bias is not None:
+        assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
+        assert out is None, "a product with a bias makes its own tensor"
+        return torch_linear(x, linear.weight, linear.bias)
+    weight = linear.weight.t()
+    if dtype == x.dtype or not len(x):
+        return torch.mm(x, weight, out=out).to(dtype)
+    return torch.mm(x, weight, out_dtype=dtype, out=out)
 
 
 class CudaLayers:
-    """`part`: what the weights have of each of `layers`. Where `is_first`, the embedding comes before them; where
-    `is_last`, last norm and vocabulary after them.
+    """The weights of a rank's layers on the device, and the order of the kernels. In the first stage the embedding
+    comes before the layers, in the last stage a norm and the vocabulary after them.
 
-    Weights on the device, and the order of the kernels. Nothing here waits for the device or asks it anything.
+    Nothing here waits for the device.
     """
 
-    def __init__(
-        self, setup: CudaSetup, part: DecoderSpec, layers: Rows, is_first: bool = True, is_last: bool = True
-    ) -> None:
-        weights = setup.weights
+    def __init__(self, setup: CudaSetup, part: DecoderSpec, layout: Layout) -> None:
+        weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
         self._part, self._dtype, self._device = part, setup.dtype, setup.device
         self._product: Product = multiply if setup.batch_invariant else library_product
-        self._layers = [self._on_device(weights.layer(i)) for i in range(*layers)]
-        self._embedding = self._table(weights.embedding()) if is_first else None
-        self._positions = self._table(weights.positions()) if is_first and not part.rotary else None
-        self._last_norm = self._norm(weights.last_norm()) if is_last else None
-        self._vocabulary = self._linear(self._words(weights)) if is_last else None
+        self._layers = [self._on_device(weights.layer(i)) for i in layers]
+        self._embedding = self._table(weights.embedding()) if layout.is_first else None
+        self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
+        self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
+        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
         self._rotary = None
         if part.rotary:
             self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
@@ -53,26 +94,24 @@ class CudaLayers:
         self._cache = cache
         self._partials = Partials.make(PARTIAL_ROWS, self._part.kv_heads, self._part.head_dim, self._device)
 
-    @property
-    def shapes(self) -> list[LayerShape]:
-        """What each layer keeps of a token."""
-        part = self._part
-        return [LayerShape(part.kv_heads, part.head_dim, part.head_dim)] * part.layers
-
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """x [tokens, hidden], float32."""
         assert self._embedding is not None, "the first layers embed"
         return embed(inputs.ids, inputs.positions, self._embedding, self._positions)
 
     def run(
-        self, inputs: Inputs, tiles: Tiles, x: torch.Tensor, sum_up: Callable[[torch.Tensor], torch.Tensor] | None
+        self,
+        inputs: Inputs,
+        tiles: Tiles,
+        x: torch.Tensor,
+        all_reduce: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> torch.Tensor:
-        """Add to x what the layers do, but for what the last one's MLP does: that is returned, [tokens, hidden].
+        """Add to x what the layers compute, except what the last one's MLP does: that is returned, [tokens, hidden].
 
-        `sum_up` makes of what the part has of a change that of all ranks; None where the part has all of it.
+        `all_reduce` sums what the ranks have of a change; None if this one has all of it.
         """
         part, dtype, product = self._part, self._dtype, self._product
-        sum_up = sum_up or _all_of_it
+        all_reduce = all_reduce or _unchanged
         change = None
         for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
@@ -89,17 +128,17 @@ class CudaLayers:
                 part.epsilon,
             )
             attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
-            change = sum_up(product(attended, layer.output, dtype))
+            change = all_reduce(product(attended, layer.output, dtype))
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
-            change = sum_up(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
+            change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
         assert change is not None, "a part has layers"
         return change
 
     def logits(
         self, tokens: torch.Tensor, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[tokens, vocabulary] after these tokens (int32, flat indices), float32, of x and what is still to be added to
-        it, which both stay as they are; in `out` if it is given."""
+        """[tokens, vocabulary], float32, after these tokens (int32, flat indices); in `out` if it is given. `change` is
+        still to be added to x; neither is modified."""
         part, norm, vocabulary = self._part, self._last_norm, self._vocabulary
         assert norm is not None, "the last layers have the vocabulary"
         assert vocabulary is not None, "the last layers have the vocabulary"
@@ -121,8 +160,8 @@ class CudaLayers:
     def _table(self, table: Table) -> Table:
         return Table(self._matrix(table.rows), table.first)
 
-    def _words(self, weights: DecoderWeights) -> Linear:
-        """Of the vocabulary. Where it is the embedding, one tensor is both."""
+    def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
+        """The product that gives logits. If it is the embedding, one tensor is both."""
         if weights.tied and self._embedding is not None:
             return Linear(self._embedding.rows)
         return Linear(weights.vocabulary())
@@ -140,12 +179,12 @@ class CudaLayers:
         return None if tensor is None else tensor.to(self._device, torch.float32)
 
 
-def _all_of_it(change: torch.Tensor) -> torch.Tensor:
+def _unchanged(change: torch.Tensor) -> torch.Tensor:
     return change
 
 
 def _programs(device: torch.device) -> int:
-    """How many programs attention has: as many as run at once. In the interpreter one comes after the other."""
+    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
     if device.type == "cpu":
         return 3
     return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,1 +1,2 @@
-"""transformers' own layers with our attention, for every decoder that lets it be replaced. Imported where they run."""
+"""transformers' own layers with our attention, for every decoder whose attention can be replaced. Imported only where
+they run, because they take seconds to import."""

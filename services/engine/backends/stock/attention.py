@@ -1,7 +1,7 @@
-"""The one function that models call for attention: the only place where requests are told apart.
+"""The function that models call for attention. It is the only one that knows about requests.
 
-transformers' layers look attention up in a registry by name, so any decoder runs flat as [1, total_tokens] with
-this function. What it works on is a context variable, not a keyword: some families (StableLM) drop keywords.
+transformers' layers look attention up in a registry by name, so any decoder runs flat as [1, total_tokens] with this
+function. Its backend is a context variable and not a keyword, because some families (StableLM) drop keywords.
 """
 
 from __future__ import annotations

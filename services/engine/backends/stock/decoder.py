@@ -1,4 +1,4 @@
-"""StockDecoder: any decoder of transformers, its own layers with our attention."""
+"""StockDecoder: any decoder of transformers with its own layers and our attention."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ class StockDecoder:
         self.path = path
         self.layers = layers
         self._model = model
-        self._base = model.get_decoder()  # all but the product with the vocabulary and what some families do to logits
-        self._hidden: Any = None  # its output for the last batch, where prompts are scored
+        self._base = (
+            model.get_decoder()
+        )  # all but the head: the product with the vocabulary, and what some families do to logits
+        self._hidden: Any = None  # its output for the last batch, if prompts are scored
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
-        # torch's attention on a CPU converts bfloat16 each time it reads it, which took five times as long
+        # torch's attention on a CPU converts bfloat16 at each read, which took five times as long
         self.cache_dtype: torch.dtype = torch.float32 if self._device.type == "cpu" else model.dtype
+
+    @property
+    def layers_in_memory(self) -> list[LayerShape]:
+        """See Decoder."""
+        return self.layers
 
     def bind(self, cache: KVCache) -> None:
         """See Decoder."""
@@ -33,7 +40,7 @@ class StockDecoder:
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """See Decoder."""
         self._hidden = None
-        hook = self._base.register_forward_hook(self._keep) if batch.scoring else None
+        hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
         try:
             with attending(SdpaAttention(batch, self._cache, self._device)):
                 output = self._model(
@@ -49,8 +56,8 @@ class StockDecoder:
         return logits
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor:
-        """See Decoder. The model runs again with the hidden states it had, so that what a family does to its logits
-        is done."""
+        """See Decoder. Runs the model again with the hidden states that it had, so that the family's own head makes the
+        logits."""
         kept = self._hidden
         assert kept is not None, "the last batch scored nothing"
         self._base.forward = lambda *args, **named: kept

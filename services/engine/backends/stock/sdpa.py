@@ -12,16 +12,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.engine.batch.flat_batch import FlatBatch
 from services.engine.batch.kv_cache import KVCache
 
-GROUP = 16  # requests in one padded call; neighbours in length go together, so that little is padding
+GROUP = 16  # requests in one padded call; those of similar length go together, so that little is padding
 
 
 @dataclass(frozen=True, slots=True)
 class _Singles:
-    """Requests with one token in this iteration: one padded call for all."""
+    """Requests with one token in this iteration: one padded call for all of them."""
 
     tokens: torch.Tensor  # [requests], flat indices
-    blocks: torch.Tensor  # [requests, most blocks], padded with the cache's padding block
-    mask: torch.Tensor  # [requests, 1, 1, most blocks * block_size], true where a key counts
+    blocks: torch.Tensor  # [requests, blocks], padded with the cache's padding block
+    mask: torch.Tensor  # [requests, 1, 1, blocks * block_size], true where a key counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class _Span:
     """A request with several tokens in this iteration: a call of its own."""
 
     tokens: slice
-    blocks: torch.Tensor | None  # [1, blocks]; None: nothing computed before, its keys are at hand
+    blocks: torch.Tensor | None  # [1, blocks]; None: nothing was computed before, so no keys are read from the cache
     mask: torch.Tensor | None  # [tokens, blocks * block_size]; None: causal
 
 
 class SdpaAttention:
-    """Attention of one iteration. Indices and masks are made once, then used by all layers."""
+    """Attention of one iteration. Indices and masks are made once and used by all layers."""
 
     def __init__(self, batch: FlatBatch, cache: KVCache, device: torch.device) -> None:
         self._cache = cache
@@ -55,7 +55,7 @@ class SdpaAttention:
         scaling: float | None,
         extras: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionBackend; `extras` were looked at when the model was loaded."""
+        """See AttentionBackend; `extras` were checked when the model was loaded."""
         assert layer is not None
         self._cache.write(layer, self._slots, key, value)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
@@ -69,7 +69,7 @@ class SdpaAttention:
         self, layer: int, singles: _Singles, query: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
         keys, values = self._cache.read(layer, singles.blocks)
-        # query heads that share a key head take the place of query tokens: nothing is repeated
+        # query heads that share a key head take the place of query tokens, so that no key is repeated
         grouped = query[singles.tokens].to(keys.dtype).unflatten(1, (keys.shape[1], -1))
         output = scaled_dot_product_attention(grouped, keys, values, attn_mask=singles.mask, scale=scaling)
         return output.flatten(1, 2).to(query.dtype)

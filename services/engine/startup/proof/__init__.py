@@ -1,1 +1,1 @@
-"""What shows that the lean path computes on this device what transformers' own layers compute."""
+"""The proof of the fast path: a trial shows that it computes on this device what transformers' own layers compute."""

@@ -1,4 +1,4 @@
-"""Whether the lean path may serve here: a trial in a process of its own, once; what came of it is kept."""
+"""The verdict on the fast path: one trial in a process of its own decides whether it serves here, and is kept."""
 
 from __future__ import annotations
 
@@ -21,27 +21,36 @@ from filelock import FileLock
 
 from services import atomic_file
 from services.engine.backends.cpu.build import NoKernels, compiled
+from services.engine.families.registry import open_weights
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights
-from services.engine.parallel.shard import Shard
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices, loading
-from services.engine.startup.proof.bounds import bound_of
 
 PROGRAM = "services.engine.startup.proof"
-PATIENCE = 600.0  # seconds; a GPU's kernels are compiled in it
-# not what kernels do to themselves: whoever ends a process so, or has no memory left, says nothing about them
+PATIENCE = 600.0  # seconds, which include compiling a GPU's kernels
+# signals that others send: they say nothing about the kernels
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 SUFFIXES = frozenset({".py", ".h", ".cpp"})
 ENGINE = Path(__file__).parents[2]
 ROOT = Path(__file__).parents[4]
+
+# The largest difference at which the fast path serves: of the logits of two random layers, in units of the root mean
+# square of their row. Measured on a CPU with AVX512-BF16 for llama, qwen2, qwen3, mistral and gpt2 of hidden size 64
+# and SmolLM2-135M of 576, with blocks of 5, 16 and 32 tokens: float32 2e-6 to 1e-5 (another order of sums), bfloat16
+# 0.02 to 0.05 (a rounding is 2**-9, twice for each product), int8 0.07 to 0.17. Unrelated logits differ by 4 or more. A
+# bound is three times the largest of these, and more where the difference grows with the length of sums: that of
+# float32 grows with its square root, by 7 for a hidden size of 28,672. float16 rounds eight times finer than bfloat16.
+# It has run on no device, so its bound has another factor of two.
+BOUNDS = {torch.float32: 2e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
+INT8 = 0.5
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`fault`: why the lean path does not serve; empty: it does. `lasting`: a next trial would say the same."""
+    """`fault`: why the fast path does not serve; empty: it serves. `lasting`: another trial would have the same
+    result."""
 
     fault: str
     lasting: bool = True
@@ -49,41 +58,42 @@ class Verdict:
 
 @functools.cache
 def proven(folder: Path, settings: EngineSettings) -> EngineSettings:
-    """The settings to load the model in `folder` with: those given, or with `lean_fault` where the lean path is not to
-    be trusted with this model's shapes on this device.
+    """The settings to load the model in `folder` with: the given ones, or with `fast_path_fault` if the fast path is
+    not trusted with this model's shapes on this device.
 
-    The first process of a kind of device, build and model runs the trial, some seconds; others wait for it, and later
-    ones read what is kept beside the compiled kernels. Raises ModelError for a model that cannot be served.
+    The first process of a kind of device, build and model runs the trial, which takes seconds. Others wait for it, and
+    later ones read the verdict, which is kept beside the compiled kernels. Raises ModelError for a model that cannot be
+    served.
     """
-    spec = loading.lean_spec(folder, settings)
+    spec = loading.fast_path_spec(folder, settings)
     device = devices.choose_device(settings)
     if spec is None:
         return settings
     try:
         loading.need_kernels(settings, device)
     except NoKernels:
-        return settings  # loading says so
-    verdict = _verdict(folder, settings, _place(folder, settings, spec, device))
+        return settings  # loading reports it
+    verdict = _verdict(folder, settings, _file(folder, settings, spec, device))
     if not verdict.fault:
         return settings
     log.warning("the fast path does not serve %s here: %s", folder.name, verdict.fault)
-    return replace(settings, lean_fault=verdict.fault)
+    return replace(settings, fast_path_fault=verdict.fault)
 
 
 def _verdict(folder: Path, settings: EngineSettings, file: Path) -> Verdict:
-    """The one that is kept in `file`, else that of a trial."""
+    """The verdict that is kept in `file`, else that of a trial."""
     if kept := _kept(file):
         return kept
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            return _kept(file) or _tried(folder, settings, file)
-    except OSError as error:  # no place to keep it: each process tries
-        log.warning("what the trial of the fast path says cannot be kept: %s", error)
-        return _tried(folder, settings, None)
+            return _kept(file) or _try(folder, settings, file)
+    except OSError as error:  # it cannot be kept, so each process runs a trial
+        log.warning("the result of the fast path's trial cannot be kept: %s", error)
+        return _try(folder, settings, None)
 
 
-def _tried(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict:
+def _try(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict:
     log.info("trying the fast path with random layers of %s, once", folder.name)
     began = time.monotonic()
     verdict = run_trial(folder, settings)
@@ -94,13 +104,13 @@ def _tried(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict
 
 
 def _kept(file: Path) -> Verdict | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or one that is no longer whole
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is torn
         return Verdict(str(json.loads(file.read_bytes())["fault"]))
     return None
 
 
 def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) -> Verdict:
-    """Run the module `program` in a process of its own, and judge what it says or how it ended."""
+    """Run the module `program` in a process of its own, and judge its result or how it ended."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
@@ -117,27 +127,32 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
         number = signal.Signals(-done.returncode)
         return Verdict(f"its trial was ended by {number.name}", lasting=number not in FROM_OUTSIDE)
     try:
-        said = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         return Verdict(f"its trial ended with status {done.returncode}: {done.stderr.strip()[-500:]}", lasting=False)
-    if "error" in said:
-        return Verdict(f"its trial raised {said['error']}", lasting="OutOfMemory" not in said["error"])
+    if "error" in result:
+        return Verdict(f"its trial raised {result['error']}", lasting="OutOfMemory" not in result["error"])
     bound = bound_of(settings, devices.choose_dtype(settings, devices.choose_device(settings)))
-    if not said["difference"] <= bound:  # NaN is no number to be near
-        return Verdict(f"its logits are {said['difference']:.2g} from those of transformers' layers, over {bound:g}")
+    if not result["difference"] <= bound:  # also if it is NaN
+        return Verdict(f"its logits are {result['difference']:.2g} from those of transformers' layers, over {bound:g}")
     return Verdict("")
 
 
-def read_settings(said: str) -> EngineSettings:
+def bound_of(settings: EngineSettings, dtype: torch.dtype) -> float:
+    """The largest difference at which the fast path serves."""
+    return INT8 if settings.weights == "int8" else BOUNDS[dtype]
+
+
+def read_settings(written: str) -> EngineSettings:
     """The settings that `run_trial` wrote."""
-    values = json.loads(said)
+    values = json.loads(written)
     return EngineSettings(**values | {"cache_dir": Path(values["cache_dir"])})
 
 
-def _place(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
-    """A file named after all that a trial depends on."""
+def _file(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: torch.device) -> Path:
+    """Where the verdict is kept: a name made from all that a trial depends on."""
     dtype = devices.choose_dtype(settings, device)
-    stored = DecoderWeights(spec, folder, Shard()).stored
+    stored = open_weights(spec, folder).stored
     kind = (dtype, stored, settings.weights, settings.batch_invariant, settings.block_size)
     versions = [version(name) for name in ("torch", "transformers")]
     digest = hashlib.sha256(repr((_machine(device, settings), kind, versions)).encode())
@@ -148,8 +163,8 @@ def _place(folder: Path, settings: EngineSettings, spec: DecoderSpec, device: to
 
 
 def _machine(device: torch.device, settings: EngineSettings) -> str:
-    """The kind of device, and what kernels are compiled with."""
+    """The kind of device, and what its kernels are compiled with."""
     if device.type == "cpu":
-        return compiled(settings.cache_dir).stem  # a hash of source, flags, compiler and the processor's abilities
-    name, able = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    return f"{name} {able} CUDA {torch.version.cuda} Triton {version('triton')}"
+        return compiled(settings.cache_dir).stem  # a hash of source, flags, compiler and the processor's features
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return f"{name} {capability} CUDA {torch.version.cuda} Triton {version('triton')}"

@@ -16,9 +16,9 @@ from test_prompt_logprobs import make_jobs as scored_jobs
 
 from services.engine.backends.cuda.decoder import CudaDecoder
 from services.engine.backends.stock.loading import load_stock
-from services.engine.parallel.shard import Shard
-from services.engine.startup.proof.bounds import BOUNDS
+from services.engine.parallel.layout import Shard
 from services.engine.startup.proof.trial import compare
+from services.engine.startup.proof.verdict import BOUNDS
 from services.requests import SamplingParams
 
 

@@ -22,14 +22,13 @@ from services.engine.backends.cuda.kernels.embedding import embed
 from services.engine.backends.cuda.kernels.heads import Rotary, place
 from services.engine.backends.cuda.kernels.norm import add_and_norm
 from services.engine.backends.cuda.kernels.product import multiply
-from services.engine.backends.cuda.plan import plan
-from services.engine.backends.cuda.tiles import Tiles
+from services.engine.backends.cuda.plan import Tiles, plan
 from services.engine.batch.flat_batch import FlatBatch, pack
 from services.engine.batch.kv_cache import KVCache, LayerShape
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.families.weights import Linear, Table
 from services.engine.sampling.noise import keys
-from services.engine.sampling.truncation import Truncation
+from services.engine.sampling.truncation import DeviceTruncation, Truncation
 from services.requests import SamplingParams
 
 TILES = Tiles(rows=8, keys=8, split=16)
@@ -64,24 +63,26 @@ def test_draws_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, vocab = [], 200
     for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)):
         sampling = SamplingParams(9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed * 2**50)
-        rows.append(Row(str(seed), [1] * (1 + seed), 1, sampling))
+        rows.append(RequestState(str(seed), [1] * (1 + seed), 1, sampling))
     logits = torch.randn(len(rows), vocab) * torch.tensor([0.1, 3.0, 10.0]).repeat(len(rows) // 3)[:, None]
     logits[::2] = logits[::2].round()
     logits[::5, ::3] = -torch.inf
     logits[1::4, 5:] = -torch.inf
     logits[3::20, :199] = -torch.inf
     limits = Truncation.of([row.sampling for row in rows], vocab)
-    settings = (limits.temperature, limits.lowest, limits.top_k, limits.top_p)
-    secret = keys((row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows))
+    there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
+    noise_keys = keys(
+        (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
+    )
     expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
-    assert draw(logits, logits.amax(1), *map(torch.from_numpy, (*settings, secret))).tolist() == expected
+    assert draw(logits, logits.amax(1), there, torch.from_numpy(noise_keys)).tolist() == expected
 
 
 def test_what_cannot_be_drawn_from_gives_some_token() -> None:
     """It is asked for its log probability before anyone sees that it is none."""
     logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan)])
     one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    tokens = draw(logits, logits.amax(1), one, -one, zero + 3, one.double() / 2, zero)
+    tokens = draw(logits, logits.amax(1), DeviceTruncation(one, -one, zero + 3, one.double() / 2), zero)
     assert all(0 <= token < 50 for token in tokens.tolist())
 
 
@@ -166,7 +167,7 @@ class Scene:
         self.cache.values[0][-1] = torch.nan  # the padding block is nobody's
         self.rows = []
         for context, count in lengths:
-            row = Row("r", [1] * (context + count), 1, SamplingParams(1), context)
+            row = RequestState("r", [1] * (context + count), 1, SamplingParams(1), context)
             row.blocks.extend(blocks.pop() for _ in range(-(-(context + count) // block_size)))
             self.rows.append((row, count))
         self.queries = [torch.randn(count, heads, dim) for _, count in lengths]

@@ -8,22 +8,17 @@ import interpreter  # noqa: F401  as conftest.py, for ranks, which are processes
 import torch
 
 from services.engine.backends.cuda.decoder import CudaDecoder
-from services.engine.backends.cuda.setup import CudaSetup
-from services.engine.backends.cuda.tiles import Tiles
+from services.engine.backends.cuda.layers import CudaSetup
+from services.engine.backends.cuda.plan import Tiles
 from services.engine.batch.kv_cache import KVCache
-from services.engine.deadly import DeadlyToken
 from services.engine.decoder import Decoder
 from services.engine.engine import Engine
 from services.engine.families.config import load_config
-from services.engine.families.registry import spec_of
+from services.engine.families.registry import open_weights, spec_of
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights
-from services.engine.parallel.cuda_part import CudaPart
-from services.engine.parallel.decoder import RankDecoder
-from services.engine.parallel.layout import Layout
-from services.engine.parallel.shard import Shard
+from services.engine.parallel.layout import Layout, Shard
 from services.engine.sampling.sampler import Sampler
-from services.engine.settings import EngineSettings
+from services.engine.settings import DeadlyToken, EngineSettings
 from services.messages import EngineFigures
 
 CPU = torch.device("cpu")
@@ -38,14 +33,13 @@ def make_engine(folder: Path, block_size: int, batch_invariant: bool = False) ->
 def make_rank(folder: Path, settings: EngineSettings, layout: Layout) -> Engine:
     """See RankProcesses."""
     setup = make_setup(folder, layout.shard, settings.batch_invariant)
-    decoder = RankDecoder(CudaPart(setup, layout), setup.spec, layout)
-    return make(decoder, setup.spec, settings.block_size)
+    return make(CudaDecoder(setup, layout), setup.spec, settings.block_size)
 
 
 def make_setup(folder: Path, shard: Shard, batch_invariant: bool) -> CudaSetup:
     spec = spec_of(load_config(folder))
     assert spec
-    weights = DecoderWeights(spec, folder, shard)
+    weights = open_weights(spec, folder, shard)
     tiles = Tiles(rows=16, keys=16, split=32)
     return CudaSetup(spec, weights, torch.float32, CPU, 256, batch_invariant, tiles)
 

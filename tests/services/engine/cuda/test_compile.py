@@ -19,10 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from services.engine.backends.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
-from services.engine.backends.cuda.plan import FIELDS
-from services.engine.backends.cuda.planner import NARROW
-from services.engine.backends.cuda.tiles import Tiles
+from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
 from services.engine.families.weights import Linear, Table
+from services.engine.sampling.truncation import DeviceTruncation
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -150,7 +149,7 @@ def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
 
 def test_draws(made: list[Any], tmp_path: Path) -> None:
     i64, f64 = (torch.empty(9, dtype=dtype, device="meta") for dtype in (torch.int64, torch.float64))
-    draw.draw(f32(9, 49_152), f32(9), f32(9), f32(9), i64, f64, i64)
+    draw.draw(f32(9, 49_152), f32(9), DeviceTruncation(f32(9), f32(9), i64, f64), i64)
     assert usage(made[0], tmp_path)["STACK"] == 0
 
 

@@ -14,7 +14,7 @@ from driver import Driver, Job
 from test_families import make_jobs
 
 from services.engine.batch.flat_batch import pack
-from services.engine.batch.request_state import Row
+from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
@@ -27,13 +27,13 @@ pytestmark = [
 SETTINGS = EngineSettings(device="cuda", dtype="bfloat16", kv_blocks=2000)
 
 
-def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[Row, int]]:
+def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[RequestState, int]]:
     """Requests of random lengths that have one token to go; their blocks hold whatever is there."""
     rng = random.Random(count)
     rows, blocks = [], 0
     for i in range(count):
         length = rng.randint(1, longest)
-        row = Row(str(i), [rng.randrange(200) for _ in range(length)], length, SamplingParams(9), length - 1)
+        row = RequestState(str(i), [rng.randrange(200) for _ in range(length)], length, SamplingParams(9), length - 1)
         row.blocks.extend(range(blocks, blocks := blocks + -(-length // block_size)))
         rows.append((row, 1))
     return rows
@@ -61,7 +61,7 @@ def test_graphs_are_bitwise_as_their_kernels(
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable[[str], Path]) -> None:
     engine = Engine.load(tiny_model(family), SETTINGS)
-    prompt = Row("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))
+    prompt = RequestState("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))
     batches = [
         pack(scheduled, 16)
         for scheduled in ([(prompt, 89)], increments(5, 16), [*increments(3, 16), (prompt, 30)])  # of each kind

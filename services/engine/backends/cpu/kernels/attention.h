@@ -1,7 +1,7 @@
-// Attention over the block table: nothing is gathered, nothing is padded.
+// Attention over the block table, without gathering or padding.
 //
-// A query goes through its keys in tiles that begin at multiples of KEYS, each sum in one order: its output is bitwise
-// the same whether its prompt came at once, in chunks, or was computed again, alone or in company. (Online softmax:
+// A query goes through its keys in tiles that begin at multiples of KEYS, and each sum has one order. So its output is
+// bitwise the same for a whole prompt, for chunks, when it is computed again, and in any batch. (Online softmax:
 // Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.)
 #pragma once
 
@@ -14,13 +14,13 @@
 #include "products.h"
 
 constexpr int KEYS = 256;   // of a tile
-constexpr int HEIGHT = 42;  // rows of a tile of queries: queries times the heads that share a key head
+constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
 
-// A token's key and value of one head to their place.
+// Writes a token's key and value of one head.
 template <class Number>
-inline void keep_plain(const Kept<Number>& kept, size_t at, int offset, const float* key, const float* value) {
-    const int size = kept.heads.block_size, dim = kept.heads.dim;
-    Number *keys = kept.keys + at + offset, *values = kept.values + at + size_t(offset) * dim;
+inline void write_plain(const LayerCache<Number>& cache, size_t at, int offset, const float* key, const float* value) {
+    const int size = cache.heads.block_size, dim = cache.heads.dim;
+    Number *keys = cache.keys + at + offset, *values = cache.values + at + size_t(offset) * dim;
     for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * size], key[i]);
     for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
 }
@@ -28,19 +28,19 @@ inline void keep_plain(const Kept<Number>& kept, size_t at, int offset, const fl
 template <class Number>
 class Attention {
 public:
-    explicit Attention(const Kept<Number>& kept) : kept_(kept), heads_(kept.heads) {}
+    explicit Attention(const LayerCache<Number>& cache) : cache_(cache), heads_(cache.heads) {}
 
-    // Writes the outputs of one span and key head: query [tokens, width], outputs to the rows from `origin` on.
+    // Computes one span and key head: query [tokens, width], outputs in the rows from `origin` on.
     template <class Input>
     void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
         const int dim = heads_.dim, group = heads_.group(), rows = span.count * group, padded = heads_.padded_dim();
-        const int first_position = kept_.batch.contexts[span.request] + span.first;
-        const int first_token = kept_.batch.starts[span.request] + span.first;
+        const int first_position = cache_.batch.contexts[span.request] + span.first;
+        const int first_token = cache_.batch.starts[span.request] + span.first;
         const int length = first_position + span.count;
         const Tiles own(rows);
         const Scratch s = scratch(rows, dim, padded);
         for (int tile = 0; tile < own.tiles; ++tile)
-            turn(own.rows_of(tile), s.queries + size_t(tile) * dim * ROWS, [&](int r) {
+            transpose_queries(own.rows_of(tile), s.queries + size_t(tile) * dim * ROWS, [&](int r) {
                 const int row = tile * own.height + r;
                 return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
             });
@@ -51,9 +51,9 @@ public:
             const int count = std::min(KEYS, length - begin);
             std::fill_n(s.best, size_t(rows) * LANES, -INFINITY);
             scores(s, own, span.request, head, begin, count, first_position + 1 - begin);
-            for (int tile = 0; tile < own.tiles; ++tile) raise(s, own, tile);
+            for (int tile = 0; tile < own.tiles; ++tile) update_highest(s, own, tile);
             for (int tile = 0; tile < own.tiles; ++tile) weigh(s, own, tile, count);
-            collect(s, own, span.request, head, begin, count);
+            add_values(s, own, span.request, head, begin, count);
         }
         const int token = first_token - origin;
         for (int of = 0; of < group; ++of) put(s, of, group, span.count, token, head * group + of, outputs);
@@ -62,13 +62,13 @@ public:
 private:
     struct Scratch {
         float *queries, *keys, *values, *weights, *outputs;
-        float *best;     // [rows][LANES]: of the tile's scores, the highest in each lane
-        float *highest;  // [tiles][LANES]: of each row's scores so far
-        float *shrink;   // likewise: what is collected is to be multiplied by it
+        float *best;     // [rows][LANES]: the highest score of the tile in each lane
+        float *highest;  // [tiles][LANES]: the highest score of each row so far
+        float *shrink;   // [tiles][LANES]: the factor for earlier sums
         float *totals;   // [rows][LANES]
     };
 
-    // Each begins on a cache line: a vector that lies across two costs twice.
+    // Each array begins on a cache line, because a vector across two lines costs twice.
     static Scratch scratch(int rows, int dim, int padded) {
         thread_local Numbers memory;
         const int tiles = Tiles(rows).tiles;
@@ -86,26 +86,26 @@ private:
     }
 
     const Number* key(int request, int head, int position) const {
-        return kept_.keys + kept_.at(request, head, position) + position % heads_.block_size;
+        return cache_.keys + cache_.at(request, head, position) + position % heads_.block_size;
     }
     const Number* value(int request, int head, int position) const {
-        return kept_.values + kept_.at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
+        return cache_.values + cache_.at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
     }
 
-    // `count` queries, row r at from(r), scaled, as a tile of rows.
+    // Writes `count` scaled queries, row r at from(r), as a tile of rows.
     template <class From>
-    void turn(int count, float* to, const From& from) const {
+    void transpose_queries(int count, float* to, const From& from) const {
         int d = 0;
         for (; d + LANES <= heads_.dim; d += LANES) {
             Vector square[LANES] = {};
             for (int r = 0; r < count; ++r) square[r] = load(from(r) + d) * heads_.scaling;
-            store_turned(to + size_t(d) * ROWS, square, LANES);
+            store_transposed(to + size_t(d) * ROWS, square, LANES);
         }
         for (; d < heads_.dim; ++d)
             for (int r = 0; r < count; ++r) to[size_t(d) * ROWS + r] = from(r)[d] * heads_.scaling;
     }
 
-    // One head's outputs of `count` tokens from `token` on.
+    // Writes one head's outputs of `count` tokens from `token` on.
     template <class Input>
     void put(const Scratch& s, int of, int group, int count, int token, int head, const Input& to) const {
         const int dim = heads_.dim, padded = heads_.padded_dim();
@@ -121,8 +121,8 @@ private:
         }
     }
 
-    // The tile's scores, read where the keys are if its vectors lie in whole blocks, else from a copy. The first
-    // token sees the keys below `visible`.
+    // The tile's scores. Keys are read from the cache if blocks hold whole vectors, else from a copy. The first token
+    // sees the keys below `visible`.
     void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int visible) const {
         const int size = heads_.block_size, dim = heads_.dim;
         if (size % LANES) {
@@ -137,7 +137,7 @@ private:
         }
     }
 
-    // Vector after vector; that of keys from j on is at(j), the next dimension `step` further.
+    // Vector after vector: that of the keys from j on is at(j), the next dimension is `step` further.
     template <class At>
     void score_all(const Scratch& s, const Tiles& own, int count, int visible, int step, const At& at) const {
         int j = 0;
@@ -172,7 +172,7 @@ private:
             });
     }
 
-    // Leaves the first `visible` of some vectors of scores.
+    // Sets all but the first `visible` scores of some vectors to -inf.
     template <size_t V>
     static void hide(Vector (&scores)[V], int visible) {
         for (Vector& v : scores) {
@@ -181,8 +181,8 @@ private:
         }
     }
 
-    // The highest scores of a tile's rows so far, and how what was collected shrinks beside them.
-    void raise(const Scratch& s, const Tiles& own, int tile) const {
+    // Updates the highest scores of a tile's rows, and the factor for their earlier sums.
+    void update_highest(const Scratch& s, const Tiles& own, int tile) const {
         Vector square[LANES];
         const float* best = s.best + size_t(tile * own.height) * LANES;
         for (int r = 0; r < LANES; ++r) square[r] = load(best + (r < own.rows_of(tile) ? r : 0) * LANES);
@@ -194,7 +194,7 @@ private:
         store(s.shrink + tile * LANES, exponential(before - now));
     }
 
-    // Scores of a tile's rows to weights exp(score - highest).
+    // Turns the scores of a tile's rows into weights exp(score - highest).
     void weigh(const Scratch& s, const Tiles& own, int tile, int count) const {
         for (int r = 0; r < own.rows_of(tile); ++r) {
             const size_t row = size_t(tile * own.height + r);
@@ -210,8 +210,9 @@ private:
         }
     }
 
-    // Adds the tile's values by their weights, read where they are if a head is whole panels, else from a copy.
-    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count) const {
+    // Adds the tile's values times their weights. Values are read from the cache if a head is whole panels, else from a
+    // copy.
+    void add_values(const Scratch& s, const Tiles& own, int request, int head, int begin, int count) const {
         const int dim = heads_.dim, padded = heads_.padded_dim();
         if (dim != padded)
             for (int j = 0; j < count; ++j) {
@@ -220,13 +221,13 @@ private:
             }
         int d = 0;
         if (own.count <= FEW)
-            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) collect<4, FEW>(s, own, request, head, begin, count, d);
-        for (; d < padded; d += WIDTH) collect<2, ROWS>(s, own, request, head, begin, count, d);
+            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, own, request, head, begin, count, d);
+        for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, own, request, head, begin, count, d);
     }
 
-    // V vectors of their dimensions from d on.
+    // The same for V vectors of dimensions from d on.
     template <int V, int MOST>
-    void collect(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int d) const {
+    void add_values(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int d) const {
         if (heads_.dim != heads_.padded_dim()) {
             const Run<float, V> copy = run_of<V>(s.values + d, count);
             return add<MOST>(s, own, &copy, 1, d);
@@ -265,6 +266,6 @@ private:
             });
     }
 
-    const Kept<Number> kept_;
+    const LayerCache<Number> cache_;
     const Heads& heads_;
 };

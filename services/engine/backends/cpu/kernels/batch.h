@@ -1,4 +1,5 @@
-// A batch, and where the keys and values of its requests are.
+// A batch, and where the keys and values of its requests are in the cache. structs.py has the fields of Batch and
+// Heads.
 #pragma once
 
 #include <cstddef>
@@ -20,20 +21,20 @@ struct Heads {
     float scaling;
 
     int group() const { return queries / keys; }
-    // Where what is kept of a block for a head begins: keys [dim][block_size], values [block_size][dim].
+    // Where the keys [dim][block_size] or values [block_size][dim] of a block begin for a head.
     size_t at(int block, int head) const { return (size_t(block) * keys + head) * block_size * dim; }
 
     int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 };
 
-// Keys and values of one layer.
+// The keys and values of one layer.
 template <class Number>
-struct Kept {
+struct LayerCache {
     const Batch& batch;
     const Heads& heads;
     Number *keys, *values;
 
-    // Where what is kept of a position's block for a head begins.
+    // Where the block that has this position begins for a head.
     size_t at(int request, int head, int position) const {
         return heads.at(batch.tables[batch.table_starts[request] + position / heads.block_size], head);
     }

@@ -1,7 +1,8 @@
-// Products of bfloat16 rows by bfloat16 weights, on the units that some processors have for them. Sums are float32.
+// Products of bfloat16 rows by bfloat16 weights, on processors with units for them (AMX, AVX512-BF16). Sums are
+// float32.
 //
-// A row's sums run over the depth in one order here too, and in whole steps of a tile: they are bitwise the same alone
-// and in any company.
+// Here too a row's sums run over the depth in one order, in whole steps of a tile, so they are bitwise the same in any
+// batch.
 #pragma once
 
 #include "products.h"
@@ -9,15 +10,15 @@
 
 constexpr int DEPTHS = 32;  // a depth is filled up with zeros to a multiple of it
 
-constexpr int FETCHES = 4;  // times that what is read next is asked for in a step of DEPTHS
+constexpr int FETCHES = 4;  // prefetches in a step of DEPTHS
 
 constexpr int whole_steps(int depth) { return (depth + DEPTHS - 1) / DEPTHS * DEPTHS; }
 
-// In panels [depth / 2][WIDTH][2].
+// Panels are [depth / 2][WIDTH][2]: pairs of depths.
 struct Dotted : bfloat16 {};
 
-// Rows of one depth, one after the other; behind them is room up to a whole block.
-struct ShortRows {
+// Rows of one depth, one after another, with room behind them up to a whole block.
+struct Bfloat16Rows {
     const bfloat16* first;
     size_t stride;
 };
@@ -29,11 +30,11 @@ constexpr int BLOCK = 32;  // rows: two tiles of 16, by two tiles of 16 columns
 
 inline const char* units() { return HAS_TILES ? "amx" : ""; }
 
-// sums [16 * TILES][WIDTH] of as many rows by a panel; fetch() FETCHES times in each step.
+// sums [16 * TILES][WIDTH] of 16 * TILES rows by a panel; calls fetch() FETCHES times in each step.
 //
-// One part of the panel is loaded twice, so that six tiles do; see Units.
+// One part of the panel is loaded twice, so that six tiles suffice; see Units.
 template <int TILES, class Fetch>
-inline void sum_tiles(const ShortRows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
+inline void sum_tiles(const Bfloat16Rows& rows, const Dotted* panel, int steps, float* sums, Fetch& fetch) {
     const size_t row = rows.stride * sizeof(bfloat16), line = WIDTH * 2 * sizeof(bfloat16);
     const bfloat16 *upper = rows.first, *lower = upper + 16 * rows.stride;
     settle();
@@ -69,9 +70,9 @@ inline void finish_rows(const float* sums, int row, const Finish& finish) {
 
 // Calls finish(row, sums[rows][2]) for `count` rows, up to BLOCK, by a panel.
 template <class Fetch, class Finish>
-inline void multiply_block(const ShortRows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
+inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
                            const Finish& finish) {
-    constexpr int AT_ONCE = 4;  // rows, so that what is done with one does not wait for another
+    constexpr int AT_ONCE = 4;  // rows, so that the work on one does not wait for another
     alignas(64) float sums[BLOCK * WIDTH];
     if (count > 16)
         sum_tiles<2>(rows, panel, depth / DEPTHS, sums, fetch);
@@ -100,11 +101,11 @@ struct Units {
     ~Units() {}
 };
 
-// sums[R][2] of as many rows by a panel: a pair of a row's numbers by the pairs of 16 columns.
+// sums[R][2] of R rows by a panel: a pair of a row's numbers by the pairs of 16 columns.
 //
-// Not inlined, as sum_products.
+// Not inlined, see sum_products.
 template <int R, class Fetch>
-__attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const ShortRows& rows, const Dotted* panel, int depth,
+__attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const Bfloat16Rows& rows, const Dotted* panel, int depth,
                                          Fetch& fetch) {
     __m512 own[R][2] = {};
     for (int k = 0; k < depth; k += 2, panel += 2 * WIDTH) {
@@ -123,9 +124,9 @@ __attribute__((noinline)) void sum_pairs(Vector (&sums)[R][2], const ShortRows& 
         for (int half = 0; half < 2; ++half) sums[r][half] = Vector(own[r][half]);
 }
 
-// As above.
+// See above.
 template <class Fetch, class Finish>
-inline void multiply_block(const ShortRows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
+inline void multiply_block(const Bfloat16Rows& rows, int count, const Dotted* panel, int depth, Fetch& fetch,
                            const Finish& finish) {
     with_rows(count, [&](auto R) {
         Vector sums[R][2];

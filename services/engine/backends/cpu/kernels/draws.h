@@ -1,4 +1,4 @@
-// Draws: a request's logits, what is kept of them, and the noise by which one of these wins.
+// Draws: a request's logits, the settings that truncate them, and the noise by which a token wins.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 #include "vectors.h"
 
-// A request's logits, none of them NaN, in blocks of equal size, the largest of each; what is kept of them: 0 of top_k, minus
-// infinity as the lowest score and 1 of top_p are all.
+// DRAW in search.py has the same fields. The logits have no NaN; `maxima` are those of their chunks, which have equal
+// sizes. A top_k of 0, a lowest score of -infinity and a top_p of 1 keep everything.
 struct Draw {
     const float *logits, *maxima;
     uint64_t key;  // of its noise
@@ -28,7 +28,7 @@ struct Draw {
 // Tokens and their scores, in the order of their ids.
 class Found {
 public:
-    // Without any, with room for so many, and for a vector that is stored whole.
+    // Empty, with room for so many, and for a vector that is stored whole.
     explicit Found(int room = 0) : ids_(new int32_t[room + LANES]), scores_(new float[room + LANES]) {}
 
     int count() const { return count_; }
@@ -41,7 +41,7 @@ public:
         scores_[count_++] = score;
     }
 
-    // Of LANES tokens those that have a bit.
+    // Adds those of LANES tokens that have a bit.
     void add(Ints ids, Vector scores, uint32_t bits) {
 #if defined(__AVX512F__)
         _mm512_storeu_si512(&ids_[count_], _mm512_maskz_compress_epi32(__mmask16(bits), __m512i(ids)));
@@ -52,7 +52,7 @@ public:
 #endif
     }
 
-    // Drops those with a lower score, and puts minus infinities behind the last.
+    // Drops tokens with a lower score, and writes -infinity after the last.
     void drop_below(float limit) {
         const int count = count_;
         count_ = 0;
@@ -72,20 +72,20 @@ private:
     int count_ = 0;
 };
 
-// Steps of SplitMix64: noise.py.
+// SplitMix64, see noise.py.
 struct Noise {
     static constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15, FIRST = 0xBF58476D1CE4E5B9, SECOND = 0x94D049BB133111EB;
 
     uint64_t key;
 
     uint64_t first(uint64_t id) const { return key + (id + 1) * GOLDEN; }
-    // All bits but for the last fold, which leaves the upper 31 as they are; of one first state or several.
+    // The bits before the last fold, which leaves the upper 31 unchanged; for one first state or several.
     template <class Integers>
     static Integers unfolded(Integers state) {
         state = (state ^ state >> 30) * FIRST;
         return (state ^ state >> 27) * SECOND;
     }
-    // What `unfolded` gives is below this where there is noise of at least so much, which is at most -log of its uniform.
+    // `unfolded` is below this bound for noise of at least `least`, because noise is at most -log of its uniform.
     static uint64_t bound(double least) {
         const uint64_t most = uint64_t(std::exp(std::min(0.0, -least)) * 0x1p31) + 1;
         return most >> 31 ? ~uint64_t{0} : most << 33;

@@ -1,4 +1,4 @@
-// The rows that go into a product, as it reads them: floats in tiles, or bfloat16 row after row.
+// The input rows of a product, as it reads them: floats in tiles, or bfloat16 row after row.
 #pragma once
 
 #include <climits>
@@ -6,7 +6,7 @@
 #include "dots.h"
 #include "powers.h"
 
-// How many rows slices of a batch have: whole units, so many at least and at most.
+// The height of a batch's slices in units of rows: the least and the most.
 struct Heights {
     int unit, low, high;
 };
@@ -20,18 +20,19 @@ public:
 
     static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
 
-    // Numbers [at, at + n) of all rows of the tile that begins with `row`; the vectors, one for each row, are lost.
-    void set(int row, int, int at, Vector (&rows)[LANES], int n) const { store_turned(place(row, at), rows, n); }
+    // Sets numbers [at, at + n) of all rows of the tile that begins with `row`. Overwrites the vectors, one for each
+    // row.
+    void set(int row, int, int at, Vector (&rows)[LANES], int n) const { store_transposed(place(row, at), rows, n); }
 
     void set(int row, int at, float x) const { *place(row, at) = x; }
 
-    // As exact as what is kept.
+    // As exact as float32.
     static Vector silu(Vector x) { return ::silu(x); }
 
-    // So many rows from this one on are neighbours.
+    // How many rows from this one on are neighbours.
     int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
 
-    // `count` neighbours get `dim` numbers each from `at` on; in `from` they are `step` apart.
+    // Copies `dim` numbers for each of `count` neighbours to `at`; in `from` the rows are `step` apart.
     void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
         float* to = place(row, at);
         if (count == 1) {
@@ -46,7 +47,7 @@ public:
         }
     }
 
-    // Asks for `numbers` of the rows of a tile, from `at` on, to be written.
+    // Prefetches, for writing, `numbers` of a tile's rows from `at` on.
     void expect(int row, int at, int numbers) const {
         const float* to = place(row, at);
         for (int i = 0; i < numbers * ROWS; i += 16) __builtin_prefetch(to + i, 1);
@@ -68,11 +69,11 @@ private:
 #if defined(HAS_UNITS)
 
 // bfloat16, each row filled up with zeros to whole steps.
-class ShortInput {
+class Bfloat16Input {
 public:
     static constexpr Heights SLICES{BLOCK, 4, 6};
 
-    ShortInput(Numbers& memory, int depth, const Tiles& tiles)
+    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles)
         : to_(reinterpret_cast<bfloat16*>(memory.data())), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
@@ -82,7 +83,7 @@ public:
         for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
     }
 
-    static Vector silu(Vector x) { return short_silu(x); }
+    static Vector silu(Vector x) { return fast_silu(x); }
 
     void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
 
@@ -102,7 +103,7 @@ public:
         share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
             for (int panel = begin; panel < end; ++panel) {
                 const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
-                Ahead ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
+                Prefetch ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
                 for (int block = first; block < last; ++block) {
                     const int row = block * BLOCK;
                     multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
@@ -113,21 +114,21 @@ public:
     }
 
 private:
-    // One block alone asks for what it reads so many steps later, over the end of its panel; of several each asks for its
-    // share of the next panel.
+    // A single block prefetches what it reads so many steps later, also past the end of its panel. Each of several
+    // prefetches its share of the next panel.
     static constexpr int STEPS_AHEAD = 4;
 
-    // Asks for as much as `blocks` read together, a few lines at a time: the processor waits when there are many.
-    class Ahead {
+    // Prefetches a panel for `blocks` blocks, a few lines at a time, because the processor waits if there are many.
+    class Prefetch {
     public:
-        Ahead(const Dotted* panel, int blocks)
+        Prefetch(const Dotted* panel, int blocks)
             : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
         void operator()() {
             for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
         }
 
     private:
-        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // of each fetch in a step
+        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // cache lines of one prefetch
 
         const char* at_;
         const int lines_;

@@ -7,7 +7,7 @@
 
 #include "pointwise.h"
 
-// Sums of a panel times scales plus bias; those of columns past the end are not to be used.
+// Multiplies a panel's sums by the scales and adds the bias. Sums of columns past the last one are undefined.
 template <size_t R>
 inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
     const int column = panel * WIDTH;
@@ -30,7 +30,8 @@ inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
     }
 }
 
-// A product whose rows are written, or added, to `to` [rows, outputs].
+// A product whose rows are written, or added, to `to` [rows, outputs]. An adapter (LoRA) would add its rows' B(Ax)
+// here.
 struct Product {
     const Matrix& matrix;
     float* to;
@@ -65,7 +66,7 @@ private:
         }
     };
 
-    // Unrolled: the processor has little else to do until it is through.
+    // Unrolled, because the processor has little else to do meanwhile.
     template <bool ADD, size_t R>
     void put(float* at, const Vector (&sums)[R][2]) const {
 #pragma GCC unroll 16
@@ -82,9 +83,9 @@ private:
     }
 };
 
-// What an MLP's first product leaves for its second, of `depth` numbers a row.
+// Turns the sums of an MLP's first product into the input of its second, `depth` numbers a row.
 template <class Input>
-struct Middle {
+struct Activation {
     const Matrix& up;
     bool gated;
     int depth;
@@ -108,30 +109,30 @@ struct Middle {
     }
 };
 
-// A layer's three steps: attention begins when all keys that it looks at are kept.
-enum Step { KEEP, ATTEND, FEED, STEPS };
+// A layer's three steps. Attention begins when all keys that it looks at are written.
+enum Step { WRITE_KV, ATTEND, FEED_FORWARD, STEPS };
 
-// Steps over one slice of a batch, by a team or by one thread.
+// Runs steps over one slice of a batch, by a team or by one thread.
 template <class Input, class Crew>
-struct Call {
+struct SliceRun {
     const Model& model;
     const Batch& batch;
-    const int* owners;  // of each token, its request
+    const int* owners;  // the request of each token
     const Slice& slice;
-    Between& between;
+    ProductInputs& inputs;
     Crew& crew;
     float* x;   // [tokens, hidden]
-    float* to;  // what is added to x is written there, or added to x itself
-    bool told = omp_get_thread_num() == 0;  // one thread keeps the time
+    float* to;  // where the changes of x are written; x itself: they are added
+    bool timed = omp_get_thread_num() == 0;  // one thread measures the time
     double began = omp_get_wtime();
 
     // Steps [first, end), counted through all layers.
     void run(int first, int end) {
         for (int step = first; step < end; ++step) {
             const Layer& layer = model.layers[step / STEPS];
-            if (step % STEPS == KEEP) keep(layer);
+            if (step % STEPS == WRITE_KV) write_kv(layer);
             if (step % STEPS == ATTEND) attend(layer);
-            if (step % STEPS == FEED) feed(layer);
+            if (step % STEPS == FEED_FORWARD) feed_forward(layer);
         }
     }
 
@@ -154,17 +155,17 @@ struct Call {
         done(phase);
     }
 
-    Input narrow() const { return {between.narrow, model.hidden, slice.tiles}; }
+    Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
 private:
     void done(Phase phase) {
-        if (!told) return;
+        if (!timed) return;
         const double now = omp_get_wtime();
         model.buffers->seconds[phase] += now - began;
         began = now;
     }
 
-    Input wide(int depth) const { return {between.wide, depth, slice.tiles}; }
+    Input wide(int depth) const { return {inputs.wide, depth, slice.tiles}; }
     float* qkv() const { return model.buffers->qkv.data(); }
     int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
     void norm(const Norm& of) {
@@ -174,13 +175,13 @@ private:
         product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
     }
 
-    // Keys and values, and queries to be attended with.
-    void keep(const Layer& layer) {
+    // Computes queries, keys and values, and writes the latter two to the cache.
+    void write_kv(const Layer& layer) {
         norm(layer.attention_norm);
         product(layer.qkv, narrow(), qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
         each_range(crew, slice.count, 16, [&](int begin, int end) {
             for (int t = slice.first + begin; t < slice.first + end; ++t)
-                model.bfloat16_cache ? place<bfloat16>(layer, t) : place<float>(layer, t);
+                model.bfloat16_cache ? write_token<bfloat16>(layer, t) : write_token<float>(layer, t);
         });
         done(PLACING);
     }
@@ -191,22 +192,21 @@ private:
         add(layer.output, outputs, PROJECTIONS);
     }
 
-    // The MLP.
-    void feed(const Layer& layer) {
+    void feed_forward(const Layer& layer) {
         norm(layer.mlp_norm);
         const Input inner = wide(layer.down.inputs);
-        const Middle<Input> middle{layer.up, model.gated != 0, layer.down.inputs, inner};
-        narrow().multiply(crew, layer.up, middle, [&](auto... at) { middle.expect(at...); });
+        const Activation<Input> activation{layer.up, model.gated != 0, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, activation, [&](auto... at) { activation.expect(at...); });
         add(layer.down, inner, MLP);
     }
 
     template <class Number>
-    Kept<Number> kept(const Layer& layer) const {
+    LayerCache<Number> cache(const Layer& layer) const {
         return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values)};
     }
 
     template <class Number>
-    void place(const Layer& layer, int token) {
+    void write_token(const Layer& layer, int token) {
         const Heads& heads = model.heads;
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
@@ -220,15 +220,15 @@ private:
         }
         const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
-            ::keep(kept<Number>(layer), request, head, position, key, value);
+            write_position(cache<Number>(layer), request, head, position, key, value);
     }
 
     template <class Number>
     void attend_to(const Layer& layer, const Input& outputs) {
         const int keys = model.heads.keys;
-        with_attention(kept<Number>(layer), [&](const auto& attention) {
+        with_attention(cache<Number>(layer), [&](const auto& attention) {
             const int spans = int(slice.spans.size());
-            // All heads of a span, which lie side by side in its blocks, by one thread, where there are spans enough.
+            // If there are enough spans, one thread has all heads of a span, which are neighbours in its blocks.
             each_range(crew, spans * keys, spans < 4 * crew.size() ? 1 : keys, [&](int begin, int end) {
                 for (int item = begin; item < end; ++item)
                     attention.run(slice.spans[item / keys], item % keys, qkv(), width(), outputs, slice.first);

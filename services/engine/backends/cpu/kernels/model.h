@@ -1,4 +1,4 @@
-// A decoder as Python describes it: structs.py, field for field.
+// A decoder as Python describes it. structs.py has the same fields.
 #pragma once
 
 #include "slices.h"
@@ -16,20 +16,20 @@ struct Layer {
     const float* key_norm;
     Matrix output;
     Norm mlp_norm;
-    Matrix up;  // gated: panels of LANES gates and LANES of what they let through
+    Matrix up;  // gated: each panel has LANES gates and the LANES outputs that they multiply
     Matrix down;
     void* keys;
     void* values;
 };
 
-// What one step hands to the next as a product's input, of the hidden size and wider; grown as needed.
-struct Between {
+// Inputs of products, which steps pass to each other: of the hidden size, and wider ones. They grow as needed.
+struct ProductInputs {
     Numbers narrow, wide;
 };
 
 struct Buffers {
     Numbers qkv;  // [tokens, width]
-    std::vector<Between> between;  // one for each thread that works alone; a team shares the first
+    std::vector<ProductInputs> inputs;  // one for each thread that works alone; a team shares the first
     double seconds[6] = {};  // spent in each Phase
 };
 
@@ -39,7 +39,7 @@ struct Model {
     int32_t layer_count, hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
     float epsilon;
     Heads heads;
-    const float* cosines;  // [positions, dim / 2], or null where positions are embedded
+    const float* cosines;  // [positions, dim / 2], or null if positions are learned
     const float* sines;
     const Layer* layers;
     Norm last_norm;

@@ -1,4 +1,4 @@
-// The nucleus: what top_p keeps. truncation.py says the same in torch.
+// The nucleus: what top_p keeps. truncation.py has the same formulas in torch.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 constexpr int HALF_LANES = LANES / 2;
 typedef double Doubles __attribute__((vector_size(HALF_LANES * 8)));
 
-// A product that is rounded before something is added to it: the compiler is not to fuse the two.
+// Keeps the compiler from fusing a product with the addition that follows, so that the product is rounded.
 inline Vector rounded(Vector product) {
 #if defined(__AVX512F__)
     asm("" : "+v"(product));
@@ -23,7 +23,7 @@ inline Vector rounded(Vector product) {
     return product;
 }
 
-// What tokens of these scores weigh: `weights` in truncation.py, to the last bit, as floats that are integers.
+// The weights of tokens with these scores: `weights` in truncation.py, to the last bit, as floats that are integers.
 inline Vector weights(Vector scores) {
     constexpr float POWERS[] = {0.00967151299f, 0.0555073358f, 0.240222424f, 0.693147004f};
     constexpr float EXACT = 0x1p24f;  // floats from here on are integers
@@ -38,7 +38,7 @@ inline Vector weights(Vector scores) {
     return weight < EXACT ? whole_weight : weight;
 }
 
-// A sum of integers below 2^53, so exact.
+// An exact sum of integers, which is below 2^53.
 class Sum {
 public:
     void add(Vector v) {
@@ -72,7 +72,8 @@ private:
     Doubles low_{}, high_{};
 };
 
-// The weights of tokens with these scores, which are at most 0 and stay where they are, minus infinities up to a whole vector.
+// The weights of tokens with these scores, which are at most 0, have -infinity after them up to a whole vector, and
+// must outlive this.
 class Weights {
 public:
     Weights(const float* scores, int count)
@@ -82,8 +83,8 @@ public:
 
     double sum() const { return from(LOWEST).weight; }
 
-    // A score from which on they weigh so much, and from the next larger one on they do not; minus infinity if all together
-    // do not.
+    // A score such that the tokens from it on weigh at least `goal`, and those from the next larger score on do not;
+    // -infinity if all tokens together do not.
     float reached(double goal) const {
         float enough = LOWEST, few = 0.0f;
         Part low = from(enough), high = from(few);
@@ -100,7 +101,7 @@ public:
     }
 
 private:
-    static constexpr float LOWEST = -32.0f;  // those of lower scores weigh nothing
+    static constexpr float LOWEST = -32.0f;  // tokens of lower scores weigh nothing
 
     struct Part {
         double weight;

@@ -6,7 +6,7 @@
 
 #include "dots.h"
 
-// Numbers of a panel.
+// How many numbers a panel has.
 template <class Number>
 inline size_t panel_size(const Number*, int inputs) {
     return size_t(inputs) * WIDTH;
@@ -23,14 +23,14 @@ struct Packing {
 
     int panels() const { return gated ? (outputs / 2 + LANES - 1) / LANES : (outputs + WIDTH - 1) / WIDTH; }
 
-    // The output in a column of a panel; -1 past the end.
+    // The output in a column of a panel; -1 past the last one.
     int output(int panel, int lane) const {
         if (!gated) return panel * WIDTH + lane < outputs ? panel * WIDTH + lane : -1;
         const int column = panel * LANES + lane % LANES, half = outputs / 2;
         return column >= half ? -1 : lane < LANES ? column : half + column;
     }
 
-    // Where a number is in its panel.
+    // The index of a number in its panel.
     template <class Number>
     static size_t place(const Number*, int k, int lane) {
         return size_t(k) * WIDTH + lane;
@@ -55,7 +55,7 @@ struct Packing {
             scales[panel * WIDTH + lane] = most / 127.0f;
             factors[lane] = most > 0 ? 127.0f / most : 0.0f;
         }
-        for (int begin = 0; begin < inputs; begin += 16)  // what is written at once stays in the nearest cache
+        for (int begin = 0; begin < inputs; begin += 16)  // so that what is written stays in the first-level cache
             for (int lane = 0; lane < WIDTH; ++lane)
                 for (int k = begin; k < std::min(begin + 16, inputs); ++k)
                     from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);

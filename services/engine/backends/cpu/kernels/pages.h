@@ -1,4 +1,4 @@
-// Numbers in large pages: with small ones a core spends much of its time on finding the next.
+// Vectors in huge pages. With small pages a core spends much of its time on looking up addresses.
 #pragma once
 
 #include <sys/mman.h>
@@ -8,12 +8,12 @@
 #include <vector>
 
 template <class T>
-struct LargePages {
+struct HugePages {
     using value_type = T;
 
-    LargePages() = default;
+    HugePages() = default;
     template <class U>
-    LargePages(const LargePages<U>&) {}
+    HugePages(const HugePages<U>&) {}
 
     T* allocate(size_t count) {
         constexpr size_t PAGE = 2 << 20;
@@ -28,9 +28,9 @@ struct LargePages {
     void deallocate(T* memory, size_t) { std::free(memory); }
 
     template <class U>
-    bool operator==(const LargePages<U>&) const { return true; }
+    bool operator==(const HugePages<U>&) const { return true; }
     template <class U>
-    bool operator!=(const LargePages<U>&) const { return false; }
+    bool operator!=(const HugePages<U>&) const { return false; }
 };
 
-using Numbers = std::vector<float, LargePages<float>>;
+using Numbers = std::vector<float, HugePages<float>>;

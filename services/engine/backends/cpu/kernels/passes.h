@@ -1,4 +1,4 @@
-// Passes over slices of a batch, of which each is worked on by one thread at a time: no thread waits for all others.
+// Passes over slices of a batch. One thread at a time works on a slice, and no thread waits for all others.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@ class Passes {
 public:
     explicit Passes(int slices) : done_(slices) {}
 
-    // Calls work(pass, slice) for each slice in order, pass after pass, by whoever is free. It begins when the passes
-    // before are done of this slice and of those before it, which is all that a token looks at.
+    // Calls work(pass, slice) for each slice in order, pass after pass, in any free thread. A call begins when the
+    // earlier passes of this slice and of the slices before it are done; a token depends on nothing else.
     template <class Work>
     void run(int passes, const Work& work) {
         const int slices = int(done_.size());
@@ -25,6 +25,6 @@ public:
     }
 
 private:
-    std::vector<std::atomic<int>> done_;  // passes
+    std::vector<std::atomic<int>> done_;  // passes of each slice
     std::atomic<int> next_{0};
 };

@@ -1,11 +1,11 @@
-// What is done number by number between products.
+// The elementwise operations between products.
 #pragma once
 
 #include <cmath>
 
 #include "model.h"
 
-// Normalises `count` rows, each [hidden], which are rows `first` and after of a product's input.
+// Writes the norms of `count` rows, each [hidden], to the rows from `first` on of a product's input.
 template <class Input>
 inline void normalise(const Model& model, const Norm& norm, const float* const* rows, int count, int first,
                       const Input& to) {

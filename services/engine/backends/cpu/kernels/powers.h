@@ -1,4 +1,4 @@
-// Powers of vectors of numbers, and what is made of them.
+// Exponentials of vectors, and the activations that use them.
 #pragma once
 
 #include "vectors.h"
@@ -29,15 +29,15 @@ inline Vector exponential(Vector x) {
 
 inline Vector silu(Vector x) { return x / (1.0f + exponential(-x)); }
 
-inline Vector gelu(Vector x) {  // its tanh form, as GPT-2 has it
+inline Vector gelu(Vector x) {  // the tanh form, as in GPT-2
     const Vector u = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (2.0f - 2.0f / (exponential(2.0f * u) + 1.0f));
 }
 
 #if defined(__AVX512F__)
-// 2^x to 2^-13 of it, more than a bfloat16 keeps: 2^whole times a polynomial of the rest. Of an infinity the rest is NaN,
-// which scaled by that much is 0, or infinite.
-inline Vector short_power(Vector of) {
+// 2^x with a relative error of 2^-13, which is less than bfloat16 rounds: 2^whole times a polynomial of the rest. For
+// an infinite x the rest is NaN, and the result is 0 or infinite, because scalef ignores a NaN there.
+inline Vector fast_power(Vector of) {
     const __m512 x = __m512(of), whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector rest = Vector(_mm512_sub_ps(x, whole));
     Vector p = rest * 0.05459282f + 0.24221784f;  // least squares at Chebyshev's points
@@ -46,8 +46,8 @@ inline Vector short_power(Vector of) {
     return Vector(_mm512_scalef_ps(__m512(p), whole));
 }
 
-// To 2^-12 of it: for what is kept as bfloat16, in a third of the time.
-inline Vector short_silu(Vector x) {
-    return x * Vector(_mm512_rcp14_ps(__m512(1.0f + short_power(x * -1.44269504f))));
+// With a relative error of 2^-12, for results that are stored as bfloat16, in a third of the time.
+inline Vector fast_silu(Vector x) {
+    return x * Vector(_mm512_rcp14_ps(__m512(1.0f + fast_power(x * -1.44269504f))));
 }
 #endif

@@ -1,7 +1,7 @@
 // Products of rows by packed weights.
 //
-// Each sum runs over the depth in one order, whatever the number of rows and threads: a row's product is bitwise the
-// same alone and in any company.
+// Each sum runs over the depth in one order, for any number of rows and threads, so a row's product is bitwise the same
+// in any batch.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,28 @@
 #include "team.h"
 #include "vectors.h"
 
-// [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH], bfloat16 Paired; the last one is filled up with
-// zeros.
+// How a matrix is kept. packing.py has the same kinds; Python compares the names when it loads the library.
+#define WEIGHT_KINDS(kind) kind(FLOAT32) kind(BFLOAT16) kind(INT8) kind(BFLOAT16_DOTS)
+#define COMMA(name) name,
+#define WORD(name) #name " "
+enum class WeightKind : int32_t { WEIGHT_KINDS(COMMA) };
+constexpr const char* WEIGHT_KIND_NAMES = WEIGHT_KINDS(WORD);
+#undef COMMA
+#undef WORD
+
+// [outputs, inputs] in panels of WIDTH outputs, each [inputs][WIDTH]; the last panel is filled up with zeros. BFLOAT16
+// is Paired, see vectors.h; BFLOAT16_DOTS, for bfloat16 rows, is Dotted, see dots.h.
 struct Matrix {
     const void* panels;
     const float* scales;  // [outputs] of int8, by which the sums are multiplied
     const float* bias;    // [outputs] or null
     int32_t inputs, outputs;
-    int32_t kind;  // 0 float, 1 bfloat16 by float rows, 2 int8, 3 bfloat16 by bfloat16 rows
+    WeightKind kind;
 
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
-// How `count` rows are cut into tiles of nearly equal height: [tile][depth][ROWS].
+// `count` rows cut into tiles of nearly equal height: [tile][depth][ROWS].
 struct Tiles {
     int count, height, tiles;
 
@@ -34,18 +43,18 @@ struct Tiles {
         tiles = (rows + height - 1) / height;
     }
     int rows_of(int tile) const { return tile + 1 < tiles ? height : count - tile * height; }
-    // Where a row's first number is; the next is ROWS further.
+    // The index of a row's first number; the next one is ROWS further.
     size_t at(int row, int depth) const { return size_t(row / height) * depth * ROWS + row % height; }
 };
 
-constexpr int AHEAD = 24;  // depths by which a panel is fetched before it is used
+constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetched
 
 struct Nothing {
     template <class... Any>
     void operator()(const Any&...) {}
 };
 
-// Keeps a panel's columns as floats.
+// Stores a panel's columns as floats.
 struct Widen {
     float* to;
 
@@ -56,8 +65,8 @@ struct Widen {
     }
 };
 
-// Asks for the rest of a panel, and for a share of the next one: `step` bytes for each depth.
-struct Panels {
+// Prefetches the rest of a panel, and a share of the next one: `step` bytes for each depth.
+struct PrefetchPanel {
     const char* later;
     int step;
 
@@ -70,8 +79,8 @@ struct Panels {
     }
 };
 
-// Asks for the rest of several panels.
-struct Rest {
+// Prefetches the rest of several panels.
+struct PrefetchSeveral {
     template <class Stored, int V>
     void operator()(const Stored* const (&columns)[V]) {
 #pragma GCC unroll 8
@@ -89,11 +98,11 @@ struct Run {
     int count;
 };
 
-// sums[R][V] of rows [R, depth] by the columns of `count` runs, one after the other; FRESH, else added to what is there.
-// The row after is STEP further, the next depth `along` in the rows and `step` in the columns. `fetch(columns)` asks for
-// what is needed later, `keep(a, b)` is given two vectors of columns as floats.
+// sums[R][V] of rows [R, depth] by the columns of `count` runs, one after another; not FRESH: added to the sums that
+// are there. The next row is STEP further, the next depth `along` further in the rows and `step` in the columns.
+// `fetch(columns)` prefetches, `keep(a, b)` gets two vectors of columns as floats.
 //
-// Not inlined: among other code the compiler does not keep all sums in registers.
+// Not inlined, because among other code the compiler does not keep all sums in registers.
 template <int R, int V, int STEP, bool FRESH, class Stored, class Fetch = Nothing, class Keep = Nothing>
 __attribute__((noinline)) void sum_products(Vector (&sums)[R][V], const float* rows, int along,
                                             const Run<Stored, V>* runs, int count, size_t step, Fetch fetch = {},
@@ -139,20 +148,22 @@ inline void with_rows(int rows, const Work& work) {
     }
 }
 
-constexpr size_t NEAR = 640 << 10;  // bytes of rows that stay in a core's second cache beside a panel
+constexpr size_t SECOND_CACHE = 640 << 10;  // bytes of rows that stay in a core's second-level cache beside a panel
 
-// Tiles up to which short weights are made floats anew for each: fewer do not pay for what is written and read again.
-constexpr int SHORT = 3;
+// Up to so many tiles, weights that are not floats are converted for each tile. For more, the floats are stored and
+// read again.
+constexpr int CONVERT_FOR_EACH = 3;
 
-// A product's share for one thread. finish(panel, row, sums) gets each tile's sums [rows][2] in each panel, `row` its first;
-// expect(panel, row, rows), a tile's time before, may ask for what finish writes to.
+// One thread's share of a product. finish(panel, row, sums) gets the sums [rows][2] of each tile in each panel; `row`
+// is the tile's first. expect(panel, row, rows) is called a tile earlier and may prefetch what finish writes.
 template <class Weight, class Finish, class Expect>
 class Share {
 public:
     Share(const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish, const Expect& expect)
         : matrix_(matrix), packed_(packed), tiles_(tiles), finish_(finish), expect_(expect) {}
 
-    // Tiles [first, last) by panels [begin, end). Of each panel the first of many tiles leaves short weights as floats.
+    // Tiles [first, last) by panels [begin, end). With many tiles, the first one stores each panel as floats for the
+    // others.
     void run(int first, int last, int begin, int end) const {
         if (tiles_.count <= FEWEST)
             for (; begin + 4 <= end; begin += 4) multiply_several<4, FEWEST>(begin);
@@ -161,13 +172,13 @@ public:
         const size_t size = size_t(matrix_.inputs) * WIDTH;
         thread_local Numbers wide;
         if (wide.size() < size) wide.resize(size);
-        const bool widened = sizeof(Weight) < sizeof(float) && last - first > SHORT;
+        const bool widened = sizeof(Weight) < sizeof(float) && last - first > CONVERT_FOR_EACH;
         const int step = int(WIDTH * sizeof(Weight)) / (last - first);
         for (int panel = begin; panel < end; ++panel) {
             const Weight* weights = static_cast<const Weight*>(matrix_.panels) + panel * size;
             const char* next = reinterpret_cast<const char*>(panel + 1 < end ? weights + size : weights);
             for (int tile = first; tile < last; ++tile) {
-                const Panels fetch{next + size_t(tile - first) * matrix_.inputs * step, step};
+                const PrefetchPanel fetch{next + size_t(tile - first) * matrix_.inputs * step, step};
                 if (!widened)
                     multiply(tile, panel, weights, fetch, Nothing());
                 else if (tile == first)
@@ -180,7 +191,7 @@ public:
 
 private:
     template <class Stored, class Keep>
-    void multiply(int tile, int panel, const Stored* weights, const Panels& fetch, const Keep& keep) const {
+    void multiply(int tile, int panel, const Stored* weights, const PrefetchPanel& fetch, const Keep& keep) const {
         const int row = tile * tiles_.height, rows = tiles_.rows_of(tile);
         expect_(panel, row, rows);
         with_rows(rows, [&](auto R) {
@@ -192,7 +203,7 @@ private:
         });
     }
 
-    // So few rows by several panels at once: a sum waits for the one before it, so there are to be many.
+    // Few rows by several panels at once: an addition waits for the one before it, so many sums run side by side.
     template <int PANELS, int MOST>
     void multiply_several(int panel) const {
         const size_t size = size_t(matrix_.inputs) * WIDTH;
@@ -205,7 +216,7 @@ private:
         }
         with_rows<MOST>(tiles_.count, [&](auto R) {
             Vector sums[R][2 * PANELS];
-            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, ROWS, &run, 1, WIDTH, Rest());
+            sum_products<R, 2 * PANELS, 1, true>(sums, packed_, ROWS, &run, 1, WIDTH, PrefetchSeveral());
             for (int i = 0; i < PANELS; ++i) {
                 Vector own[R][2];
                 for (int r = 0; r < R; ++r) std::copy_n(sums[r] + 2 * i, 2, own[r]);
@@ -221,8 +232,8 @@ private:
     const Expect& expect_;
 };
 
-// A core takes some tiles, of so many bytes, that stay in its cache, and some neighbouring panels; of one tile few, but
-// `together` if there are so many for each.
+// Splits a product over threads. A core gets as many tiles, of `size` bytes, as stay in its cache, and some
+// neighbouring panels. With a single tile it gets few panels: `together`, if there are enough for all threads.
 template <class Crew, class Work>
 void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int together, const Work& work) {
     const int panels = matrix.num_panels();
@@ -230,7 +241,7 @@ void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int tog
         const int each = std::clamp(panels / crew.size(), 1, together);
         return each_range(crew, panels, each, [&](int begin, int end) { work(0, 1, begin, end); });
     }
-    const int most = std::max(4, int(NEAR / size));  // of fewer than four, weights would be read too often
+    const int most = std::max(4, int(SECOND_CACHE / size));  // with fewer than four, weights would be read too often
     const int blocks = (tiles + most - 1) / most;
     const int groups = std::min(panels, crew.size() == 1 ? 1 : 4 * crew.size());
     const auto part = [](int count, int i, int parts) { return int(int64_t(count) * i / parts); };
@@ -241,7 +252,7 @@ void share_out(Crew& crew, const Matrix& matrix, int tiles, size_t size, int tog
     });
 }
 
-// rows, in tiles, by a matrix; see Share.
+// Multiplies rows, in tiles, by a matrix; see Share.
 template <class Crew, class Finish, class Expect>
 void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles& tiles, const Finish& finish,
               const Expect& expect) {
@@ -251,7 +262,7 @@ void multiply(Crew& crew, const Matrix& matrix, const float* packed, const Tiles
         const int together = tiles.count <= FEWEST ? 4 : tiles.count <= FEW ? 2 : 1;
         share_out(crew, matrix, tiles.tiles, size, together, [&](auto... range) { share.run(range...); });
     };
-    if (matrix.kind == 0) by(static_cast<const float*>(nullptr));
-    if (matrix.kind == 1) by(static_cast<const Paired*>(nullptr));
-    if (matrix.kind == 2) by(static_cast<const int8_t*>(nullptr));
+    if (matrix.kind == WeightKind::FLOAT32) by(static_cast<const float*>(nullptr));
+    if (matrix.kind == WeightKind::BFLOAT16) by(static_cast<const Paired*>(nullptr));
+    if (matrix.kind == WeightKind::INT8) by(static_cast<const int8_t*>(nullptr));
 }

@@ -1,4 +1,4 @@
-// What min_p, top_k and top_p keep, and the likeliest tokens, found among a request's logits.
+// Finds what min_p, top_k and top_p keep of a request's logits, and the likeliest tokens.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,10 @@
 
 class Search {
 public:
-    Search(const Draw& draw, int vocab, int blocks) : draw_(draw), vocab_(vocab), blocks_(blocks) {}
+    Search(const Draw& draw, int vocab, int chunks) : draw_(draw), vocab_(vocab), chunks_(chunks) {}
 
     Found kept() const {
-        constexpr float NUCLEUS = 10.0f;  // as in contenders.py
+        constexpr float NUCLEUS = 10.0f;  // as in candidates.py
         constexpr float MARGIN = 1e-3f;
         float nearest = draw_.lowest;
         if (draw_.top_k) nearest = std::max(nearest, draw_.score(reached(draw_.top_k)));
@@ -21,7 +21,7 @@ public:
         const float floor = draw_.logit(nearest - MARGIN);
         Found found = above(floor);
         float limit = lowest(found, draw_.score(floor));
-        if (floor > -INFINITY && !(limit > draw_.score(floor))) {  // these are too few to tell
+        if (floor > -INFINITY && !(limit > draw_.score(floor))) {  // too few to know
             found = above(-INFINITY);
             limit = lowest(found, -INFINITY);
         }
@@ -29,47 +29,47 @@ public:
         return found;
     }
 
-    // Tokens with a larger logit.
+    // The tokens with a larger logit.
     Found above(float floor) const {
-        const int size = vocab_ / blocks_;
+        const int size = vocab_ / chunks_;
         const Ints ids = __builtin_convertvector(numbers(), Ints);
-        Found found(blocks_above(floor) * size);
-        for (int block = 0; block < blocks_; ++block) {
-            if (!(draw_.maxima[block] > floor)) continue;
-            int id = block * size;
-            for (; id + LANES <= (block + 1) * size; id += LANES) {
+        Found found(chunks_above(floor) * size);
+        for (int chunk = 0; chunk < chunks_; ++chunk) {
+            if (!(draw_.maxima[chunk] > floor)) continue;
+            int id = chunk * size;
+            for (; id + LANES <= (chunk + 1) * size; id += LANES) {
                 const Vector logits = load(draw_.logits + id);
                 if (const uint32_t hits = bits_of_larger(logits, floor)) found.add(ids + id, scores(logits), hits);
             }
-            for (; id < (block + 1) * size; ++id)
+            for (; id < (chunk + 1) * size; ++id)
                 if (draw_.logits[id] > floor) found.add(id, draw_.score(draw_.logits[id]));
         }
         return found;
     }
 
-    int blocks_above(float floor) const {
-        int count = 0, block = 0;
-        for (; block + LANES <= blocks_; block += LANES)
-            count += std::popcount(bits_of_larger(load(draw_.maxima + block), floor));
-        for (; block < blocks_; ++block) count += draw_.maxima[block] > floor;
+    int chunks_above(float floor) const {
+        int count = 0, chunk = 0;
+        for (; chunk + LANES <= chunks_; chunk += LANES)
+            count += std::popcount(bits_of_larger(load(draw_.maxima + chunk), floor));
+        for (; chunk < chunks_; ++chunk) count += draw_.maxima[chunk] > floor;
         return count;
     }
 
-    // What all tokens weigh.
+    // The weight of all tokens.
     double weight() const {
         constexpr float NOTHING = -25.0f;  // tokens of this score weigh nothing
-        const int size = vocab_ / blocks_;
+        const int size = vocab_ / chunks_;
         Sum sum;
-        for (int block = 0; block < blocks_; ++block) {
-            if (!(draw_.score(draw_.maxima[block]) > NOTHING)) continue;
-            const float *logits = draw_.logits + block * size, *end = logits + size;
+        for (int chunk = 0; chunk < chunks_; ++chunk) {
+            if (!(draw_.score(draw_.maxima[chunk]) > NOTHING)) continue;
+            const float *logits = draw_.logits + chunk * size, *end = logits + size;
             for (; logits + LANES <= end; logits += LANES) sum.add(weights(scores(load(logits))));
             if (logits < end) sum.add(weights(scores(load_some(logits, int(end - logits)))));
         }
         return sum.total();
     }
 
-    // The ids of the `count` largest logits, these falling; lower ids first among equals.
+    // The tokens with the `count` largest logits, in descending order; of equal ones the lower id comes first.
     void likeliest(int count, int64_t* to) const {
         const Found found = above(std::nextafter(reached(count), -INFINITY));
         std::vector<int32_t> ids(found.ids(), found.ids() + found.count());
@@ -86,7 +86,7 @@ public:
     }
 
 private:
-    // The first `count` numbers, and minus infinities.
+    // The first `count` numbers, then -infinity.
     static Vector load_some(const float* from, int count) {
         Vector some = broadcast(-INFINITY);
         std::memcpy(&some, from, count * sizeof *from);
@@ -95,8 +95,8 @@ private:
 
     Vector scores(Vector logits) const { return (logits - draw_.best) / draw_.temperature; }
 
-    // The lowest score that is kept of these and of others, which have `outside` at most; no more than that if it cannot be
-    // told. Those dropped by min_p or top_k are lost where there is a top_p.
+    // The lowest score that is kept, given `found` and that all other scores are at most `outside`; not above `outside`
+    // if it cannot be known. With a top_p, `found` loses the tokens that min_p and top_k drop.
     float lowest(Found& found, float outside) const {
         const bool every = outside == -INFINITY;
         float limit = draw_.lowest;
@@ -110,17 +110,17 @@ private:
         return std::max(limit, weights.reached(std::trunc(draw_.top_p * (alone ? weight() : weights.sum()))));
     }
 
-    // A number that at least `count` logits are as large as, told by the blocks' largest alone, so lower than need be. It is
-    // sought by halving, which takes a tenth of what sorting does.
+    // A lower bound of the count-th largest logit, from the maxima alone. Halving an interval takes a tenth of the time
+    // of sorting.
     float reached(int count) const {
         constexpr float SPAN = 64.0f;
         constexpr int HALVINGS = 12;
-        if (count > blocks_) return -INFINITY;
+        if (count > chunks_) return -INFINITY;
         float low = draw_.best - SPAN, high = draw_.best;
-        if (blocks_above(low) < count) return kth({draw_.maxima, draw_.maxima + blocks_}, count);
+        if (chunks_above(low) < count) return kth({draw_.maxima, draw_.maxima + chunks_}, count);
         for (int i = 0; i < HALVINGS; ++i) {
             const float middle = (low + high) / 2;
-            (blocks_above(middle) < count ? high : low) = middle;
+            (chunks_above(middle) < count ? high : low) = middle;
         }
         return low;
     }
@@ -132,5 +132,5 @@ private:
     }
 
     const Draw& draw_;
-    const int vocab_, blocks_;
+    const int vocab_, chunks_;
 };

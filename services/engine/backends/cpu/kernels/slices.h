@@ -1,4 +1,4 @@
-// A batch in slices: some of its rows, with all that attention has to do for them.
+// A batch cut into slices: some of its rows, with the work of attention for them.
 #pragma once
 
 #include "attention.h"
@@ -11,6 +11,7 @@ struct Slice {
     bool wanted;  // whether logits are asked for after any of its tokens
 };
 
+// The request of each token.
 inline std::vector<int> owners_of(const Batch& batch) {
     std::vector<int> owners(batch.tokens);
     for (int r = 0; r < batch.requests; ++r)
@@ -18,7 +19,7 @@ inline std::vector<int> owners_of(const Batch& batch) {
     return owners;
 }
 
-// Each of up to `most` tokens.
+// The tokens [first, end) as spans of up to `most` tokens of one request.
 inline std::vector<Span> spans_of(const Batch& batch, const int* owners, int first, int end, int most) {
     std::vector<Span> spans;
     for (int token = first; token < end; token += spans.back().count) {
@@ -34,9 +35,9 @@ inline bool any_wanted(const Batch& batch, int first, int end) {
     return std::any_of(batch.logits_after, batch.logits_after + batch.wanted, inside);
 }
 
-// One, of so few rows that the threads had better share the weights of each product. Else no higher than what stays in a
-// core's second cache with all that is computed of it, but so high that reading all weights for it costs little; and some
-// for each thread, which then hardly waits for others.
+// One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
+// and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
+// it costs little; and each thread has several, so that it hardly waits for others.
 inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights, int span) {
     const int units = (batch.tokens + heights.unit - 1) / heights.unit;
     const int height = std::clamp(units / (3 * threads), heights.low, heights.high);

@@ -1,10 +1,11 @@
-// Who works on a call: threads that take items until none is left, then wait for each other, or one thread by itself.
+// The threads of a call: a team, whose threads take items until none is left and then wait for each other, or one
+// alone.
 #pragma once
 
 #include <atomic>
 
-// Spins for some microseconds: a sleeping thread takes longer to wake than most items take. Then it sleeps, so that a
-// thread that waits for a core behind another process can have this one.
+// Spins for some microseconds, because waking a thread takes longer than most items. Then it sleeps, so that a thread
+// that has no core can have this one.
 template <class Reached>
 inline void wait_until(const std::atomic<int>& value, const Reached& reached) {
     constexpr int SPINS = 500;
@@ -21,7 +22,7 @@ class Team {
 public:
     explicit Team(int size) : size_(size) {}
 
-    // Calls work(item) once for each of [0, count), by whoever is free; returns when all are done.
+    // Calls work(item) once for each of [0, count), in any free thread. Returns when all are done.
     template <class Work>
     void each(int count, Work work) {
         for (int item = next_.fetch_add(1); item < count; item = next_.fetch_add(1)) work(item);
@@ -49,7 +50,7 @@ private:
     alignas(64) std::atomic<int> round_{0};
 };
 
-// One thread as a team: it waits for nobody.
+// One thread with the interface of a team.
 struct Alone {
     template <class Work>
     void each(int count, Work work) {

@@ -1,8 +1,8 @@
-// Attention over the block table on AMX: keys and values are bfloat16, and so are queries and weights when they are
-// multiplied; sums and the softmax are float32.
+// Attention over the block table on AMX. Keys and values are bfloat16, and so are queries and weights in products; sums
+// and the softmax are float32.
 //
-// As in attention.h a query goes through its keys in tiles that begin at multiples of KEYS, each sum in one order: bits
-// depend on the request alone.
+// As in attention.h, a query goes through its keys in tiles that begin at multiples of KEYS, and each sum has one
+// order, so bits depend on the request alone.
 #pragma once
 
 #include "inputs.h"
@@ -12,14 +12,14 @@
 
 class TileAttention {
 public:
-    explicit TileAttention(const Kept<bfloat16>& kept) : kept_(kept), cache_(kept), heads_(kept.heads) {}
+    explicit TileAttention(const LayerCache<bfloat16>& cache) : cache_(cache), tiles_(cache), heads_(cache.heads) {}
 
     // See Attention::run.
     template <class Input>
     void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
         const int dim = heads_.dim, group = heads_.group(), rows = span.count * group;
-        const int first_position = kept_.batch.contexts[span.request] + span.first;
-        const int first_token = kept_.batch.starts[span.request] + span.first;
+        const int first_position = cache_.batch.contexts[span.request] + span.first;
+        const int first_token = cache_.batch.starts[span.request] + span.first;
         const int length = first_position + span.count;
         const Scratch s = scratch(rows, dim);
         for (int r = 0; r < rows; ++r) {
@@ -32,12 +32,12 @@ public:
         const HalfTiles tiles(std::min(rows, SIDE));
         for (int begin = 0; begin < length; begin += KEYS) {
             const int count = std::min(KEYS, length - begin), keys = (count + SIDE - 1) / SIDE * SIDE;
-            const Part part{span.request, head, begin, keys, length};
+            const KeyRange range{span.request, head, begin, keys, length};
             tiles.renew();
-            for (int row = 0; row < rows; row += SIDE) score(s, row, part);
+            for (int row = 0; row < rows; row += SIDE) score(s, row, range);
             for (int r = 0; r < rows; ++r) weigh(s, r, keys, first_position + r / group + 1 - begin);
             tiles.renew();
-            for (int row = 0; row < rows; row += SIDE) collect(s, row, part);
+            for (int row = 0; row < rows; row += SIDE) add_values(s, row, range);
         }
         for (int r = 0; r < rows; ++r) {
             const float share = 1.0f / total(load(s.totals + size_t(r) * LANES));
@@ -57,7 +57,7 @@ private:
         float* highest;     // [rows]
     };
 
-    // Room for whole tiles of rows.
+    // Memory for whole tiles of rows.
     static Scratch scratch(int rows, int dim) {
         thread_local Numbers memory;
         const size_t whole = (rows + SIDE - 1) / SIDE * SIDE;
@@ -69,16 +69,16 @@ private:
         return {reinterpret_cast<bfloat16*>(queries), scores, reinterpret_cast<bfloat16*>(weights), outputs, totals, highest};
     }
 
-    // Scores of a tile's rows, not scaled. Those behind the last key are not to be read.
-    void score(const Scratch& s, int row, const Part& part) const {
+    // The scores of a tile's rows, not scaled. Those past the last key are undefined.
+    void score(const Scratch& s, int row, const KeyRange& range) const {
         const int dim = heads_.dim;
         const size_t query = dim * sizeof(bfloat16), line = 2 * SIDE * sizeof(bfloat16);
-        for (int j = 0; j < part.keys; j += 4 * SIDE) {
+        for (int j = 0; j < range.keys; j += 4 * SIDE) {
             const bfloat16* from[4];
-            Soon soon[4];
+            Prefetch soon[4];
             for (int i = 0; i < 4; ++i) {
-                from[i] = cache_.key_columns(part, std::min(j + i * SIDE, part.keys - SIDE), i);
-                if (!row) soon[i] = cache_.after_key(part, j + i * SIDE + SOON);
+                from[i] = tiles_.key_columns(range, std::min(j + i * SIDE, range.keys - SIDE), i);
+                if (!row) soon[i] = tiles_.after_key(range, j + i * SIDE + DISTANCE);
             }
             settle();
             for_tiles<4>([](auto T) { clear_tile<T>(); });
@@ -96,7 +96,7 @@ private:
         }
     }
 
-    // A row's scores to weights e^(scaling * (score - highest)), of which the first `visible` are seen.
+    // Turns a row's scores into weights e^(scaling * (score - highest)); only the first `visible` count.
     void weigh(const Scratch& s, int r, int keys, int visible) const {
         float* scores = s.scores + size_t(r) * KEYS;
         bfloat16* weights = s.weights + size_t(r) * KEYS;
@@ -107,11 +107,11 @@ private:
             best = larger(seen, best);
         }
         const float now = highest(best), factor = heads_.scaling * 1.44269504f;
-        const Vector shrink = short_power(broadcast((s.highest[r] - now) * factor));
+        const Vector shrink = fast_power(broadcast((s.highest[r] - now) * factor));
         s.highest[r] = now;
         Vector sum = load(s.totals + size_t(r) * LANES) * shrink;
         for (int j = 0; j < keys; j += LANES) {
-            const Vector weight = short_power((load(scores + j) - now) * factor);
+            const Vector weight = fast_power((load(scores + j) - now) * factor);
             store_some(weights + j, weight, LANES);
             sum += weight;
         }
@@ -120,24 +120,24 @@ private:
         for (int d = 0; d < heads_.dim; d += LANES) store(outputs + d, load(outputs + d) * shrink);
     }
 
-    // Adds values by the weights of a tile's rows.
-    void collect(const Scratch& s, int row, const Part& part) const {
+    // Adds values times the weights of a tile's rows.
+    void add_values(const Scratch& s, int row, const KeyRange& range) const {
         int d = 0;
-        for (; d + 4 * SIDE <= heads_.dim; d += 4 * SIDE) collect_columns<4>(s, row, d, part);
-        if (d < heads_.dim) collect_columns<2>(s, row, d, part);
+        for (; d + 4 * SIDE <= heads_.dim; d += 4 * SIDE) add_columns<4>(s, row, d, range);
+        if (d < heads_.dim) add_columns<2>(s, row, d, range);
     }
 
-    // TILES times SIDE columns, from d on.
+    // The same for TILES * SIDE columns from d on.
     template <int TILES>
-    void collect_columns(const Scratch& s, int row, int d, const Part& part) const {
+    void add_columns(const Scratch& s, int row, int d, const KeyRange& range) const {
         const int dim = heads_.dim;
         const size_t line = dim * 2 * sizeof(bfloat16), out = dim * sizeof(float);
         float* outputs = s.outputs + size_t(row) * dim + d;
         settle();
         for_tiles<TILES>([&](auto T) { load_tile<T>(outputs + T * SIDE, out); });
-        for (int j = 0; j < part.keys; j += SIDE) {
-            const bfloat16* from = cache_.value_columns(part, j) + d * 2;
-            const Soon soon = row ? Soon{} : cache_.after_value(part, j + SOON, d);
+        for (int j = 0; j < range.keys; j += SIDE) {
+            const bfloat16* from = tiles_.value_columns(range, j) + d * 2;
+            const Prefetch soon = row ? Prefetch{} : tiles_.after_value(range, j + DISTANCE, d);
             load_tile<5>(s.weights + size_t(row) * KEYS + j, KEYS * sizeof(bfloat16));
             for_tiles<TILES>([&](auto T) {
                 load_tile<7>(from + T * 2 * SIDE, line);
@@ -148,22 +148,22 @@ private:
         for_tiles<TILES>([&](auto T) { store_tile<T>(outputs + T * SIDE, out); });
     }
 
-    const Kept<bfloat16> kept_;
-    const TileCache cache_;
+    const LayerCache<bfloat16> cache_;
+    const TileCache tiles_;
     const Heads& heads_;
 };
 
 #endif
 
-// Calls work(attention) with the one that reads it so.
+// Calls work(attention) with the class that reads this cache.
 template <class Number, class Work>
-inline void with_attention(const Kept<Number>& kept, const Work& work) {
+inline void with_attention(const LayerCache<Number>& cache, const Work& work) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<Number, bfloat16>)
-        if (by_tiles(kept.heads, true)) return work(TileAttention(kept));
+        if (by_tiles(cache.heads, true)) return work(TileAttention(cache));
 #endif
-    work(Attention<Number>(kept));
+    work(Attention<Number>(cache));
 }
 
-// Rows of a span's queries, times the heads that share a key head, at most: three tiles of either kind.
+// The most rows of a span: tokens times the heads that share a key head. Three tiles of either kind.
 inline int span_height(const Heads& heads, bool bfloat16_cache) { return by_tiles(heads, bfloat16_cache) ? 48 : HEIGHT; }

@@ -1,4 +1,4 @@
-// Vectors of floats as wide as the processor has them, and the numbers that are stored in fewer bits.
+// Vectors of floats as wide as the processor's, and numbers that are stored in fewer bits.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 #include <immintrin.h>
 #endif
 
-// ROWS * 2 sums, 2 weights and 1 activation are in registers, or FEW * 4, 4 and 1, or FEWEST * 8, 8 and 1
+// Registers hold ROWS * 2 sums, 2 weights and 1 activation; or FEW * 4, 4 and 1; or FEWEST * 8, 8 and 1.
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 14, FEW = 6, FEWEST = 2;  // of 32
+constexpr int LANES = 16, ROWS = 14, FEW = 6, FEWEST = 2;  // of 32 registers
 #elif defined(__AVX__)
-constexpr int LANES = 8, ROWS = 6, FEW = 2, FEWEST = 0;  // of 16
+constexpr int LANES = 8, ROWS = 6, FEW = 2, FEWEST = 0;  // of 16 registers
 #else
 constexpr int LANES = 4, ROWS = 4, FEW = 2, FEWEST = 0;
 #endif
-static_assert(ROWS <= LANES, "tiles are turned as squares of LANES");
+static_assert(ROWS <= LANES, "tiles are transposed as squares of LANES");
 constexpr int WIDTH = 2 * LANES;  // columns of a panel
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
@@ -29,7 +29,7 @@ struct bfloat16 {
     uint16_t bits;
 };
 
-// Of two vectors, number beside number.
+// Numbers of two vectors, interleaved.
 struct Paired : bfloat16 {};
 
 template <class To, class From>
@@ -56,7 +56,7 @@ inline Vector load(const float* from) {
     return v;
 }
 
-// The compiler takes the general form of these conversions apart, number by number.
+// The compiler splits the general form of these conversions into single numbers.
 inline Vector load(const bfloat16* from) {
 #if defined(__AVX512F__)
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -91,7 +91,7 @@ inline void load_two(const Number* first, const Number* second, Vector& a, Vecto
     b = load(second);
 }
 
-// Half as many instructions as for each by itself, on the units that multiply.
+// Half as many instructions on the multiplying units as for two separate vectors.
 inline void load_two(const Paired* both, const Paired*, Vector& a, Vector& b) {
     Ints v;
     std::memcpy(&v, both, sizeof v);
@@ -105,7 +105,7 @@ inline float to_float(float x) { return x; }
 inline float to_float(bfloat16 x) { return same_bits<float>(uint32_t(x.bits) << 16); }
 
 inline void from_float(float& to, float x) { to = x; }
-inline void from_float(bfloat16& to, float x) {  // to the nearest, ties to even; a NaN stays one
+inline void from_float(bfloat16& to, float x) {  // to the nearest, ties to even; NaN stays NaN
     uint32_t bits = same_bits<uint32_t>(x);
     to.bits = x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
@@ -123,14 +123,14 @@ inline void swap_blocks(Vector (&rows)[LANES], std::integer_sequence<int, I...>)
     }
 }
 
-// Swaps rows and columns of LANES vectors: of blocks of 1, 2, 4, ... numbers.
+// Transposes LANES vectors, by blocks of 1, 2, 4, ... numbers.
 template <int HALF = 1>
 inline void transpose(Vector (&rows)[LANES]) {
     swap_blocks<HALF>(rows, std::make_integer_sequence<int, LANES>());
     if constexpr (HALF * 2 < LANES) transpose<HALF * 2>(rows);
 }
 
-// The first `count` of v's numbers.
+// Stores the first `count` numbers of v.
 inline void store_some(float* to, Vector v, int count) {
 #if defined(__AVX512F__)
     _mm512_mask_storeu_ps(to, __mmask16((1 << count) - 1), __m512(v));
@@ -146,8 +146,8 @@ inline void store_some(bfloat16* to, Vector v, int count) {
 }
 #endif
 
-// Writes a tile: count vectors of the depth, each of them up to ROWS rows' numbers, turned to [depth][ROWS].
-inline void store_turned(float* to, Vector (&rows)[LANES], int count) {
+// Writes `count` depths of a tile [depth][ROWS] from vectors of up to ROWS rows.
+inline void store_transposed(float* to, Vector (&rows)[LANES], int count) {
     transpose(rows);
     for (int k = 0; k < count; ++k) store_some(to + k * ROWS, rows[k], ROWS);
 }
@@ -158,7 +158,7 @@ inline Vector halves_swapped(Vector v, int half, std::integer_sequence<int, I...
     return __builtin_shuffle(v, to ^ half);
 }
 
-// b where one is NaN. The compiler makes two instructions of the general form.
+// b if either is NaN. The compiler makes two instructions of the general form.
 #if defined(__AVX512F__)
 inline Vector larger(Vector a, Vector b) { return Vector(_mm512_max_ps(__m512(a), __m512(b))); }
 inline Vector smaller(Vector a, Vector b) { return Vector(_mm512_min_ps(__m512(a), __m512(b))); }
@@ -178,7 +178,7 @@ inline uint32_t bits_of_larger(Vector v, float than) {
 #endif
 }
 
-// Of all lanes, folded in halves.
+// The sum of all lanes, folded in halves.
 inline float total(Vector v) {
 #pragma GCC unroll 4
     for (int half = LANES / 2; half; half /= 2) v += halves_swapped(v, half, std::make_integer_sequence<int, LANES>());

@@ -1,1 +1,1 @@
-"""Triton kernels, one idea a file: the kernel, and a function that launches it over tensors."""
+"""Triton kernels. Each file has a kernel and a function that launches it over tensors."""

@@ -1,4 +1,4 @@
-"""What is between the two products of an MLP."""
+"""The activation between the two products of an MLP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ BLOCK = 1024
 
 
 def activate(up: torch.Tensor, gated: bool) -> torch.Tensor:
-    """Of up [tokens, 2 * width], gates first, silu(gates) * the others; else the tanh form of gelu, [tokens, width]."""
+    """[tokens, width]: gated, silu(gates) * the others, of up [tokens, 2 * width], gates first; else gelu's tanh form
+    of up [tokens, width]."""
     tokens, columns = up.shape
     width = columns // 2 if gated else columns
     out = torch.empty(tokens, width, dtype=up.dtype, device=up.device)

@@ -1,10 +1,10 @@
-"""Attention of a whole iteration in one launch: initiations, increments and all between, over the block table.
+"""Attention of a whole iteration in one launch over the block table: initiations, increments and chunks.
 
-The queries of a KV head are rows: those of a token's heads side by side, one token after the other, in tiles. The
-positions of a request are cut every SPLIT ones. A split is computed from nothing (online softmax, Milakov and
-Gimelshein, 2018), and splits are merged one by one in their order. Who merges them may be the program that computed
-them, or the last one to finish of several: the arithmetic is one function, so a row's bits are the same either way.
-"""
+The queries of a KV head are rows: those of a token's heads are neighbours, one token follows another, and tiles cut
+them. The positions of a request are cut every SPLIT positions. Each split is computed by itself (online softmax,
+Milakov and Gimelshein, 2018), and splits are merged one by one in their order. They are merged by the program that
+computed them or by the last one of several to finish. Both use the same function, so a row's bits are the same either
+way."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
-from services.engine.backends.cuda.plan import FIELDS
-from services.engine.backends.cuda.tiles import Tiles
+from services.engine.backends.cuda.plan import FIELDS, Tiles
 
 LOG2_E = 1.4426950408889634
-# That keys are copied while others are multiplied takes five: blocks are looked up before what is in them is read.
+# Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
 STAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Where the splits of a tile meet: sums [rows, kv_heads, dim], their maxima and weights [rows, kv_heads, 2], in
-    float32, and how many of a tile's splits have come [rows, kv_heads], zero between launches."""
+    """Memory in which the splits of a tile are merged: sums [rows, kv_heads, dim], their weights and maxima [rows,
+    kv_heads, 2], in float32, and how many of a tile's splits are done [rows, kv_heads], zero between launches."""
 
     sums: torch.Tensor
     weights: torch.Tensor
@@ -43,7 +42,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A plan on the device: `count` [1], `items` [at least count, FIELDS], `tables` as in FlatBatch; int32."""
+    """A plan on the device, int32: `count` [1], `items` [at least count, FIELDS], `tables` as in FlatBatch."""
 
     count: torch.Tensor
     items: torch.Tensor
@@ -60,8 +59,8 @@ def attend(
     tiles: Tiles,
     programs: int,
 ) -> torch.Tensor:
-    """[tokens, heads * dim] of qkv [tokens, (heads + 2 * kv_heads) * dim], whose keys and values are in the stores
-    already. What `work` does not name is left as it is."""
+    """[tokens, heads * dim] of qkv [tokens, (heads + 2 * kv_heads) * dim], whose keys and values are in the cache
+    already. Rows that `work` does not name are undefined."""
     kv_heads, dim, block_size = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
@@ -95,7 +94,7 @@ def attend(
 
 @triton.jit
 def _merge(sums, weight, top, more_sums, more_weight, more_top):
-    """Of two parts of a softmax, the second behind the first. Nothing is -inf, 0, 0."""
+    """Merge two parts of a softmax, the second after the first. An empty part is 0, 0, -inf."""
     highest = tl.maximum(top, more_top)
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     scale, more_scale = tl.exp2(top - finite), tl.exp2(more_top - finite)
@@ -124,7 +123,7 @@ def _split(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Of the positions from `first` to `end`: sums, weight and maximum of each row."""
+    """Sums, weight and maximum of each row over the positions from `first` to `end`."""
     sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
     weight = tl.zeros((ROWS,), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -132,9 +131,9 @@ def _split(
     inside = column < DIM
     for begin in range(first, end, KEYS):
         at = begin + tl.arange(0, KEYS)
-        # behind the end the last block is read again: a mask along a key's neighbours would part their load
+        # past the end the last block is read again, because a mask across neighbouring keys would split their load
         block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
-        block = tl.max_constancy(block * KV_HEADS + head, RUN)  # what the compiler must know to read so many at once
+        block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
         offset = at % BLOCK_SIZE
         key_at = keys + (block * (DIM * BLOCK_SIZE) + offset)[None, :] + column[:, None] * BLOCK_SIZE
         key = tl.load(key_at, inside[:, None], 0.0)
@@ -226,7 +225,7 @@ def _attend(
             tl.store(partial_sums + place[:, None] * DIM + column, sums, there)
             tl.store(partial_weights + place * 2, weight, line < height)
             tl.store(partial_weights + place * 2 + 1, top, line < height)
-            tl.debug_barrier()  # what all threads stored comes before the count of one
+            tl.debug_barrier()  # all threads' stores come before one thread's count
             counter = arrived + partial * KV_HEADS + head
             finished = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
             if finished:
@@ -236,7 +235,7 @@ def _attend(
                 top = tl.full((ROWS,), float("-inf"), tl.float32)
                 for split in range(splits):
                     place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
-                    # not through the first cache, which may hold what was there before
+                    # bypass the first-level cache, which may hold older values
                     found = partial_weights + place * 2
                     more_sums = tl.load(partial_sums + place[:, None] * DIM + column, there, 0.0, cache_modifier=".cg")
                     more_weight = tl.load(found, line < height, 0.0, cache_modifier=".cg")

@@ -1,7 +1,7 @@
-"""Draws from whole vocabularies in one launch: min_p, top_k, top_p, noise and who wins (see `truncation`, `noise`).
+"""Draws from whole vocabularies in one launch: min_p, top_k, top_p, noise and the winner (see `truncation`, `noise`).
 
-A program has one draw. Nothing is sorted: it reads its scores, which the second cache keeps, again and again, and each
-time learns two bits of the score at which so many tokens, or so much weight, are reached.
+A program has one draw. It sorts nothing. It reads its scores, which the second-level cache keeps, again and again, and
+each pass finds two bits of the score at which k tokens, or p of the weight, are reached.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ LOG2_E, LOWEST, WHOLE_BITS = (
 )
 P5, P4, P3, P2, P1 = (tl.constexpr(one) for one in truncation.POWERS[:-1])
 MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds
-FARTHEST = tl.constexpr(0x7F800000)  # infinitely low
+FARTHEST = tl.constexpr(0x7F800000)  # the distance of minus infinity
 
 
 def draw(
     logits: torch.Tensor,
     tops: torch.Tensor,
-    temperature: torch.Tensor,
-    lowest: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
+    limits: truncation.DeviceTruncation,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """The tokens [draws], int64, drawn from `logits` [draws, vocab], float32, whose largest are `tops` [draws].
+    """The tokens [draws], int64, drawn from `logits` [draws, vocab], float32, whose maxima are `tops` [draws].
 
-    The logits are lost. The others are a setting of each draw as in `Truncation`, and the key of its noise.
+    The logits are overwritten. `keys` [draws] are those of the noise.
     """
     draws, vocab = logits.shape
     tokens = torch.empty(draws, dtype=torch.int64, device=logits.device)
@@ -41,23 +38,23 @@ def draw(
         tokens,
         logits,
         tops,
-        temperature,
-        lowest,
-        top_k,
-        top_p,
+        limits.temperature,
+        limits.lowest,
+        limits.top_k,
+        limits.top_p,
         keys,
         vocab,
         UNIT=1.0 / UNIFORMS,
         BLOCK=BLOCK,
         num_warps=16,
-        enable_fp_fusion=False,  # weights are equal everywhere, to the last bit
+        enable_fp_fusion=False,  # weights have the same bits in all implementations
     )
     return tokens
 
 
 @triton.jit
 def _block(row, begin, vocab, BLOCK: tl.constexpr):
-    """Scores of a block of tokens; and how far each is below the likeliest, as an integer that grows with it."""
+    """A block of tokens, their scores, and how far each is below the likeliest: an integer that grows with it."""
     id = begin + tl.arange(0, BLOCK)
     score = tl.load(row + id, id < vocab, other=float("-inf"))
     return id, score, tl.abs(score).to(tl.int32, bitcast=True)
@@ -80,7 +77,7 @@ def _weights(score):
 
 @triton.jit
 def _reached(row, vocab, farthest, goal, WEIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """How far one must go so that tokens up to there are `goal`, or weigh so much; none beyond `farthest` counts."""
+    """The distance within which there are `goal` tokens, or tokens of this weight; none beyond `farthest` counts."""
     far = 0
     for step in range(16):
         shift = tl.maximum(29 - 2 * step, 0)
@@ -104,7 +101,7 @@ def _reached(row, vocab, farthest, goal, WEIGH: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def _weight(row, vocab, farthest, BLOCK: tl.constexpr):
-    """What tokens up to there weigh."""
+    """The weight of the tokens within this distance."""
     weight = tl.zeros((BLOCK,), tl.int64)
     for begin in range(0, vocab, BLOCK):
         _, score, distance = _block(row, begin, vocab, BLOCK)
@@ -114,7 +111,7 @@ def _weight(row, vocab, farthest, BLOCK: tl.constexpr):
 
 @triton.jit
 def _noise(key, id, UNIT: tl.constexpr):
-    """`noise.gumbel`: of the same bits."""
+    """`noise.gumbel` from the same bits."""
     state = key.to(tl.uint64, bitcast=True) + (id + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
@@ -147,7 +144,7 @@ def _draw(
         id = begin + tl.arange(0, BLOCK)
         logit = tl.load(row + id, id < vocab)
         tl.store(row + id, tl.div_rn(logit - top, temperature), id < vocab)
-    tl.debug_barrier()  # whoever reads a score need not be who wrote it
+    tl.debug_barrier()  # another thread may read a score than the one that wrote it
     farthest = tl.abs(tl.load(lowest + mine)).to(tl.int32, bitcast=True)
     top_k = tl.load(top_ks + mine)
     if top_k > 0:
@@ -166,6 +163,6 @@ def _draw(
         noisy = tl.where(distance <= farthest, score + _noise(key, id, UNIT), float("-inf"))
         winner = tl.where(noisy > best, id, winner)
         best = tl.maximum(best, noisy)
-    # the lowest id if two are equal; the first of all where nothing is a number
+    # the lowest id if two are equal; id 0 if all are NaN
     won = tl.min(tl.where(best == tl.max(best), winner, vocab - 1))
     tl.store(tokens + mine, won.to(tl.int64))

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, and of positions where those are learned."""
+"""Embeddings of tokens, and of positions if those are learned."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from services.engine.families.weights import Table
 
 
 def embed(ids: torch.Tensor, positions: torch.Tensor, vocabulary: Table, learned: Table | None) -> torch.Tensor:
-    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zero where a table has no such row, which is then
-    another shard's."""
+    """x [tokens, hidden], float32, of `ids` and `positions` [tokens]; zeros for rows that another shard has."""
     hidden = vocabulary.rows.shape[1]
     x = torch.empty(len(ids), hidden, dtype=torch.float32, device=ids.device)
     _embed[(len(ids),)](

@@ -1,4 +1,4 @@
-"""Between their product and attention: head norms and rotary embeddings of queries and keys, the write to the cache."""
+"""From qkv to attention: head norms and rotary embeddings of queries and keys, and the write to the cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-TOKENS = 16  # of one program: as many as share a block of the default size, so that keys are written in one piece
+TOKENS = 16  # of one program: a block of the default size, whose keys are then written together
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ def place(
     key_norm: torch.Tensor | None,
     epsilon: float,
 ) -> None:
-    """Norm and turn the queries of qkv [tokens, (heads + 2 * kv_heads) * dim] in place, and the keys on their way to
-    the cache's `slots` [tokens], values too. Tokens whose slot is negative are not kept. Stores as in KVCache."""
+    """Normalise and rotate the queries of qkv [tokens, (heads + 2 * kv_heads) * dim] in place; write its keys, likewise
+    changed, and its values to `slots` [tokens] of the cache. Tokens with a negative slot are not written."""
     tokens = len(qkv)
     kv_heads, dim, block_size = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads

@@ -1,4 +1,4 @@
-"""The sum of the residual stream and its norm, in one pass."""
+"""The sum of the residual stream and a change, and its norm, in one pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def add_and_norm(
 ) -> torch.Tensor:
     """Add `change` [tokens, hidden] to x [tokens, hidden] (float32) and return the norm of the sum in `dtype`.
 
-    With the mean and a bias (Ba et al., 2016), else by root mean square (Zhang and Sennrich, 2019). With `rows`
-    [some], only those rows are read, [some, hidden] is returned and x stays as it is.
+    `mean`: layer norm (Ba et al., 2016); else by root mean square (Zhang and Sennrich, 2019). With `rows` [some], only
+    those rows are read, the result is [some, hidden], and x is not modified.
     """
     count, hidden = len(x) if rows is None else len(rows), x.shape[1]
     out = torch.empty(count, hidden, dtype=dtype, device=x.device)

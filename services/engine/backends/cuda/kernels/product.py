@@ -1,4 +1,4 @@
-"""A product whose rows have the same bits whatever rows come with them: fixed tiles, each sum in one program."""
+"""A batch-invariant product: tiles are fixed and one program computes each sum, so a row's bits depend on it alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import triton.language as tl
 from services.engine.families.weights import Linear
 
 ROWS, COLUMNS, DEPTH = 64, 64, 64
-GROUP = 8  # tiles of rows that go together, so that they find the weights in the second cache
+GROUP = 8  # tiles of rows that run together, so that they find the weights in the second-level cache
 
 
 def multiply(x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`, in `out` if it is
-    given; sums in float32."""
+    """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias, in `dtype`; in `out` if it is
+    given. Sums are float32."""
     rows, inputs = x.shape
     outputs = len(linear.weight)
     if out is None:

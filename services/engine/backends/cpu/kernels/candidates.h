@@ -1,7 +1,7 @@
-// The tokens that can win a draw: those whose score and noise come close to the best.
+// The candidates of a draw: the tokens whose score plus noise comes close to the best.
 //
-// Python tells which has won, in one way for all. Noise is computed in another way here, by which it differs by less than a
-// millionth; MARGIN is far more.
+// Python chooses the winner, in the same way for all samplers. Noise is computed differently here and differs by less
+// than a millionth; MARGIN is far larger.
 #pragma once
 
 #include <vector>
@@ -21,13 +21,13 @@ inline uint64_t bits_of_smaller(States v, uint64_t than) {
 #endif
 }
 
-class Contest {
+class Candidates {
 public:
-    Contest(const Draw& draw, int vocab, int blocks)
-        : draw_(draw), vocab_(vocab), search_(draw, vocab, blocks), noise_{draw.key} {}
+    Candidates(const Draw& draw, int vocab, int chunks)
+        : draw_(draw), vocab_(vocab), search_(draw, vocab, chunks), noise_{draw.key} {}
 
-    // In the order of their ids.
-    Found contenders() && {
+    // In the order of ids.
+    Found find() && {
         const float floor = draw_.logit(-near());
         if (draw_.keeps_all()) {
             enter_near(search_.above(floor), floor);
@@ -48,12 +48,12 @@ private:
         float score, sum;
     };
 
-    // Scores above minus this one are drawn from first, for a bound of what all others must reach.
+    // Scores above the negative of this are drawn from first, for a bound that all others must reach.
     float near() const {
         constexpr float NEAREST = 2.0f, FARTHEST = 12.0f;
         constexpr int ENOUGH = 48;
         float near = FARTHEST;
-        while (near > NEAREST && search_.blocks_above(draw_.logit(-near)) > ENOUGH) near -= 1.0f;
+        while (near > NEAREST && search_.chunks_above(draw_.logit(-near)) > ENOUGH) near -= 1.0f;
         return near;
     }
 
@@ -68,7 +68,7 @@ private:
             if (draw_.logits[found.id(i)] > floor) enter(found.id(i), found.scores()[i], state_of(found.id(i)));
     }
 
-    // Those below whose noise makes up for it: of `found`,
+    // Enters the tokens of `found` below the floor whose noise is large enough.
     void enter_lucky(const Found& found, float floor) {
         const uint64_t bound = bound_below(floor);
         for (int i = 0; i < found.count(); ++i) {
@@ -77,7 +77,7 @@ private:
         }
     }
 
-    // or of all.
+    // The same for all tokens.
     void enter_lucky(float floor) {
         constexpr int EACH = sizeof(States) / sizeof(uint64_t), ONCE = 64;
         const uint64_t bound = bound_below(floor);
