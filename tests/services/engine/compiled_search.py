@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from mixed_rows import EOS, mixed
-from plain_choice import plain_token
+from mixed_requests import EOS, mixed
+from plain_sampler import plain_token
 
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.search import CompiledSearch

@@ -195,8 +195,8 @@ def test_one_way_of_scoring_is_the_other() -> None:
     logits[6, 2] = torch.inf
     targets = torch.randint(0, 300, (40,)).int()
     targets[3] = 7
-    one = prompt_logprobs.on_a_cpu(logits, targets.numpy(), 4, PlainSearch())
-    other = prompt_logprobs.on_a_device(logits, targets.numpy(), 4)
+    one = prompt_logprobs.score_on_cpu(logits, targets.numpy(), 4, PlainSearch())
+    other = prompt_logprobs.score_batched(logits, targets.numpy(), 4)
     assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
     sound = one.sound
     assert one.own[3] == other.own[3] == -torch.inf

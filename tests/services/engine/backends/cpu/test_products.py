@@ -7,6 +7,7 @@ import ctypes
 import pytest
 import torch
 
+from services.engine.backends.cpu import packing
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.packing import Packer, WeightKind
 from services.engine.families.weights import Linear
@@ -33,3 +34,15 @@ def test_products_are_exact_but_for_the_sums(dtype: torch.dtype, shape: tuple[in
         )
         exact = (x.bfloat16() if matrix.kind == WeightKind.BFLOAT16_DOTS else x).double() @ weight.double().T
         torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5)
+
+
+def test_kinds_are_those_of_the_kernels() -> None:
+    library = kernels(user_cache())
+    assert library.orca_weight_kinds().decode().split() == [kind.name for kind in WeightKind]
+    assert [int(kind) for kind in WeightKind] == list(range(len(WeightKind)))
+
+
+def test_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "WeightKind", [WeightKind.FLOAT32, WeightKind.INT8])
+    with pytest.raises(AssertionError, match="the kernels have the kinds"):
+        Packer(kernels(user_cache()), torch.float32, 1)

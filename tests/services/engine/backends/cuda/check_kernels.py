@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from plain_choice import plain_token
+from plain_sampler import plain_token
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
 
 from services.engine.backends.cuda.inputs import send

@@ -9,8 +9,8 @@ import torch
 from compiled_search import check_weights, compiled_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixed_rows import MIX, mixed
-from plain_choice import plain_token
+from mixed_requests import MIX, mixed
+from plain_sampler import plain_token
 from torch._subclasses import FakeTensorMode
 
 from services.engine.batch.request_state import RequestState

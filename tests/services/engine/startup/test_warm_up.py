@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from driver import Driver, Job
 from safetensors.torch import load_file, save_file
 
 from services.engine.engine import Engine
 from services.engine.null import NullEngine
+from services.engine.settings import EngineSettings
 from services.engine.startup.warm_up import TOKENS, WarmUp, iteration
 from services.iteration_cost import COLD_SECONDS, IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
-from tests.services.engine.conftest import FLOAT32
-from tests.services.engine.driver import Driver, Job
+
+FLOAT32 = EngineSettings(device="cpu", dtype="float32", block_size=4, kv_blocks=256, threads=1)
 
 
 def test_an_engine_is_measured_and_knows_nobody_afterwards(llama: Engine) -> None:
     warmth = WarmUp(llama, llama.figures.block_size)("e")
     assert warmth.seconds > 0
-    assert len(llama._rows) == 0
+    assert len(llama._requests) == 0
     cost = IterationCost()
     cost.finished(warmth.iteration, warmth.seconds)
     assert cost.estimate(Iteration("e", 1, {"a": TOKENS})) < COLD_SECONDS

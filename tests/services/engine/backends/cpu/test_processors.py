@@ -38,7 +38,7 @@ def test_tokens_are_right_on(
 
 
 @pytest.mark.chaos
-@pytest.mark.skipif("avx512_bf16" not in build._abilities(), reason="no AVX512_BF16")
+@pytest.mark.skipif("avx512_bf16" not in build._features(), reason="no AVX512_BF16")
 def test_bits_do_not_depend_on_company_with_vectors_of_pairs(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_only_the_first_start_imports_transformers(tiny_model: Callable[[str], P
 
     def start(*imported: str) -> None:
         code = [sys.executable, "-c", LOAD, tiny_model("llama"), tmp_path, *imported]
-        subprocess.run(code, check=True, cwd=Path(__file__).parents[3])
+        subprocess.run(code, check=True, cwd=Path(__file__).parents[4])
 
     start("transformers", "torch._dynamo")
     start()
