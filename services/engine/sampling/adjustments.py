@@ -1,8 +1,7 @@
 """What a request's settings change in its logits: bias, min_tokens, bad words, penalties, allowed tokens.
 
-Both samplers use this file. A setting that changes the logits of single tokens is a column of `Adjustments` and a line
-of `adjusted`.
-"""
+Both samplers use this file. A setting that changes the logits of single tokens is a column of `Adjustments`, a
+condition of `needed` and a line of `adjusted`."""
 
 from __future__ import annotations
 
@@ -64,6 +63,12 @@ class Adjustments:
                     self._add(id, END, 1.0)
         for id in self._bad_words.single if self._bad_words else ():
             self._add(id, BANNED, 1.0)
+
+    @staticmethod
+    def needed(s: SamplingParams, num_output_tokens: int) -> bool:
+        """Whether a request with these settings needs them for its next token."""
+        penalties = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+        return bool(penalties or s.logit_bias or s.bad_words or num_output_tokens < s.min_tokens)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

@@ -38,13 +38,12 @@ class Sampler:
 
     def _adjust(self, state: RequestState) -> None:
         """Give the request adjustments and allowed tokens if its settings change logits, and update them."""
-        s = state.sampling
-        penalties = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-        if s.allowed_token_ids and state.allowed is None:
-            state.allowed = AllowedTokens(s.allowed_token_ids, self._vocab_size)
-        if penalties or s.logit_bias or s.bad_words or state.num_output_tokens < s.min_tokens:
+        sampling = state.sampling
+        if sampling.allowed_token_ids and state.allowed is None:
+            state.allowed = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
+        if Adjustments.needed(sampling, state.num_output_tokens):
             if state.adjustments is None:
-                state.adjustments = Adjustments(s, self._eos, self._vocab_size)
+                state.adjustments = Adjustments(sampling, self._eos, self._vocab_size)
             state.adjustments.update(state.token_ids, state.num_prompt_tokens)
         else:
             state.adjustments = None

@@ -19,7 +19,7 @@ from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
-LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 
 
@@ -47,7 +47,7 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in LEAN])
+@pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in FAST])
 def test_greedy_tokens_equal_generate(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """In arrival order, then twice in random order, composition and chunks, over scattered blocks."""
     folder = tiny_model(family)
@@ -122,6 +122,6 @@ def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:
 def test_greedy_tokens_equal_generate_on_cuda(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     engine = Engine.load(folder, EngineSettings(device="cuda", dtype="float32", block_size=4, kv_blocks=200))
-    assert engine.figures.numerics.endswith("triton") == (family in LEAN)
+    assert engine.figures.numerics.endswith("triton") == (family in FAST)
     jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))

@@ -24,7 +24,7 @@ from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
-LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 STOCK = ["llama", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 TOLERANCE = 2e-5
 MOST = 5
@@ -78,7 +78,7 @@ def check(jobs: list[Job], folder: Path) -> None:
         assert all(len(set(row)) == asked for row in ids.tolist())
 
 
-@pytest.mark.parametrize(("family", "fast_path"), [(f, True) for f in LEAN] + [(f, False) for f in STOCK])
+@pytest.mark.parametrize(("family", "fast_path"), [(f, True) for f in FAST] + [(f, False) for f in STOCK])
 def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """Each alone, all together, and in random company and chunks."""
     folder = tiny_model(family)
