@@ -1,4 +1,4 @@
-"""The compiled search for contenders, once for all tests."""
+"""The compiled search for candidates, once for all tests."""
 
 from __future__ import annotations
 

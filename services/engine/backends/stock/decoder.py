@@ -19,10 +19,8 @@ class StockDecoder:
         self.path = path
         self.layers = layers
         self._model = model
-        self._base = (
-            model.get_decoder()
-        )  # all but the head: the product with the vocabulary, and what some families do to logits
-        self._hidden: Any = None  # its output for the last batch, if prompts are scored
+        self._base = model.get_decoder()  # all but the head, which some families do more in than a product
+        self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
         # torch's attention on a CPU converts bfloat16 at each read, which took five times as long

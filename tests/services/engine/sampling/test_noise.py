@@ -91,7 +91,7 @@ def test_noise_is_bounded_by_its_uniform() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 1e-4, 0.3, 1.0])
-def test_the_lucky_are_those_with_small_uniforms(share: float) -> None:
+def test_ids_with_large_noise_are_those_with_small_uniforms(share: float) -> None:
     secret = drawn_keys(20)
     u = uniform(secret, torch.arange(50_000))
     for key, own in zip(secret[:, 0].numpy(), u, strict=True):
