@@ -1,4 +1,4 @@
-"""All ways to choose give the tokens of the plain definition, whoever else is in the batch."""
+"""All samplers give the tokens of the plain definition, in any batch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from services.engine.sampling.output import SampledTokens
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
 
-VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole blocks, more than the blocks that are looked at first
+VOCABULARIES = (1, 7, 50, 97, 640, 4096)  # one id, primes, whole chunks, more than the chunks that are looked at first
 
 
-def choose_plainly(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
+def sample_with_numpy(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
     return cpu_sampler.sample(logits, rows, PlainSearch())
 
 
-def choose_compiled(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
+def sample_with_kernels(logits: torch.Tensor, rows: Sequence[RequestState]) -> SampledTokens:
     return cpu_sampler.sample(logits, rows, compiled_search())
 
 
-Way = Callable[[torch.Tensor, Sequence[RequestState]], SampledTokens]
-WAYS: list[Way] = [
-    choose_plainly,
-    choose_compiled,
+SampleFunction = Callable[[torch.Tensor, Sequence[RequestState]], SampledTokens]
+SAMPLERS: list[SampleFunction] = [
+    sample_with_numpy,
+    sample_with_kernels,
     batched_sampler.sample,
 ]
 
@@ -100,16 +100,16 @@ def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, lis
     expected = [plain_token(one, row, eos) for one, row in zip(logits, rows, strict=True)]
     for row in rows:
         sampler._adjust(row)
-    for choose in WAYS:
-        choice = choose(logits, rows)
-        assert choice.sound == [True] * len(rows)
-        possible = zip(choice.tokens, choice.possible, strict=True)
+    for sample in SAMPLERS:
+        sampled = sample(logits, rows)
+        assert sampled.sound == [True] * len(rows)
+        possible = zip(sampled.tokens, sampled.possible, strict=True)
         assert [token if ok else None for token, ok in possible] == expected
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SAMPLERS)
 def test_alone_and_among_others_all_is_the_same(
-    way: Way,
+    way: SampleFunction,
 ) -> None:
     """Tokens and log probabilities, bit for bit, in any order."""
     logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(2)) * 3
@@ -151,14 +151,14 @@ def test_both_searches_weigh_alike(vocab: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_device_draws_the_same_tokens() -> None:
     logits = torch.randn(80, 50_000, generator=torch.Generator().manual_seed(2)) * 3
-    expected = choose_plainly(logits, mixed(80, 50_000))
-    choice = batched_sampler.sample(logits.cuda(), mixed(80, 50_000))
-    assert (choice.tokens, choice.possible, choice.sound) == (expected.tokens, expected.possible, expected.sound)
+    expected = sample_with_numpy(logits, mixed(80, 50_000))
+    sampled = batched_sampler.sample(logits.cuda(), mixed(80, 50_000))
+    assert (sampled.tokens, sampled.possible, sampled.sound) == (expected.tokens, expected.possible, expected.sound)
 
 
-@pytest.mark.parametrize("on_cpu", WAYS[:2])
+@pytest.mark.parametrize("on_cpu", SAMPLERS[:2])
 def test_log_probabilities_on_both_devices_agree(
-    on_cpu: Way,
+    on_cpu: SampleFunction,
 ) -> None:
     logits = torch.randn(16, 3000, generator=torch.Generator().manual_seed(2)) * 3
     one, other = (way(logits, mixed(16, 3000)).logprobs for way in (on_cpu, batched_sampler.sample))
@@ -169,9 +169,9 @@ def test_log_probabilities_on_both_devices_agree(
         assert [value for _, value in one[i].top] == pytest.approx([value for _, value in other[i].top], abs=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize("way", SAMPLERS[:2])
 @pytest.mark.parametrize("lead", [8.01, 9.0, 12.0])
-def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float, way: Way) -> None:
+def test_tokens_far_from_the_likeliest_win_by_their_noise(lead: float, way: SampleFunction) -> None:
     """One id is ahead of 20,000 others, each of which is unlikely and all of which are not."""
     logits = torch.zeros(100, 20_000)
     logits[:, 7] = lead

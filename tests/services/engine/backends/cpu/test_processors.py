@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compiled_search import check_draws
 from driver import Driver
-from test_families import LEAN, generate, make_jobs
+from test_families import FAST, generate, make_jobs
 from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
 
@@ -29,7 +29,7 @@ def test_tokens_are_right_on(
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", compiled_for(processor))
     settings = EngineSettings("cpu", "float32", cache_dir=tmp_path, block_size=4, kv_blocks=200, threads=2)
-    for family in LEAN:
+    for family in FAST:
         engine = Engine.load(tiny_model(family), settings)
         jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
         assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(random.Random(7)))
