@@ -23,11 +23,11 @@ class Links:
 
     Each epoch has its own, so that a message of a former owner's iteration is never taken for one of this owner's: a
     rank that still waits for such a message gets an error when the first rank closes. All methods raise RuntimeError
-    when another rank is gone. The exception is a rank that is about to send at that very moment: gloo forgets it, and
-    it waits until it is killed.
+    when another rank is gone. gloo misses one case: a rank that is about to send at that very moment waits until it is
+    killed.
 
-    On a GPU every method but `least` enqueues its work behind the layers and returns. The device waits, and `check`
-    tells, after the host has waited for the device, whether the other ranks were there until then.
+    On a GPU every method but `least` enqueues its work behind the layers and returns, so the device waits. After the
+    host has waited for the device, `check` raises if another rank left before that.
     """
 
     def __init__(
