@@ -71,6 +71,7 @@ SOURCES = (
     "services/engine",
     "services/models",
     "services/background.py",
+    "services/child_environment.py",
     "services/errors.py",
     "services/messages.py",
     "services/refusals.py",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from services.child_environment import without_settings
+
 SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
 # no -ffast-math: sums keep their order, and NaN stays NaN
@@ -86,7 +88,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _output_of(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, env=without_settings(), capture_output=True, text=True)
     if done.returncode:
         raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock
 
 from services import atomic_file
+from services.child_environment import without_settings
 from services.engine.backends.cpu.build import NoKernels, compiled
 from services.engine.families.registry import open_weights
 from services.engine.families.spec import DecoderSpec
@@ -116,7 +117,7 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
         done = subprocess.run(
             [sys.executable, "-m", program, str(folder)],
             input=json.dumps(asdict(settings), default=str),
-            env=os.environ | {"PYTHONPATH": path},
+            env=without_settings() | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
