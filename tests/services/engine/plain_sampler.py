@@ -1,4 +1,4 @@
-"""The sampler's definition, plainly: one request, the whole vocabulary, one step after the other."""
+"""The plain definition of the sampler: one request, the whole vocabulary, one step after another."""
 
 from __future__ import annotations
 

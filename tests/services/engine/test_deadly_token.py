@@ -32,7 +32,7 @@ def drawn_first(kind: Any, folder: Path) -> int:
 
 
 def run(kind: Any, folder: Path, deadly: int, jobs: list[Job], survived: Path) -> None:
-    """Runs jobs one after the other, with the engine that this token kills, and counts those it got through."""
+    """Runs jobs one after another on an engine that this token kills, and counts those that finish."""
     engine = load(kind, folder, deadly)
     for count, each in enumerate(jobs, 1):
         Driver(engine).run([each])

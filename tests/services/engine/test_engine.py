@@ -50,7 +50,7 @@ def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [Driver(engine).run([job])[0].output for job in jobs]
 
 
-def test_seeded_tokens_do_not_depend_on_company_or_chunks(llama: Engine) -> None:
+def test_seeded_tokens_do_not_depend_on_batch_or_chunks(llama: Engine) -> None:
     expected = alone(llama, seeded_jobs())
     for seed in range(3):
         assert [job.output for job in Driver(llama, random.Random(seed)).run(seeded_jobs())] == expected
@@ -129,13 +129,13 @@ def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
 
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_undefined_values_stay_with_their_request(tmp_path: Path, fast_path: bool) -> None:
-    """One token's embedding is NaN: who has it fails alone, and its blocks harm no later owner."""
+    """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     settings = EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=16, threads=1)
     good = [[5, 6, 7], [8, 9, 10, 11, 12]]
     expected = alone(Engine.load(folder, settings), [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
     weights = load_file(folder / "model.safetensors")
-    assert "lm_head.weight" in weights  # were it tied to the embedding, every request would fail
+    assert "lm_head.weight" in weights  # if it were tied to the embedding, every request would fail
     weights["model.embed_tokens.weight"][40] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     engine = Engine.load(folder, settings)

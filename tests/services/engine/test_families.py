@@ -49,7 +49,7 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in FAST])
 def test_greedy_tokens_equal_generate(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
-    """In arrival order, then twice in random order, composition and chunks, over scattered blocks."""
+    """In arrival order, then twice in random order, batches and chunks, over scattered blocks."""
     folder = tiny_model(family)
     engine = Engine.load(
         folder, EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=200, threads=1)
@@ -84,7 +84,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
+def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
     folder = make_tiny_model(tmp_path, family, with_tokenizer=False, **changes)
     engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1))
@@ -104,7 +104,7 @@ def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
         ("opt", {}),
     ],
 )
-def test_what_the_lean_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
+def test_what_the_fast_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
     plain = AutoConfig.for_model(family, **TINY[family])
     assert (spec_of(plain) is None) == (family == "opt")
     assert spec_of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None

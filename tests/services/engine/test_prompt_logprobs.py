@@ -31,7 +31,7 @@ MOST = 5
 
 
 def make_jobs(vocab: int = 200, longest: int = 60) -> list[Job]:
-    """Some that ask for different numbers of likeliest tokens, and some that do not ask."""
+    """Jobs that ask for different numbers of likeliest tokens, and jobs that do not ask."""
     rng = random.Random(5)
     asked = [0, MOST, 2, None, 1, None, MOST]
     lengths = [1, 2, longest, 30, longest - 7, 9, 40]
@@ -46,7 +46,7 @@ def make_jobs(vocab: int = 200, longest: int = 60) -> list[Job]:
 
 
 def told(job: Job) -> PromptLogprobs | None:
-    """What came of the prompt, with the first output token and no other."""
+    """The prompt's log probabilities, which come with the first output token and no other."""
     if job.sampling.logprobs is None:
         assert job.logprobs == []
         return None
@@ -56,7 +56,7 @@ def told(job: Job) -> PromptLogprobs | None:
 
 
 def check(jobs: list[Job], folder: Path) -> None:
-    """Against log_softmax of a plain forward of each prompt alone."""
+    """Compare with log_softmax of a plain forward of each prompt alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for job in jobs:
         found, asked = told(job), job.sampling.prompt_logprobs
@@ -80,7 +80,7 @@ def check(jobs: list[Job], folder: Path) -> None:
 
 @pytest.mark.parametrize(("family", "fast_path"), [(f, True) for f in FAST] + [(f, False) for f in STOCK])
 def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
-    """Each alone, all together, and in random company and chunks."""
+    """Each alone, all together, and in random batches and chunks."""
     folder = tiny_model(family)
     engine = Engine.load(folder, replace(SETTINGS, fast_path=fast_path))
     assert engine.figures.numerics.endswith("native") == fast_path
@@ -93,7 +93,7 @@ def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_mo
 def test_the_size_of_a_piece_changes_nothing(
     fast_path: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no more logits are made at once than it says, whatever is asked for."""
+    """No more logits than `AT_ONCE` are computed at once."""
     engine = Engine.load(tiny_model("llama"), replace(SETTINGS, fast_path=fast_path))
     expected = Driver(engine, max_batch=9).run(make_jobs())
     most = 7 * engine.figures.vocab_size
@@ -121,7 +121,8 @@ def test_the_size_of_a_piece_changes_nothing(
     ("dtype", "weights"), [("float32", "dtype"), ("bfloat16", "dtype"), ("float32", "int8"), ("bfloat16", "int8")]
 )
 def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Path) -> None:
-    """In any company, chunks, blocks and threads; preempted; and those of the same tokens when they were generated."""
+    """In any batch, chunks, blocks and threads; preempted; and equal to those of the same tokens when they were
+    generated."""
     folder = make_tiny_model(tmp_path, "llama", 201, with_tokenizer=False, max_position_embeddings=280)
     settings = replace(SETTINGS, dtype=dtype, weights=weights)
     engine = Engine.load(folder, settings)
@@ -144,7 +145,7 @@ def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Pa
 
 
 def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
-    """Released at any moment, in the middle of a prompt too, and sent again with what was drawn."""
+    """Released at any moment, also within a prompt, and sent again with the drawn tokens."""
     jobs, driver = make_jobs(201, 250), Driver(engine, rng)
     while any(not job.done for job in jobs):
         driver.iterate([job for job in jobs if not job.done])
@@ -155,7 +156,7 @@ def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
 
 
 def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
-    """Its neighbour begins with its blocks; that changes nothing for the one that is scored."""
+    """A neighbour shares its first blocks, which changes nothing for the request that is scored."""
     prompt = list(range(5, 17))
     asking = SamplingParams(1, temperature=0.0, logprobs=0, prompt_logprobs=0)
     alone = Driver(llama).run([Job("a/0", prompt, asking)])[0].logprobs[0]

@@ -1,4 +1,4 @@
-"""The engine keeps its own books of blocks: two requests never share one, and what is released leaves none behind."""
+"""The engine checks the blocks of requests: none is given twice, and none is left when its request is released."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_released_block_can_be_placed_again_in_the_same_iteration() -> None:
     rows = RequestStates(block_size=4)
     rows.apply(start("a", [1, 2]))
     rows.apply(start("b", [2, 1], released=["a"]))
-    rows.apply(start("b", [1, 2], released=["b"]))  # set back by the scheduler: known, released and new
+    rows.apply(start("b", [1, 2], released=["b"]))  # reset by the scheduler: known, released and new
     assert (len(rows), rows["b"].blocks.tolist()) == (1, [1, 2])
 
 

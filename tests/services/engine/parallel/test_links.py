@@ -1,4 +1,4 @@
-"""Links as on GPUs, but for NCCL, in whose place is gloo: two ranks in threads of one process."""
+"""Links as on GPUs, with gloo in place of NCCL: two ranks in threads of one process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def link(store: TCPStore, threads: ThreadPoolExecutor) -> Callable[..., list[Lin
 
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_sums(batch_invariant: bool, link: Callable[..., list[Links]], threads: ThreadPoolExecutor) -> None:
-    """Of bfloat16 too, which are summed up in float32 where the order is that of ranks."""
+    """Also of bfloat16, which is summed in float32 if the order is that of ranks."""
     links = link(2, "e", batch_invariant)
     for dtype in (torch.float32, torch.bfloat16):
         parts = [torch.randn(3, 5, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(2)]
@@ -77,10 +77,10 @@ def test_from_stage_to_stage(link: Callable[..., list[Links]], threads: ThreadPo
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_who_waits_gets_an_error_when_the_other_leaves(
+def test_a_waiting_rank_gets_an_error_when_the_other_leaves(
     tp: int, link: Callable[..., list[Links]], threads: ThreadPoolExecutor
 ) -> None:
-    """Also on being asked whether what it has is whole; the next epoch's are not disturbed."""
+    """`check` raises too; the links of the next epoch are not disturbed."""
     leaving, waiting = link(tp, "e")
     x = torch.ones(2, 3)
     wait = threads.submit(waiting.all_gather if tp == 2 else waiting.receive, x)
@@ -94,10 +94,10 @@ def test_who_waits_gets_an_error_when_the_other_leaves(
     end(link(tp, "f"))
 
 
-def test_an_engine_asks_whether_its_tokens_are_whole(
+def test_an_engine_checks_its_links_before_it_keeps_tokens(
     link: Callable[..., list[Links]], threads: ThreadPoolExecutor, tiny_model: Callable[[str], Path]
 ) -> None:
-    """A kernel that was aborted raises nothing and leaves whatever was in memory."""
+    """An aborted kernel raises nothing, and its output is undefined."""
     settings = EngineSettings("cpu", "float32", block_size=4, kv_blocks=8, threads=1, tp=2)
     engines = [Engine.load(tiny_model("llama"), settings, rank) for rank in range(2)]
     links = link(2, "e")
@@ -107,7 +107,7 @@ def test_an_engine_asks_whether_its_tokens_are_whole(
         engine.reset("e")
     whole, _ = threads.map(Engine.run, engines, [first, first])
     assert list(whole.tokens) == list(first.scheduled)
-    links[0]._over = True  # as the watch says before it aborts
+    links[0]._over = True  # as the watch sets it before it aborts
     for engine in engines:
         engine.reset("e")
     running = [threads.submit(engine.run, first) for engine in engines]

@@ -58,7 +58,7 @@ def alone(folder: Path) -> Engine:
 
 
 def test_tokens_are_those_of_one_process(ranks: RankProcesses, folder: Path, alone: Engine) -> None:
-    """In arrival order, then in random order, composition and chunks, over scattered blocks; greedy and drawn."""
+    """In arrival order, then in random order, batches and chunks, over scattered blocks; greedy and drawn."""
     greedy = generate(folder, make_jobs(random.Random(7)))
     drawn = [job.output for job in Driver(alone).run(seeded_jobs())]
     for rng in (None, random.Random(1)):
@@ -101,12 +101,12 @@ def test_nothing_need_divide(variant: str, tmp_path: Path) -> None:
 
 
 def test_uneven_ranks_of_one_machine_have_the_blocks_of_one_process(tmp_path: Path) -> None:
-    """One of two has one KV head of three, so it needs a third of the memory for as many."""
+    """One of two ranks has one KV head of three, so its blocks need a third of the memory."""
     folder = make_tiny_model(tmp_path, "llama", 203, with_tokenizer=False, **THREE, intermediate_size=129)
     two = replace(settings(2, 1), kv_blocks=0, kv_memory_fraction=0.001)
     engines = [Engine.load(folder, two, 0), Engine.load(folder, two, 1), Engine.load(folder, replace(two, tp=1))]
     counts = [engine.figures.num_blocks for engine in engines]
-    assert max(counts) <= 1.3 * min(counts)  # what is free changes meanwhile
+    assert max(counts) <= 1.3 * min(counts)  # the free memory changes meanwhile
 
 
 def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_default_model_runs_on_two_ranks(default_model: Path) -> None:
 
 
 def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
-    """Other numbers than those of one process, but as good ones, and the same every time."""
+    """Numbers differ from those of one process, but are as good, and the same every time."""
     ids = text_ids(default_model)[:400]
     exact = perplexity(Engine.load(default_model, settings(1, 1)), ids)
     assert exact is not None
@@ -133,7 +133,7 @@ def test_eight_bits_have_a_scale_for_each_shard(default_model: Path) -> None:
 
 
 def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
-    """Who has a token whose embedding is NaN fails alone, and its blocks harm no later owner, on any rank."""
+    """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request, on any rank."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     good = [[5, 6, 7], [8, 9, 10, 11, 12], [5] * 200]
     sampling = SamplingParams(max_new_tokens=12, temperature=0.0)
@@ -142,7 +142,9 @@ def test_undefined_values_stay_with_their_request(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][40] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    asking = replace(sampling, logprobs=0, prompt_logprobs=0)  # what is not finite is then seen before a token is drawn
+    asking = replace(
+        sampling, logprobs=0, prompt_logprobs=0
+    )  # then a value that is not finite is seen before a token is drawn
     bad = [Job(f"b{i}/0", [3, 40, 4, 4, 4][: i + 2], asking if i % 2 else sampling) for i in range(4)]
     with RankProcesses(folder, replace(settings(2, 2), kv_blocks=54)) as ranks:
         driver = Driver(ranks, random.Random(1), max_batch=3)
@@ -178,13 +180,13 @@ def test_each_stage_has_an_iteration_of_its_own(ranks: RankProcesses, alone: Eng
 
 
 def test_a_new_owner_is_not_disturbed_by_what_the_last_one_left(ranks: RankProcesses, folder: Path) -> None:
-    """It died when it had told one rank of an iteration and not the others."""
+    """The last owner died after it sent an iteration to one rank and not to the others."""
     jobs = make_jobs(random.Random(9), count=3)
     Driver(ranks)
     job = Job("left/0", [5, 6, 7], jobs[0].sampling)
     new = NewRequest(job.id, job.prompt, len(job.prompt), job.sampling)
     iteration = Iteration("e", 1, {job.id: len(job.prompt)}, [new], {job.id: [0]})
-    told = ranks.layout.sampler  # of a stage that waits for the one before, or for the rank beside
+    told = ranks.layout.sampler  # it waits for the stage before, or for a rank of its stage
     ranks.one(told, "run", iteration)
     for rank in range(ranks.layout.size):
         ranks.one(rank, "link", "f")
@@ -204,6 +206,6 @@ def test_what_cannot_be_split_is_refused(tp: int, pp: int, named: str, tiny_mode
         Engine.load(tiny_model("llama"), settings(tp, pp))
 
 
-def test_ranks_are_for_the_lean_path(tiny_model: Callable[[str], Path]) -> None:
+def test_ranks_are_for_the_fast_path(tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(SettingsError, match="tp=2, pp=1: ranks are served on the fast path only, which opt0 is"):
         Engine.load(tiny_model("opt"), settings(2, 1))

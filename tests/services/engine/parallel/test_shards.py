@@ -1,4 +1,4 @@
-"""However many shards there are, together they have every number of a layer, each once."""
+"""Any number of shards have every number of a layer together, each once."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeight
 
 
 def joined(parts: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:
-    """Products one below the other in each part, as they are one below the other in the whole."""
+    """Products stacked in each part, restacked as in the whole."""
     cut = [part.split(size) for part, size in zip(parts, sizes, strict=True)]
     return torch.cat([torch.cat(same) for same in zip(*cut, strict=True)])
 
 
 def write(spec: DecoderSpec, folder: Path) -> Path:
-    """A checkpoint of one layer, in which no number comes twice."""
+    """A checkpoint of one layer in which all numbers differ."""
     dim = spec.head_dim
     sizes = {"vocab": spec.vocab, "hidden": spec.hidden, "inner": spec.intermediate, "all three": 3 * spec.hidden}
     sizes |= {"queries": spec.heads * dim, "keys": spec.kv_heads * dim}

@@ -1,4 +1,4 @@
-"""What NCCL does not tell: a rank that leaves."""
+"""A rank that leaves, which NCCL does not report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def meeting(store: TCPStore) -> str:
 
 
 class Rank:
-    """`ended` once its watch has ended what it waits for, `times` so often."""
+    """`ended` is set once the watch has ended its waits, `times` counts how often."""
 
     def __init__(self, meeting: str, epoch: str = "e") -> None:
         self.ended, self.times = threading.Event(), 0
@@ -48,7 +48,7 @@ def test_the_first_that_leaves_ends_what_the_others_wait_for(meeting: str) -> No
     next_epoch.watch.leave()
 
 
-def test_one_that_comes_late_hears_it_too(meeting: str) -> None:
+def test_a_rank_that_comes_late_is_told_too(meeting: str) -> None:
     Rank(meeting).watch.leave()
     assert Rank(meeting).ended.wait(PATIENCE)
 

@@ -1,4 +1,4 @@
-"""The adjustments of a request grow with it, and say what a look at all of its tokens would."""
+"""The adjustments of a request grow with it, and equal those that all of its tokens would give."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ EOS = frozenset({9})
 
 
 def noted(adjustments: Adjustments, column: int) -> dict[int, float]:
-    """What a column says, by id."""
+    """A column by token."""
     values = zip(adjustments.ids.tolist(), adjustments.columns[column].tolist(), strict=True)
     return {id: value for id, value in values if value}
 
 
 def test_tokens_are_noted_as_they_come() -> None:
-    """In whatever steps they come, the prompt for the repetition penalty alone; more ids than a table begins with."""
+    """In any steps; the prompt counts for the repetition penalty only; there are more ids than a table begins with."""
     prompt, output = list(range(100, 140)), [3, 100, 3, 7, 3, 139, *range(200, 230)]
     s = SamplingParams(50, repetition_penalty=1.1, frequency_penalty=0.2)
     adjustments = Adjustments(s, EOS, 1000)

@@ -47,7 +47,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize("vocab", [50, 29 * 53, 2048, 4096])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 6.0])
 def test_it_is_what_the_definition_keeps(kept: ctypes.CDLL, vocab: int, spread: float) -> None:
-    """Also where what is kept lies deeper than where it is sought first."""
+    """Also if some kept tokens are below the scores that are searched first."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     logits[vocab // 3] += spread
     logits[::7] = logits[::7].round()

@@ -21,14 +21,14 @@ GREEDY = SamplingParams(16, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def plain(llama: Engine) -> list[Job]:
-    """Jobs and what they say where they may say everything."""
+    """Jobs and their outputs without limits."""
     rng = random.Random(4)
     prompts = [[*(rng.randrange(2, LAST) for _ in range(rng.randint(1, 30))), LAST] for _ in range(6)]
     return Driver(llama).run([Job(f"{i}/0", prompt, GREEDY) for i, prompt in enumerate(prompts)])
 
 
 def words_in(output: list[int]) -> tuple[tuple[int, ...], ...]:
-    """A token, a pair and three tokens that were said, and what nobody says."""
+    """A token, a pair and three tokens of the outputs, and words that no output has."""
     told = [token for token in output if token != LAST]
     return ((told[-1],), (told[3], told[4]), (told[6], told[7], told[8]), (told[0], 1, 1))
 

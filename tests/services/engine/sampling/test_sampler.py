@@ -1,4 +1,4 @@
-"""One token for each request by its own settings, whoever else is in the batch."""
+"""One token for each request by its own settings, in any batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLER = Sampler(frozenset({EOS}), VOCAB)
 
 @pytest.fixture(autouse=True, params=["alone", "compiled", "batched"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with all ways to choose: those of a CPU, and that of an accelerator, here on a CPU."""
+    """Each test runs with all samplers: those of a CPU, and the batched one, here on a CPU."""
     alone = cpu_sampler.sample
     if request.param == "compiled":
         monkeypatch.setattr(cpu_sampler, "sample", lambda logits, rows, _: alone(logits, rows, compiled_search()))
@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def row(id: str = "r", prompt: int = 3, output: tuple[int, ...] = (), **fields: Any) -> RequestState:
-    """A request whose prompt is 1, 2, 3, ...; greedy unless told otherwise."""
+    """A request whose prompt is 1, 2, 3, ...; greedy by default."""
     sampling = SamplingParams(**{"max_new_tokens": 100, "temperature": 0.0, **fields})
     return RequestState(id, [*range(1, prompt + 1), *output], prompt, sampling)
 

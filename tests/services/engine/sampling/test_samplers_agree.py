@@ -129,8 +129,8 @@ def test_parts_of_a_batch_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
     assert batched_sampler.sample(logits, mixed(40, 3000)) == whole
 
 
-def test_the_batched_way_waits_for_nothing_before_its_result() -> None:
-    """A fake tensor has no values: whoever asks for one, where a device would have to be waited for, is refused."""
+def test_the_batched_sampler_waits_for_nothing_before_its_result() -> None:
+    """A fake tensor has no values: an operation that would wait for a device to read one raises."""
     rows = mixed(16, 3000)
     batch = batched_sampler.Batch.of(rows, 3000)
     sent = batch.send(3000, torch.device("cpu"))

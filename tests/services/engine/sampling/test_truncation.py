@@ -69,7 +69,7 @@ def test_kept_tokens_are_those_of_the_formulas(together: bool) -> None:
 
 @pytest.mark.parametrize("deep", [0.5, 100.0], ids=["all-of-them", "near-ones"])
 def test_candidates_are_those_of_the_formulas(deep: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not the nucleus is among the scores where it is sought first."""
+    """Whether or not the nucleus is among the scores that are searched first."""
     monkeypatch.setattr(candidates, "NUCLEUS", np.float32(deep))
     scores, expected = drawn_scores()
     for row, s, ids in zip(scores, CASES, expected, strict=True):

@@ -1,4 +1,4 @@
-"""A trial whose process meets with what the first argument's name says, as kernels might do to it."""
+"""A trial whose process fails in the way that the first argument names, as kernels might make it fail."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A fast path that this kind of device and build has not run before shows first that it computes what it should."""
+"""The fast path serves on a new kind of device or build only after a trial."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def another_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_weight(patch: pytest.MonkeyPatch) -> None:
-    """Of each product one input of an output is taken for zero."""
+    """One input of an output of each product counts as zero."""
     matrix = Packer.matrix
 
     def wrong(self, linear, gated=False):
@@ -66,7 +66,7 @@ def one_weight(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_block(patch: pytest.MonkeyPatch) -> None:
-    """The second block of a request is looked for in another place."""
+    """The second block of a request is looked up in another place."""
     forward = CpuDecoder.forward
 
     def wrong(self, batch):
@@ -135,7 +135,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 def keep(cache: Path, folder: Path, settings: EngineSettings, said: str) -> Path:
-    """What an earlier start kept for this model."""
+    """The file of an earlier start for this model."""
     spec = loading.fast_path_spec(folder, settings)
     assert spec
     file = verdict._place(folder, settings, spec, torch.device("cpu"))
@@ -165,7 +165,7 @@ def test_ranks_have_nothing_else_and_refuse(tiny_model: Callable[[str], Path], c
 
 
 def test_a_trial_is_made_once(tiny_model: Callable[[str], Path], cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By the real process; also where what is kept was cut off."""
+    """In the real process; also if the kept verdict is torn."""
     caplog.set_level(logging.INFO)
     folder, settings = tiny_model("llama"), replace(SETTINGS, cache_dir=cache)
     file = keep(cache, folder, settings, '{"fau')
@@ -198,7 +198,7 @@ def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cac
     [
         ("segv", "its trial was ended by SIGSEGV", True),
         ("ill", "its trial was ended by SIGILL", True),
-        ("killed", "its trial was ended by SIGKILL", False),  # for memory, or by somebody
+        ("killed", "its trial was ended by SIGKILL", False),  # by the kernel, for memory, or by a user
         ("silent", "its trial ended with status 1: no word of it", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""The warm-up leaves no trace, and tells how long an iteration may take."""
+"""The warm-up leaves no trace, and measures how long an iteration may take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.requests import SamplingParams
 FLOAT32 = EngineSettings(device="cpu", dtype="float32", block_size=4, kv_blocks=256, threads=1)
 
 
-def test_an_engine_is_measured_and_knows_nobody_afterwards(llama: Engine) -> None:
+def test_an_engine_is_measured_and_knows_no_request_afterwards(llama: Engine) -> None:
     warmth = WarmUp(llama, llama.figures.block_size)("e")
     assert warmth.seconds > 0
     assert len(llama._requests) == 0
@@ -34,7 +34,7 @@ def test_an_engine_is_measured_and_knows_nobody_afterwards(llama: Engine) -> Non
     assert Driver(llama).run([job])[0].failed is None
 
 
-def test_it_draws_so_that_nobody_waits_until_that_is_compiled() -> None:
+def test_it_draws_so_that_the_sampler_is_compiled() -> None:
     sampling = iteration("e", 16).new[0].sampling
     assert sampling.temperature > 0
     assert sampling.top_k
@@ -67,7 +67,7 @@ def test_the_next_owner_of_a_warm_engine_waits_for_one_iteration() -> None:
     assert Counting.epochs == ["1:a", "1:a", "2:b", "3:c"]
 
 
-def test_its_bits_are_those_of_the_model_whatever_runs_it(tiny_model: Callable[[str], Path], llama: Engine) -> None:
+def test_its_bits_are_those_of_the_model_on_any_engine(tiny_model: Callable[[str], Path], llama: Engine) -> None:
     other = Engine.load(tiny_model("llama"), replace(FLOAT32, block_size=16, kv_blocks=8, threads=2))
     bits = {WarmUp(engine, engine.figures.block_size)("e").bits for engine in (llama, other, other)}
     assert len(bits) == 1

@@ -1,4 +1,4 @@
-"""bfloat16 on a CPU: near float32's log probabilities, whatever the processor has for it, however blocks are cut."""
+"""bfloat16 on a CPU is near float32's log probabilities, on any processor and with any block size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exact(folder: Path) -> list[dict[int, float]]:
 
 @pytest.fixture(scope="module")
 def stock(folder: Path, exact: list[dict[int, float]]) -> float:
-    """How far off transformers' own layers are in bfloat16."""
+    """The error of transformers' own layers in bfloat16."""
     return deviation(logprobs(Engine.load(folder, replace(SETTINGS, dtype="bfloat16", fast_path=False))), exact)
 
 

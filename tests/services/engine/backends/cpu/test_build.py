@@ -32,7 +32,7 @@ def test_without_a_compiler_the_stock_path_runs(
 
 
 def compile_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that does what the script does."""
+    """Use a compiler that runs the script."""
     compiler = folder / "broken"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
@@ -40,7 +40,7 @@ def compile_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(build, "COMPILER", "broken")
 
 
-def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compilers_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_by('[ "$1" = --version ] || { echo "no such flag" >&2; exit 1; }', tmp_path, monkeypatch)
     told: list[str] = []
     with pytest.raises(NoKernels, match="no such flag"):

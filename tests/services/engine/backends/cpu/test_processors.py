@@ -1,4 +1,4 @@
-"""The kernels as compiled for lesser processors than this one."""
+"""The kernels compiled for older processors than this one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_tokens_are_right_on(
 
 @pytest.mark.chaos
 @pytest.mark.skipif("avx512_bf16" not in build._features(), reason="no AVX512_BF16")
-def test_bits_do_not_depend_on_company_with_vectors_of_pairs(
+def test_bits_do_not_depend_on_the_batch_with_vectors_of_pairs(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on processors that have AVX512_BF16 but no AMX."""

@@ -32,13 +32,13 @@ def make_jobs(**sampling: object) -> list[Job]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
-    """In random order, composition and chunks, over scattered blocks."""
+    """In random order, batches and chunks, over scattered blocks."""
     jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
     assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
 
 
 def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
-    """As log probabilities, alone and in company, in chunks, with blocks of another size."""
+    """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
     engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
     alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
     other = make_engine(tiny_model("llama"), 8, batch_invariant=True)

@@ -52,13 +52,13 @@ def test_embedding() -> None:
         for rows, places in ((slice(0, 1), slice(0, 3)), (slice(1, 4), slice(3, 6)))
     ]
     assert torch.equal(shards[0] + shards[1], whole)
-    assert torch.equal(shards[0][0], learned[0])  # the token is the other's, the position is its own
+    assert torch.equal(shards[0][0], learned[0])  # the other shard has the token, this one the position
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])
 def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of flat and of sharp distributions, with equal scores, with impossible tokens, with few that are possible, where
-    top_k may be more; the last block is not whole."""
+    """From flat and sharp distributions, with equal scores, with impossible tokens, with fewer possible tokens than
+    top_k; the last block is not full."""
     monkeypatch.setattr(drawing, "BLOCK", 128)
     kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
     rows, vocab = [], 200
@@ -80,7 +80,7 @@ def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_cannot_be_drawn_from_gives_some_token() -> None:
-    """It is asked for its log probability before anyone sees that it is none."""
+    """The token's log probability is read before the sampler knows that it is invalid."""
     logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan)])
     one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
     tokens = draw(logits, logits.amax(1), DeviceTruncation(one, -one, zero + 3, one.double() / 2), zero)
@@ -165,7 +165,7 @@ class Scene:
         self.cache = KVCache([LayerShape(kv_heads, dim, dim)], len(blocks), block_size, torch.float32, CPU)
         self.cache.keys[0].normal_()
         self.cache.values[0].normal_()
-        self.cache.values[0][-1] = torch.nan  # the padding block is nobody's
+        self.cache.values[0][-1] = torch.nan  # the padding block belongs to no request
         self.rows = []
         for context, count in lengths:
             row = RequestState("r", [1] * (context + count), 1, SamplingParams(1), context)
@@ -218,13 +218,13 @@ def test_attention_is_the_plain_one(heads: int, kv_heads: int, dim: int, block_s
 
 
 def test_bits_of_attention_depend_on_the_request_alone() -> None:
-    """Alone, in company, with its splits parted or not, in chunks, one token at a time."""
+    """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time."""
     scene = Scene(LENGTHS, 4, 2, 16, 4)
-    everybody = list(range(len(LENGTHS)))
-    together = scene.attend(everybody, TILES, programs=32, partial_rows=256)
-    again = scene.attend(everybody[::-1], TILES, programs=8, partial_rows=0)
+    everyone = list(range(len(LENGTHS)))
+    together = scene.attend(everyone, TILES, programs=32, partial_rows=256)
+    again = scene.attend(everyone[::-1], TILES, programs=8, partial_rows=0)
     assert all(torch.equal(a, b) for a, b in zip(together, again[::-1], strict=True))
-    for i in everybody:
+    for i in everyone:
         assert torch.equal(scene.attend([i], TILES, programs=8, partial_rows=256)[0], together[i])
     row, count = scene.rows[1]
     for step in (2, 7):
@@ -237,7 +237,7 @@ def test_bits_of_attention_depend_on_the_request_alone() -> None:
         assert torch.equal(torch.cat(pieces), together[1])
 
 
-def test_what_lies_behind_a_request_reaches_nobody() -> None:
+def test_what_lies_behind_a_request_is_not_read() -> None:
     scene = Scene([(5, 1)], 4, 2, 16, 4)
     expected = scene.plain(0)
     last = scene.rows[0][0].blocks[-1]

@@ -1,4 +1,4 @@
-"""Ranks of the CUDA path in Triton's interpreter, with gloo where a GPU has NCCL. Run by test_interpreted.py."""
+"""Ranks of the CUDA backend in Triton's interpreter, with gloo where a GPU has NCCL. Run by test_interpreted.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = [(family, tp, pp) for tp, pp in LAYOUTS for family in MODELS]
     ("family", "tp", "pp"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.chaos) for case in CASES[1:])]
 )
 def test_tokens_are_those_of_one_process(family: str, tp: int, pp: int, tmp_path: Path) -> None:
-    """Of the same path."""
+    """One process of the same backend."""
     folder = make_tiny_model(tmp_path, family, 67, with_tokenizer=False, **MODELS[family])
     expected = Driver(make_engine(folder, 8, batch_invariant=True)).run(make_jobs())
     settings = EngineSettings("cpu", "float32", batch_invariant=True, block_size=8, tp=tp, pp=pp)

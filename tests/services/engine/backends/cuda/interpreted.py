@@ -1,4 +1,4 @@
-"""Engines of the CUDA path on the CPU, whole and as ranks, where Triton's interpreter is on."""
+"""Engines of the CUDA backend on the CPU, whole and as ranks, in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made to run here. Imported before any kernel runs, where it is on."""
+"""A patch that lets Triton's interpreter run here. Imported before any kernel runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     patch_tensor = interpreter._patch_lang_tensor
 
     def index_of_one_number(tensor: Any, scope: Any) -> None:
-        """Loops from one loaded number to another: numpy 2.4 makes no int of the array of one that Triton 3.6 has."""
+        """Loops over loaded numbers need it: numpy 2.4 does not convert Triton 3.6's arrays of one number to int."""
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

@@ -16,7 +16,7 @@ CHECKS = [Path(__file__).with_name(f"check_{what}.py") for what in ("kernels", "
 
 @pytest.mark.parametrize("marked", ["not chaos", pytest.param("chaos", marks=pytest.mark.chaos)])
 def test_interpreted(marked: str) -> None:
-    """All checks that are marked so pass."""
+    """All checks with this mark pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, *CHECKS]
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     outcome = subprocess.run(command, env=env, capture_output=True, text=True)

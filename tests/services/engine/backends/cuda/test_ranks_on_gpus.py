@@ -49,7 +49,7 @@ def test_tokens_are_those_of_generate(
 
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
 def test_bits_depend_on_the_request_alone(tp: int, pp: int, tiny_model: Callable[[str], Path]) -> None:
-    """As log probabilities in bfloat16, alone and in company."""
+    """Compares log probabilities in bfloat16, alone and in a batch."""
     settings = replace(SETTINGS, dtype="bfloat16", tp=tp, pp=pp, batch_invariant=True)
     alone, together = ([asking(job) for job in make_jobs(random.Random(7))] for _ in range(2))
     with RankProcesses(tiny_model("llama"), settings) as ranks:
@@ -65,7 +65,7 @@ def asking(job: Job) -> Job:
 
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
 def test_a_new_owner_frees_a_device_that_waits(tp: int, pp: int, tiny_model: Callable[[str], Path]) -> None:
-    """The last one died when it had told one rank of an iteration and not the others."""
+    """The last owner died after it sent an iteration to one rank and not to the others."""
     folder = tiny_model("llama")
     with RankProcesses(folder, replace(SETTINGS, tp=tp, pp=pp)) as ranks:
         for epoch in ("f", "g"):
