@@ -33,9 +33,9 @@ class Pass(Protocol):
         """
         ...
 
-    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
         """[tokens, this rank's part of the vocabulary], float32, after these tokens, which are flat indices among the
-        batch's `wanted`; valid until the next call. `change` is what `run` returned."""
+        batch's `wanted`; None: its `ends`. Valid until the next call. `change` is what `run` returned."""
         ...
 
 
@@ -101,7 +101,7 @@ class RankDecoder(ABC):
             return None
         if batch.scored_requests:
             self._last = passing, x, change
-        return self._gather(passing.logits(x, change, batch.ends))
+        return self._gather(passing.logits(x, change, None))
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
         """See Decoder. Each rank of the last stage has a part of the logits, so all ranks must ask for the same

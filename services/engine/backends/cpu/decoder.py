@@ -146,9 +146,9 @@ class CpuPass:
             x += all_reduce(partial)
         return None
 
-    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
         """See Pass."""
-        return self._decoder.logits(self._struct, x, tokens)
+        return self._decoder.logits(self._struct, x, self._batch.ends if tokens is None else tokens)
 
 
 def as_struct(batch: FlatBatch) -> Batch:

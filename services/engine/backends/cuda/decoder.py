@@ -61,7 +61,7 @@ class CudaDecoder(RankDecoder):
 
 
 class CudaPass:
-    """See Pass. Nothing waits for the device."""
+    """See Pass."""
 
     def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Tiles) -> None:
         self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
@@ -74,6 +74,7 @@ class CudaPass:
         """See Pass."""
         return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
 
-    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers) -> torch.Tensor:
-        """See Pass."""
-        return self._kernels.logits(torch.from_numpy(tokens).to(x.device), x, change)
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
+        """See Pass. The host waits only if `tokens` are given."""
+        rows = self._inputs.ends if tokens is None else torch.from_numpy(tokens).to(x.device)
+        return self._kernels.logits(rows, x, change)
