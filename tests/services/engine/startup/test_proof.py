@@ -48,10 +48,10 @@ def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_
 
 def another_position(patch: pytest.MonkeyPatch) -> None:
     """Rotations of the position before."""
-    from services.engine.backends.cpu import layers
+    from services.engine.backends.cpu import decoder
 
-    table = layers.rotary_table
-    patch.setattr(layers, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])
+    table = decoder.rotary_table
+    patch.setattr(decoder, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])
 
 
 def one_weight(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def keep(cache: Path, folder: Path, settings: EngineSettings, said: str) -> Path
     """The file of an earlier start for this model."""
     spec = loading.fast_path_spec(folder, settings)
     assert spec
-    file = verdict._place(folder, settings, spec, torch.device("cpu"))
+    file = verdict._file(folder, settings, spec, torch.device("cpu"))
     assert file.parent == cache / "kernels"
     file.write_text(said)
     return file
