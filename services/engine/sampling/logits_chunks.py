@@ -28,7 +28,8 @@ def chunk_size(vocab_size: int) -> int:
 
 def chunk_maxima(logits: torch.Tensor) -> torch.Tensor:
     """[requests, chunks] of `logits` [requests, vocab]; NaN where a chunk has one."""
-    return logits.unflatten(-1, (-1, chunk_size(logits.shape[-1]))).amax(dim=-1)
+    chunks: torch.Tensor = logits.unflatten(-1, (-1, chunk_size(logits.shape[-1])))
+    return chunks.amax(dim=-1)
 
 
 def kth_largest(numbers: Floats, k: int) -> np.float32:
