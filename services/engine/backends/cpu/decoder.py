@@ -75,6 +75,7 @@ class CpuDecoder(RankDecoder):
         )
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self._kept = packer.kept
+        self.halves = 2 * part.layers  # of layers, see `run_halves`
         self._embedding = weights.embedding() if layout.is_first else None
         self._positions = weights.positions() if layout.is_first and not part.rotary else None
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
@@ -137,7 +138,7 @@ class CpuPass:
 
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> None:
         """See Pass."""
-        decoder, halves = self._decoder, 2 * len(self._decoder.layers)
+        decoder, halves = self._decoder, self._decoder.halves
         if all_reduce is None:
             return decoder.run_halves(self._struct, 0, halves, x)
         partial = torch.empty_like(x)
