@@ -19,7 +19,7 @@ from services.engine.parallel.links import Links
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # Links.all_reduce
 
 
-class Pass(Protocol):
+class ForwardPass(Protocol):
     """One batch on its way through a rank's layers. x is the residual stream [tokens, hidden], float32."""
 
     def embed(self) -> torch.Tensor:
@@ -56,14 +56,14 @@ class RankDecoder(ABC):
         self.links: Links | None = None  # to the other ranks, if there are any; see Engine.link
         self._spec, self._part, self._layout, self._device = spec, layout.part_of(spec), layout, device
         # x and what is to be added to it after the last batch, where there is the vocabulary and prompts are scored
-        self._last: tuple[Pass, torch.Tensor, torch.Tensor | None] | None = None
+        self._last: tuple[ForwardPass, torch.Tensor, torch.Tensor | None] | None = None
 
     @abstractmethod
     def bind(self, cache: KVCache) -> None:
         """See Decoder."""
 
     @abstractmethod
-    def begin(self, batch: FlatBatch) -> Pass: ...
+    def begin(self, batch: FlatBatch) -> ForwardPass: ...
 
     @property
     def path(self) -> str:
@@ -85,23 +85,23 @@ class RankDecoder(ABC):
         layout, links = self._layout, self.links
         assert layout.size == 1 or links, "not linked to the other ranks"
         self._last = None
-        passing = self.begin(batch)
+        forward_pass = self.begin(batch)
         if layout.is_first:
-            x = passing.embed()
+            x = forward_pass.embed()
             if links:
                 x = links.all_reduce(x)
         else:
             assert links
             x = torch.empty(len(batch.input_ids), self._spec.hidden, device=self._device)
             links.receive(x)
-        change = passing.run(x, links.all_reduce if links and layout.tp > 1 else None)
+        change = forward_pass.run(x, links.all_reduce if links and layout.tp > 1 else None)
         if not layout.is_last:
             assert links
             links.send(x if change is None else x.add_(change))
             return None
         if batch.scored_requests:
-            self._last = passing, x, change
-        return self._gather(passing.logits(x, change, None))
+            self._last = forward_pass, x, change
+        return self._gather(forward_pass.logits(x, change, None))
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
         """See Decoder. Each rank of the last stage has a part of the logits, so all ranks must ask for the same
@@ -109,8 +109,8 @@ class RankDecoder(ABC):
         if not self._layout.is_last:
             return None
         assert self._last is not None, "the last batch scored nothing"
-        passing, x, change = self._last
-        return self._gather(passing.logits(x, change, tokens))
+        forward_pass, x, change = self._last
+        return self._gather(forward_pass.logits(x, change, tokens))
 
     def _gather(self, logits: torch.Tensor) -> torch.Tensor | None:
         """On the rank that samples, the ranks' parts [tokens, part of vocab] as one tensor; None on the others. Parts

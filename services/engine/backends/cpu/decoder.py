@@ -89,8 +89,8 @@ class CpuDecoder(RankDecoder):
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
 
-    def begin(self, batch: FlatBatch) -> CpuPass:
-        return CpuPass(self, batch)
+    def begin(self, batch: FlatBatch) -> CpuForwardPass:
+        return CpuForwardPass(self, batch)
 
     def seconds(self) -> dict[str, float]:
         """How long the layers took so far, by phase."""
@@ -99,7 +99,7 @@ class CpuDecoder(RankDecoder):
         return dict(zip(PHASES, times, strict=True))
 
     def embed(self, batch: FlatBatch) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         assert self._embedding is not None, "the first stage embeds"
         size = len(batch.input_ids), self._part.hidden
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
@@ -119,25 +119,25 @@ class CpuDecoder(RankDecoder):
         self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
 
     def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         logits = self._logits(len(tokens), self._model.vocabulary.outputs)
         model, at = ctypes.byref(self._model), ctypes.c_void_p(_address(tokens))
         self._library.orca_logits(model, ctypes.byref(batch), at, len(tokens), _pointer(x), _pointer(logits))
         return logits
 
 
-class CpuPass:
-    """See Pass."""
+class CpuForwardPass:
+    """See ForwardPass."""
 
     def __init__(self, decoder: CpuDecoder, batch: FlatBatch) -> None:
         self._decoder, self._batch, self._struct = decoder, batch, as_struct(batch)
 
     def embed(self) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         return self._decoder.embed(self._batch)
 
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> None:
-        """See Pass."""
+        """See ForwardPass."""
         decoder, halves = self._decoder, self._decoder.halves
         if all_reduce is None:
             return decoder.run_halves(self._struct, 0, halves, x)
@@ -148,7 +148,7 @@ class CpuPass:
         return None
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         return self._decoder.logits(self._struct, x, self._batch.ends if tokens is None else tokens)
 
 

@@ -49,9 +49,9 @@ class CudaDecoder(RankDecoder):
             return self.graphs(batch, items)
         return super().forward(batch)
 
-    def begin(self, batch: FlatBatch) -> CudaPass:
+    def begin(self, batch: FlatBatch) -> CudaForwardPass:
         items, tiles = self.plan(batch)
-        return CudaPass(self.kernels, send(batch, items, self._device), tiles)
+        return CudaForwardPass(self.kernels, send(batch, items, self._device), tiles)
 
     def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
         """A whole iteration of increments, for a graph."""
@@ -60,21 +60,21 @@ class CudaDecoder(RankDecoder):
         self.kernels.logits(inputs.ends, x, change, logits)
 
 
-class CudaPass:
-    """See Pass."""
+class CudaForwardPass:
+    """See ForwardPass."""
 
     def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Tiles) -> None:
         self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
 
     def embed(self) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         return self._kernels.embed(self._inputs)
 
     def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
-        """See Pass."""
+        """See ForwardPass."""
         return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
 
     def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
-        """See Pass. The host waits only if `tokens` are given."""
+        """See ForwardPass. The host waits only if `tokens` are given."""
         rows = self._inputs.ends if tokens is None else torch.from_numpy(tokens).to(x.device)
         return self._kernels.logits(rows, x, change)
