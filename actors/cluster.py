@@ -27,8 +27,8 @@ def start(settings: Settings, folder: Path) -> None:
     cannot be split over ranks as asked for."""
     size = layout_of(settings).size
     if size > 1:
-        from services.engine.loading import check_ranks  # torch: seconds
-        from services.engine.proof.verdict import proven
+        from services.engine.startup.loading import check_ranks  # torch: seconds
+        from services.engine.startup.proof.verdict import proven
 
         model = resolve(settings.model, settings.cache_dir, log.info)
         check_ranks(model, proven(model, engine_settings(settings)))

@@ -25,7 +25,7 @@ from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
-from services.engine.warm_up import WarmUp
+from services.engine.startup.warm_up import WarmUp
 from services.errors import OtherWeights, StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
@@ -71,6 +71,7 @@ SOURCES = (
     "services/engine",
     "services/models",
     "services/background.py",
+    "services/child_environment.py",
     "services/errors.py",
     "services/messages.py",
     "services/refusals.py",
@@ -156,11 +157,11 @@ class EngineActor:
         self._links: Any = None
         self._silence = 0  # seconds
         if not self._null:
-            from services.engine.preload import preload  # torch: seconds, and a null engine has no use for it
+            from services.engine.startup.preload import preload  # torch: seconds, and a null engine has no use for it
 
             self._settings = preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
-            from services.engine.parallel.meeting import open_meeting
+            from services.engine.parallel.process_groups import open_meeting
 
             self._meeting = open_meeting(self._node)
         start_thread(self._end_when_orphaned, "orphan-watch")
@@ -257,8 +258,8 @@ class EngineActor:
 
     def _link(self, epoch: str, meeting: str) -> None:
         """Leave what other ranks there were, and find those of this epoch."""
-        from services.engine import placement
         from services.engine.parallel.links import Links
+        from services.engine.startup import devices
 
         number = _number(epoch)
         if self._expected > number:
@@ -270,7 +271,7 @@ class EngineActor:
             meeting,
             epoch,
             lambda: self._expected > number,
-            placement.choose_device(self._settings),
+            devices.choose_device(self._settings),
             self._settings.batch_invariant,
         )
         self._engine.link(self._links)

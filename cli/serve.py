@@ -83,7 +83,7 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
 
 
 async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | None, say: Progress) -> None:
-    from services.engine.native.build import NoKernels, compiled
+    from services.engine.backends.cpu.build import NoKernels, compiled
     from services.models.pin import pin
 
     model = await asyncio.to_thread(pin, settings.model, settings.cache_dir, say)

@@ -22,9 +22,9 @@ from load.engine_floor.scoring import measure_scoring, scoring_table
 from load.engine_floor.shares import measure_shares
 from load.machine import machine
 from load.options import Options, engine_settings, model_folder
-from services.engine import placement
 from services.engine.engine import Engine
-from services.engine.model_config import load_config
+from services.engine.families.config import load_config
+from services.engine.startup import devices
 from services.user_folders import user_cache
 
 PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
-    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
@@ -52,7 +52,7 @@ def run(options: Options, parts: Sequence[str]) -> Report:
     folder = model_folder(options)
     settings = engine_settings(options)
     engine = Engine.load(folder, settings)
-    device = placement.choose_device(settings)
+    device = devices.choose_device(settings)
     decoder = engine.decoder
     shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
+    parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the fast path runs")
     parser.add_argument("--minutes", type=float, default=7.5, help="no measurement begins after that (default 7.5)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write what was measured to this file, after each part"
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = EngineSettings(
         given.device,
         given.dtype,
-        lean=not given.stock,
+        fast_path=not given.stock,
         max_model_len=configuration.max_model_len,
     )
     bench = Bench(given.model, configuration, settings, budget, given.plots)

@@ -17,14 +17,13 @@ from load.engine_floor.batches import Batches
 from load.machine import machine
 from load.markdown import table
 from load.options import Options, engine_settings, model_folder
-from services.engine import loading
-from services.engine.deadly import DeadlyToken
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.batch.kv_cache import KVCache
 from services.engine.engine import Engine
-from services.engine.kv_cache import KVCache
-from services.engine.lean.shard import Shard
-from services.engine.lean.weights import DecoderWeights
-from services.engine.native.build import kernels
-from services.engine.native.decoder import NativeDecoder
+from services.engine.families.registry import open_weights
+from services.engine.settings import DeadlyToken
+from services.engine.startup import loading
 from services.user_folders import user_cache
 
 CPU = torch.device("cpu")
@@ -44,12 +43,12 @@ class Variant:
 
     name: str
     engine: Engine
-    decoder: NativeDecoder
+    decoder: CpuDecoder
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.kernels_in_turn", description=__doc__)
-    parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/native/kernels")
+    parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/backends/cpu/kernels")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
@@ -82,12 +81,12 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
 def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
     folder, settings = model_folder(options), engine_settings(options)
     own = Engine.load(folder, settings)
-    figures, spec = own.figures, loading.lean_spec(folder, settings)
+    figures, spec = own.figures, loading.fast_path_spec(folder, settings)
     if spec is None:
-        raise SystemExit(f"{options.model} is not on the lean path, which alone has kernels")
+        raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
-        setup = loading.native_setup(spec, DecoderWeights(spec, folder, Shard()), settings, figures.max_model_len)
-        decoder = NativeDecoder(replace(setup, library=kernels(options.cache_dir, source)))
+        setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
+        decoder = CpuDecoder(replace(setup, library=kernels(options.cache_dir, source)))
         cache = KVCache(decoder.layers, _blocks(figures.block_size), figures.block_size, decoder.cache_dtype, CPU)
         decoder.bind(cache)
         yield Variant(str(source), Engine(decoder, cache, figures, own.sampler, DeadlyToken()), decoder)

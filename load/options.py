@@ -41,7 +41,7 @@ def load_engine(options: Options) -> Engine:
 
 def engine_settings(options: Options) -> EngineSettings:
     return EngineSettings(
-        options.device, options.dtype, options.weights, lean=options.lean, cache_dir=options.cache_dir
+        options.device, options.dtype, options.weights, fast_path=options.lean, cache_dir=options.cache_dir
     )
 
 

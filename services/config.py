@@ -128,7 +128,7 @@ class Settings(BoundSettings, BaseSettings):
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of a rank; 0: all cores, shared by an engine's ranks")
     ] = 0
-    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; lean path only")] = 1
+    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
     null_engine: Annotated[
         bool, Section.TESTING, Field(description="an engine without a model, to measure the plane alone")

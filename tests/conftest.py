@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from services.engine.native.build import NoKernels, compiled
+from services.engine.backends.cpu.build import NoKernels, compiled
 from services.models import resolve
 from services.user_folders import user_cache
 

@@ -12,7 +12,7 @@ from load.engine_floor.bandwidth import measure_bandwidth
 from load.engine_floor.caches import last_level_cache
 from load.engine_floor.multiplying import ways
 from load.engine_floor.timing import device_seconds
-from services.engine import placement
+from services.engine.startup import devices
 
 ROW_COUNTS = tuple(2**i for i in range(12))  # 1 to 2,048
 CUDA_ROW_COUNTS = (*ROW_COUNTS, 4096, 8192)
@@ -73,7 +73,7 @@ def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
 def _matrix_rate(device: torch.device, stored: torch.dtype, inputs: int, outputs: int, rows: int) -> MatrixRate:
     """The best way at this row count, its weights read from memory."""
     copies = -(-CACHES * last_level_cache(device) // (inputs * outputs * int(stored.itemsize)))
-    native = device.type == "cuda" or placement.cpu_multiplies_bfloat16()
+    native = device.type == "cuda" or devices.cpu_multiplies_bfloat16()
     dtype = stored if stored.is_floating_point and native else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)

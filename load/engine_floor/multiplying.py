@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from services.engine.lean.weights import Linear
-from services.engine.native.build import NoKernels, kernels
-from services.engine.native.packing import Packer
+from services.engine.backends.cpu.build import NoKernels, kernels
+from services.engine.backends.cpu.packing import Packer
+from services.engine.families.weights import Linear
 from services.user_folders import user_cache
 
 Multiply = Callable[[], torch.Tensor]

@@ -14,8 +14,8 @@ import torch
 from load.engine_floor.batches import Batches
 from load.engine_floor.timing import seconds_of
 from load.markdown import table
+from services.engine.batch.request_state import RequestState
 from services.engine.engine import Engine
-from services.engine.rows import Row
 from services.requests import SamplingParams
 
 BATCHES = (32, 256)
@@ -58,7 +58,7 @@ def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]
     vocab = engine.figures.vocab_size
     for batch in BATCHES:
         iteration = _iteration(engine, batch)
-        logits = _logits(batch, vocab).to(device)  # float32, as the lean path has them
+        logits = _logits(batch, vocab).to(device)  # float32, as the fast path has them
         alone = {kind: [one] for kind, one in (KINDS | LIMITED).items()}
         for kind, several in {**alone, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
@@ -96,7 +96,7 @@ def _logits(batch: int, vocab: int) -> torch.Tensor:
     return logits
 
 
-def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[Row]:
+def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[RequestState]:
     """Requests that have these settings in turn, far into their output."""
     draw = random.Random(0)
     rows = []
@@ -104,5 +104,5 @@ def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[Row]:
         tokens = [draw.randrange(vocab) for _ in range(CONTEXT + OUTPUT)]
         sampling = SamplingParams(**{"max_new_tokens": 2 * OUTPUT, "seed": i, **several[i % len(several)]})
         sampling = replace(sampling, allowed_token_ids=sampling.allowed_token_ids[:vocab])
-        rows.append(Row(str(i), tokens, CONTEXT, sampling))
+        rows.append(RequestState(str(i), tokens, CONTEXT, sampling))
     return rows

@@ -9,8 +9,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from load.engine_floor.batches import Batches
+from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.engine import Engine
-from services.engine.native.decoder import NativeDecoder
 
 ITERATIONS = 4
 OUTSIDE = "Python and the cost of starting an operation"
@@ -48,12 +48,12 @@ class Shares:
 def measure_shares(engine: Engine, batch: int, context: int) -> Shares:
     """Of increment iterations."""
     Batches(engine).increments(batch, context, 2)
-    if isinstance(engine.decoder, NativeDecoder):
+    if isinstance(engine.decoder, CpuDecoder):
         return _told(engine, engine.decoder, batch, context)
     return _profiled(engine, batch, context)
 
 
-def _told(engine: Engine, decoder: NativeDecoder, batch: int, context: int) -> Shares:
+def _told(engine: Engine, decoder: CpuDecoder, batch: int, context: int) -> Shares:
     before = decoder.seconds()
     ran = Batches(engine).increments(batch, context, ITERATIONS)
     whole = sum(one.seconds for one in ran)

@@ -15,10 +15,10 @@ from load.engine_floor.model_shape import ModelShape
 from load.engine_floor.phases import Subject
 from load.gpu.budget import Budget
 from load.gpu.configurations import Configuration
-from services.engine import placement
 from services.engine.engine import Engine
-from services.engine.random_tensors import RandomTensors
+from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
+from services.engine.startup import devices
 
 CUDA_KV = 0.85  # of the memory that weights leave; the rest is for activations and logits
 
@@ -42,8 +42,8 @@ class Bench:
         self.budget = budget
         self.plots = plots
         self.config = configuration.config()
-        self.device = placement.choose_device(settings)
-        self.dtype = placement.choose_dtype(settings, self.device)
+        self.device = devices.choose_device(settings)
+        self.dtype = devices.choose_dtype(settings, self.device)
         self.tensors = RandomTensors(self.config, self.dtype, self.device)
         self._settings = replace(settings, kv_memory_fraction=CUDA_KV) if self.device.type == "cuda" else settings
         self._engine: Engine | None = None

@@ -17,7 +17,7 @@ from load.in_process import Setup, run_trace
 from load.markdown import table
 from load.simulation.traces import Size, paper
 from load.workloads import Job, any_prompt
-from services.engine.stock.loading import make_model
+from services.engine.backends.stock.loading import make_model
 from services.scheduling import Knobs
 
 BATCH = 32  # of `generate`, and max batch size of ours; continuous batching takes what it chooses itself

@@ -1,4 +1,4 @@
-"""Decoder: what runs a flat batch through a model's layers."""
+"""Decoder: what computes logits from a flat batch. `backends/` has one implementation for each way to run layers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,41 @@ from typing import Protocol
 
 import torch
 
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.kv_cache import KVCache, LayerShape
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
 
 
 class Decoder(Protocol):
-    """A loaded model. `path` names the way it computes, as a part of an engine's numerics."""
+    """A loaded model, or one rank's part of it."""
 
-    path: str
-    weight_dtype: torch.dtype  # of the products' weights as stored
+    weight_dtype: torch.dtype  # of the products' weights as they are kept
     cache_dtype: torch.dtype  # of keys and values
 
     @property
-    def layers(self) -> list[LayerShape]: ...
+    def path(self) -> str:
+        """A name of the way it computes, which is a part of the engine's numerics."""
+        ...
+
+    @property
+    def layers(self) -> list[LayerShape]:
+        """What each layer of this decoder keeps of a token."""
+        ...
+
+    @property
+    def layers_in_memory(self) -> list[LayerShape]:
+        """The same for all ranks whose KV caches share one memory with this one's."""
+        ...
 
     def bind(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         ...
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
-        """Logits [sampling, vocab] after the last token of each request that is complete, there until the next call;
-        None where another rank has them."""
+        """Logits [sampled, vocab] after the last token of each request in `batch.sampled`; valid until the next call.
+        None on a rank that does not sample."""
         ...
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
-        """Logits [tokens, vocab] after these tokens, flat indices of some `scored` of the last batch, which still is
-        there; where and for how long as above."""
+        """Logits [tokens, vocab] after `tokens`, which are some of the last batch's `scored_tokens`; valid until the
+        next call. None on a rank that does not sample."""
         ...

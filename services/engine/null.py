@@ -1,4 +1,4 @@
-"""NullEngine: an engine without a model, which answers at once, to measure everything around an engine."""
+"""NullEngine: an engine without a model that answers at once, to measure everything around an engine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.engine.deadly import DeadlyToken
-from services.engine.settings import EngineSettings
+from services.engine.settings import DeadlyToken, EngineSettings
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.models.info import ModelInfo
 
 DEFAULT_BLOCKS = 65_536
-
-
-LIKELY = -1.0  # the log probability of any token
+LIKELY = -1.0  # the log probability of every token
 
 
 @dataclass(slots=True)
@@ -25,21 +22,21 @@ class _Counters:
     hash: int  # of the request's id
     num_tokens: int
     num_computed_tokens: int = 0
-    drawn: int = -1  # its last token
+    last_token: int = -1
 
 
 class NullEngine:
-    """The interface of Engine; its token is a function of request id and position. Imports no torch."""
+    """Has the interface of Engine. A token is a function of request id and position. Imports no torch."""
 
     def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None) -> None:
         self.figures = figures
-        self._rows: dict[str, _Counters] = {}
+        self._requests: dict[str, _Counters] = {}
         self._deadly = deadly or DeadlyToken()
         self._epoch: str | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: EngineSettings) -> NullEngine:
-        """With the vocabulary and length of the model in `folder`, whose weights are not read."""
+        """Takes vocabulary and length of the model in `folder`, and does not read its weights."""
         model = ModelInfo.load(folder, settings.cache_dir)
         return cls(
             EngineFigures(
@@ -55,46 +52,46 @@ class NullEngine:
 
     def reset(self, epoch: str) -> None:
         """See Engine.reset."""
-        self._rows.clear()
+        self._requests.clear()
         self._epoch = epoch
 
     def run(self, iteration: Iteration) -> IterationResult:
-        """See Engine.run; nothing fails here."""
+        """See Engine.run; no request fails here."""
         started = time.perf_counter()
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
         for id in iteration.released:
-            self._rows.pop(id, None)
+            self._requests.pop(id, None)
         for new in iteration.new:
             self._deadly.check(new.token_ids)
-            self._rows[new.id] = _Counters(
+            self._requests[new.id] = _Counters(
                 new, zlib.crc32(new.id.encode()), len(new.token_ids), new.num_computed_tokens
             )
         tokens: dict[str, int] = {}
         logprobs: dict[str, Logprobs] = {}
         for id, count in iteration.scheduled.items():
-            row = self._rows[id]
-            self._deadly.check((row.drawn,))
-            row.num_computed_tokens += count
-            assert row.num_computed_tokens <= row.num_tokens, f"{id}: {count} tokens are too many"
-            if row.num_computed_tokens == row.num_tokens:
-                tokens[id] = row.drawn = self._token(row)
-                if row.request.sampling.logprobs is not None:
-                    logprobs[id] = _logprobs(row)
-                row.num_tokens += 1
+            counters = self._requests[id]
+            self._deadly.check((counters.last_token,))
+            counters.num_computed_tokens += count
+            assert counters.num_computed_tokens <= counters.num_tokens, f"{id}: {count} tokens are too many"
+            if counters.num_computed_tokens == counters.num_tokens:
+                tokens[id] = counters.last_token = self._token(counters)
+                if counters.request.sampling.logprobs is not None:
+                    logprobs[id] = _logprobs(counters)
+                counters.num_tokens += 1
         return IterationResult(iteration.epoch, iteration.step, tokens, logprobs, elapsed=time.perf_counter() - started)
 
-    def _token(self, row: _Counters) -> int:
-        """From the middle half of the vocabulary, where tokenizers keep no special tokens."""
+    def _token(self, counters: _Counters) -> int:
+        """A token from the middle half of the vocabulary, where tokenizers keep no special tokens."""
         quarter = self.figures.vocab_size // 4
-        return quarter + (row.hash + row.num_tokens * 2_654_435_761) % max(1, 2 * quarter)
+        return quarter + (counters.hash + counters.num_tokens * 2_654_435_761) % max(1, 2 * quarter)
 
 
-def _logprobs(row: _Counters) -> Logprobs:
-    """Of the token that was drawn, and of the prompt where it is the first."""
-    sampling, prompt = row.request.sampling, None
-    if sampling.prompt_logprobs is not None and row.num_tokens == row.request.num_prompt_tokens:
-        count = row.num_tokens - 1
+def _logprobs(counters: _Counters) -> Logprobs:
+    """Log probabilities of the last token; with the first output token also those of the prompt."""
+    sampling, prompt = counters.request.sampling, None
+    if sampling.prompt_logprobs is not None and counters.num_tokens == counters.request.num_prompt_tokens:
+        count = counters.num_tokens - 1
         most = count * sampling.prompt_logprobs
         prompt = PromptLogprobs([LIKELY] * count, [1] * count, [0] * most, [LIKELY] * most)
-    return Logprobs(LIKELY, [(row.drawn, LIKELY)] * (sampling.logprobs or 0), prompt)
+    return Logprobs(LIKELY, [(counters.last_token, LIKELY)] * (sampling.logprobs or 0), prompt)

@@ -32,7 +32,7 @@ def test_two_installations_of_the_same_sources_are_the_same_build(copy: Path) ->
     "name",
     [
         "services/engine/__pycache__/engine.cpython-311.pyc",
-        "services/engine/native/kernels/search.o",
+        "services/engine/backends/cpu/kernels/search.o",
         "services/engine/x~",
     ],
 )

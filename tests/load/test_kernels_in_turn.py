@@ -9,7 +9,7 @@ import pytest
 from tiny_models import make_tiny_model
 
 from load import kernels_in_turn
-from services.engine.native.build import SOURCE
+from services.engine.backends.cpu.build import SOURCE
 
 
 def test_each_kind_has_a_line_for_each_folder(

@@ -1,86 +1,132 @@
-"""RankDecoder: one rank's part of a decoder of the lean path."""
+"""RankDecoder: the decoder of the fast path, whole or one rank's part of it. `backends/cpu` and `backends/cuda` derive
+from it."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.nn.functional import pad
 
-from services.engine.flat_batch import FlatBatch, Numbers
-from services.engine.kv_cache import KVCache, LayerShape
-from services.engine.lean.shard import Shard
-from services.engine.lean.spec import DecoderSpec
-from services.engine.parallel.layout import Layout
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.families.spec import DecoderSpec
+from services.engine.parallel.layout import Layout, Shard
 from services.engine.parallel.links import Links
-from services.engine.parallel.part import Part, Pass
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]  # Links.all_reduce
 
 
-class RankDecoder:
-    """A part of the model (paper, figures 6 and 7) and its links to the others, which are made later.
+class ForwardPass(Protocol):
+    """One batch on its way through a rank's layers. x is the residual stream [tokens, hidden], float32."""
 
-    On a CPU, and with `batch_invariant` on a GPU, a token's logits depend on its request and the layout, bitwise, and
-    on nothing else.
-    """
+    def embed(self) -> torch.Tensor:
+        """This rank's part of x before the first layer: zeros for tokens and positions that another rank embeds."""
+        ...
 
-    def __init__(self, part: Part, spec: DecoderSpec, layout: Layout) -> None:
+    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor | None:
+        """Add to x what the rank's layers compute. Returns what is still to be added, if `logits` adds it faster.
+
+        `all_reduce` sums what the ranks of a stage have of an attention or an MLP; None if one rank has all of it.
+        """
+        ...
+
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
+        """[tokens, this rank's part of the vocabulary], float32, after these tokens, which are flat indices among the
+        batch's `wanted`; None: its `ends`. Valid until the next call. `change` is what `run` returned."""
+        ...
+
+
+class RankDecoder(ABC):
+    """A decoder whose layers and products may be split over ranks (paper, figures 6 and 7). The plain case is one rank,
+    one stage and no links.
+
+    On a CPU, and on a GPU with `batch_invariant`, a token's logits depend on its request and the layout, bitwise, and
+    on nothing else."""
+
+    backend: str  # the path without the layout
+    weight_dtype: torch.dtype
+    cache_dtype: torch.dtype
+    bytes_read: int  # of the checkpoint
+
+    def __init__(self, spec: DecoderSpec, layout: Layout, device: torch.device) -> None:
         """`spec` is the whole model's."""
-        self.path = f"{part.path} {layout}"
-        self.weight_dtype, self.cache_dtype = part.weight_dtype, part.cache_dtype
-        self.bytes_read = part.bytes_read  # of the checkpoint
-        self.links: Links | None = None
-        self._part, self._spec, self._layout = part, spec, layout
-        self._last: tuple[Pass, torch.Tensor] | None = None  # where there is the vocabulary, if prompts are scored
+        self.links: Links | None = None  # to the other ranks, if there are any; see Engine.link
+        self._spec, self._part, self._layout, self._device = spec, layout.part_of(spec), layout, device
+        # x and what is to be added to it after the last batch, where there is the vocabulary and prompts are scored
+        self._last: tuple[ForwardPass, torch.Tensor, torch.Tensor | None] | None = None
+
+    @abstractmethod
+    def bind(self, cache: KVCache) -> None:
+        """See Decoder."""
+
+    @abstractmethod
+    def begin(self, batch: FlatBatch) -> ForwardPass: ...
+
+    @property
+    def path(self) -> str:
+        """See Decoder."""
+        return self.backend if self._layout.size == 1 else f"{self.backend} {self._layout}"
 
     @property
     def layers(self) -> list[LayerShape]:
-        return self._part.layers
+        """See Decoder."""
+        return _shapes(self._part)
 
     @property
-    def sharing(self) -> list[LayerShape]:
-        """What those ranks keep of a token that share one memory: all of them on a CPU, on a GPU this one alone."""
-        if self._part.device.type != "cpu":
-            return self.layers
-        spec = self._spec
-        return [LayerShape(spec.kv_heads, spec.head_dim, spec.head_dim)] * spec.layers
-
-    def bind(self, cache: KVCache) -> None:
-        """See Decoder."""
-        self._part.bind(cache)
+    def layers_in_memory(self) -> list[LayerShape]:
+        """See Decoder. All ranks of a CPU share its memory; a GPU has one rank."""
+        return _shapes(self._spec if self._device.type == "cpu" else self._part)
 
     def forward(self, batch: FlatBatch) -> torch.Tensor | None:
-        """Logits [sampling, vocab], float32, on the rank that samples; None on the others."""
-        links, layout = self.links, self._layout
-        assert links is not None, "not linked to the other ranks"
-        passing = self._part.begin(batch)
+        """See Decoder; float32."""
+        layout, links = self._layout, self.links
+        assert layout.size == 1 or links, "not linked to the other ranks"
+        self._last = None
+        forward_pass = self.begin(batch)
         if layout.is_first:
-            x = links.sum_up(passing.embed())
+            x = forward_pass.embed()
+            if links:
+                x = links.all_reduce(x)
         else:
-            x = torch.empty(len(batch.input_ids), self._spec.hidden, device=self._part.device)
+            assert links
+            x = torch.empty(len(batch.input_ids), self._spec.hidden, device=self._device)
             links.receive(x)
-        passing.run(x, links.sum_up if layout.tp > 1 else None)
+        change = forward_pass.run(x, links.all_reduce if links and layout.tp > 1 else None)
         if not layout.is_last:
-            links.send(x)
+            assert links
+            links.send(x if change is None else x.add_(change))
             return None
-        self._last = (passing, x) if batch.scoring else None
-        return self._logits(passing, x, batch.ends)
+        if batch.scored_requests:
+            self._last = forward_pass, x, change
+        return self._gather(forward_pass.logits(x, change, None))
 
     def logits_after(self, tokens: Numbers) -> torch.Tensor | None:
-        """See Decoder. Each rank of the last stage has its part of them, so all ranks must be asked for the same."""
+        """See Decoder. Each rank of the last stage has a part of the logits, so all ranks must ask for the same
+        tokens."""
         if not self._layout.is_last:
             return None
         assert self._last is not None, "the last batch scored nothing"
-        return self._logits(*self._last, tokens)
+        forward_pass, x, change = self._last
+        return self._gather(forward_pass.logits(x, change, tokens))
 
-    def _logits(self, passing: Pass, x: torch.Tensor, tokens: Numbers) -> torch.Tensor | None:
-        """On the rank that samples the shards [tokens, part of vocab] as one; all are sent with as many columns, some
-        have one fewer."""
-        links, layout = self.links, self._layout
-        assert links is not None, "not linked to the other ranks"
-        logits = self._gather(passing.logits(x, tokens), links)
-        return logits if layout.rank == layout.sampler else None
+    def _gather(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """On the rank that samples, the ranks' parts [tokens, part of vocab] as one tensor; None on the others. Parts
+        are padded to the same size, since some have one column less."""
+        layout, vocab = self._layout, self._spec.vocab
+        if layout.tp == 1:
+            return logits
+        assert self.links
+        if len(logits):
+            shares = [Shard(rank, layout.tp).share(vocab) for rank in range(layout.tp)]
+            parts = self.links.all_gather(pad(logits, (0, max(shares) - logits.shape[1])))
+            logits = torch.cat([part[:, :share] for part, share in zip(parts, shares, strict=True)], dim=1)
+        else:
+            logits = logits.new_empty(0, vocab)
+        return logits if layout.samples else None
 
-    def _gather(self, logits: torch.Tensor, links: Links) -> torch.Tensor:
-        if not len(logits):
-            return logits.new_empty(0, self._spec.vocab)
-        shares = [Shard(rank, self._layout.tp).share(self._spec.vocab) for rank in range(self._layout.tp)]
-        parts = links.collect(pad(logits, (0, max(shares) - logits.shape[1])))
-        return torch.cat([part[:, :share] for part, share in zip(parts, shares, strict=True)], dim=1)
+
+def _shapes(part: DecoderSpec) -> list[LayerShape]:
+    return [LayerShape(part.kv_heads, part.head_dim, part.head_dim)] * part.layers

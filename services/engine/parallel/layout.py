@@ -1,19 +1,40 @@
-"""Layout: how a model is split over the ranks of an engine. No torch: whoever places the ranks reads it too."""
+"""Layout: how a model is split over the ranks of an engine. Imports no torch, because the actor that places ranks uses
+it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.engine.lean.shard import Rows, Shard
-from services.engine.lean.spec import DecoderSpec
+from services.engine.families.spec import DecoderSpec
 from services.errors import SettingsError
+
+RowRange = tuple[int, int]  # first, end
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `size` parts of every layer: some KV heads with their query heads, and some of the intermediate
+    numbers."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, count: int) -> RowRange:
+        """Its range of `count` things. Shards differ by one at most; the later ones have more, because the first one
+        also draws tokens."""
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+
+    def share(self, count: int) -> int:
+        """How many of `count` things it has."""
+        begin, end = self.of(count)
+        return end - begin
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`pp` pipeline stages (the paper's inter-layer partitions) of `tp` ranks each (intra-layer), and one of the ranks.
 
-    Ranks are counted stage by stage.
+    Ranks are numbered stage by stage. The default is a whole model in one process.
     """
 
     tp: int = 1
@@ -25,6 +46,11 @@ class Layout:
         return self.tp * self.pp
 
     @property
+    def samples(self) -> bool:
+        """Whether this rank draws tokens."""
+        return self.rank == self.sampler
+
+    @property
     def stage(self) -> int:
         return self.rank // self.tp
 
@@ -34,12 +60,12 @@ class Layout:
 
     @property
     def is_first(self) -> bool:
-        """Of the stage that embeds."""
+        """Whether the rank is of the stage that embeds."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Of the stage that has the vocabulary."""
+        """Whether the rank is of the stage that has the vocabulary."""
         return self.stage == self.pp - 1
 
     @property
@@ -47,12 +73,13 @@ class Layout:
         """The rank that draws tokens."""
         return (self.pp - 1) * self.tp
 
-    def layers(self, count: int) -> Rows:
+    def layers(self, count: int) -> RowRange:
         """This stage's range of `count` layers; stages differ by one at most."""
         return Shard(self.stage, self.pp).of(count)
 
     def part_of(self, spec: DecoderSpec) -> DecoderSpec:
-        """What this rank has of each layer, and how many layers. Raises SettingsError for what cannot be split so."""
+        """The spec of this rank's part: its layers, and its share of each. Raises SettingsError if the model cannot be
+        split this way."""
         if self.tp > spec.kv_heads:
             raise SettingsError(f"tp={self.tp} is over the model's {spec.kv_heads} KV heads")
         if self.pp > spec.layers:

@@ -16,7 +16,7 @@ from load.gpu.configurations import CONFIGURATIONS
 from load.in_process import Setup, run_trace
 from load.workloads import Job, any_prompt
 from services.engine.engine import Engine
-from services.engine.random_tensors import RandomTensors
+from services.engine.families.tensors import RandomTensors
 from services.engine.settings import EngineSettings
 from services.errors import ModelError
 from services.scheduling import Knobs
@@ -24,10 +24,10 @@ from services.scheduling import Knobs
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, family: str, lean: bool) -> Engine:
+def load(folder: Path, family: str, fast_path: bool) -> Engine:
     config = AutoConfig.for_model(family, vocab_size=320, **FAMILIES[family])
     config.save_pretrained(folder)
-    settings = EngineSettings("cpu", "float32", lean=lean, kv_blocks=64)
+    settings = EngineSettings("cpu", "float32", fast_path=fast_path, kv_blocks=64)
     return Engine.load(folder, settings, tensors=RandomTensors(config, torch.float32, CPU))
 
 

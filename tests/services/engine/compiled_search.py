@@ -1,4 +1,4 @@
-"""The compiled search for contenders, once for all tests."""
+"""The compiled search for candidates, once for all tests."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import functools
 import numpy as np
 import pytest
 import torch
-from mixed_rows import EOS, mixed
-from plain_choice import plain_token
+from mixed_requests import EOS, mixed
+from plain_sampler import plain_token
 
-from services.engine import lone_choice
-from services.engine.blocks import maxima
-from services.engine.contenders import PlainSearch
-from services.engine.native.build import kernels
-from services.engine.native.searching import NativeSearch
+from services.engine.backends.cpu.build import kernels
+from services.engine.backends.cpu.search import CompiledSearch
+from services.engine.sampling import cpu_sampler
+from services.engine.sampling.candidates import PlainSearch
+from services.engine.sampling.logits_chunks import chunk_maxima
 from services.user_folders import user_cache
 
 
 @functools.cache
-def compiled_search() -> NativeSearch:
-    return NativeSearch(kernels(user_cache()), 2)
+def compiled_search() -> CompiledSearch:
+    return CompiledSearch(kernels(user_cache()), 2)
 
 
-def check_draws(search: NativeSearch) -> None:
+def check_draws(search: CompiledSearch) -> None:
     """Tokens are those of the plain definition, for requests of all kinds."""
     for vocab in (50, 29 * 53, 6400):
         check_weights(search, vocab)
         logits = torch.randn(200, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
         rows = mixed(200, vocab)
         expected = [plain_token(one, row, EOS) for one, row in zip(logits, rows, strict=True)]
-        assert lone_choice.choose(logits, rows, search).tokens == expected
+        assert cpu_sampler.sample(logits, rows, search).tokens == expected
 
 
-def check_weights(search: NativeSearch, vocab: int) -> None:
+def check_weights(search: CompiledSearch, vocab: int) -> None:
     """What top_p takes a share of is the same as without a compiler, and right, for likely tokens and for flat ones."""
     for spread in (0.5, 3.0, 30.0):
         logits = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
-        told = logits.numpy(), maxima(logits).numpy(), np.arange(20)
+        told = logits.numpy(), chunk_maxima(logits).numpy(), np.arange(20)
         compiled, plain = (one.log_sums(*told).tolist() for one in (search, PlainSearch()))
         assert compiled == pytest.approx(plain, rel=1e-15, abs=0.0)
         assert compiled == pytest.approx(logits.double().logsumexp(dim=-1).tolist(), abs=1e-5)

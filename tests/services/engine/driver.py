@@ -1,4 +1,4 @@
-"""A scheduler of the tests: places blocks, mixes arrivals, chunks and batches at random, and checks the engine."""
+"""The tests' scheduler: places blocks, mixes arrivals, chunks and batches at random, and checks the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.requests import SamplingParams
 
 @dataclass
 class Job:
-    """A request of a test and what came of it."""
+    """A request of a test and its results."""
 
     id: str
     prompt: list[int]
@@ -84,7 +84,7 @@ class Driver:
         return result
 
     def release(self, job: Job) -> None:
-        """Take the request off the engine; scheduled again it crosses as new, with all its tokens."""
+        """Release the request; scheduled again it is sent as new, with all its tokens."""
         self.released.append(job.id)
         self.free += job.blocks
         job.blocks, job.sent = [], False

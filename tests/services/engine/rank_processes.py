@@ -15,7 +15,7 @@ import torch
 
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.parallel.meeting import open_meeting
+from services.engine.parallel.process_groups import open_meeting
 from services.engine.settings import EngineSettings
 from services.messages import EngineFigures, Iteration, IterationResult
 
@@ -28,7 +28,7 @@ FORKS.set_forkserver_preload(["services.engine.engine", "transformers.models.lla
 
 
 class RankProcesses:
-    """Real processes, connected as an engine's, control by a pipe to each. Used by `with`.
+    """Real processes, connected like those of an engine, each controlled by a pipe. Used by `with`.
 
     `make` makes a rank's engine in its process. `read` is the bytes of the checkpoint that each rank has read.
     """
@@ -61,7 +61,7 @@ class RankProcesses:
             process.join()
 
     def link(self, epoch: str) -> None:
-        """All at once, as an owner under `epoch` does when it attaches."""
+        """Link all ranks at once, as an owner does under `epoch` when it attaches."""
         self.figures = self.all("link", epoch)[self.layout.sampler]
 
     def perplexity(self, ids: list[int]) -> float:
@@ -77,25 +77,25 @@ class RankProcesses:
         return self.result()
 
     def start(self, iteration: Iteration) -> None:
-        """Tell all ranks; none waits for the one before to hear of it."""
+        """Send the iteration to all ranks without waiting for any."""
         for pipe in self._pipes:
             pipe.send(("run", (iteration, self._unsent)))
         self._unsent = []
 
     def result(self) -> IterationResult:
-        """Of the oldest iteration that was started."""
+        """The result of the oldest iteration that was started."""
         result: IterationResult = [self._answer(pipe) for pipe in self._pipes][self.layout.sampler]
         self._unsent.append(result)
         return result
 
     def all(self, what: str, *arguments: Any) -> list[Any]:
-        """What each rank answers; raises what it raised."""
+        """The answers of all ranks; raises what a rank raised."""
         for pipe in self._pipes:
             pipe.send((what, arguments))
         return [self._answer(pipe) for pipe in self._pipes]
 
     def one(self, rank: int, what: str, *arguments: Any) -> None:
-        """Tell one rank alone; nobody has asked for its answer yet."""
+        """Call one rank without waiting for its answer."""
         self._pipes[rank].send((what, arguments))
 
     def answer(self, rank: int) -> Any:
@@ -111,7 +111,7 @@ class RankProcesses:
 
 
 def _load(folder: Path, settings: EngineSettings, layout: Layout) -> Any:
-    """On CUDA each has a GPU to itself, which it alone sees, as Ray gives it."""
+    """On CUDA each rank sees only its own GPU, as under Ray."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = seen.split(",") if seen else [str(gpu) for gpu in range(layout.size)]
     if settings.device == "cuda":

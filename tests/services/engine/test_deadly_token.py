@@ -32,7 +32,7 @@ def drawn_first(kind: Any, folder: Path) -> int:
 
 
 def run(kind: Any, folder: Path, deadly: int, jobs: list[Job], survived: Path) -> None:
-    """Runs jobs one after the other, with the engine that this token kills, and counts those it got through."""
+    """Runs jobs one after another on an engine that this token kills, and counts those that finish."""
     engine = load(kind, folder, deadly)
     for count, each in enumerate(jobs, 1):
         Driver(engine).run([each])
@@ -44,7 +44,7 @@ def test_it_dies_of_its_token_in_a_prompt_or_drawn_but_not_before_it_is_computed
     kind: type[Engine] | type[NullEngine], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     processes = multiprocessing.get_context("forkserver")  # which imports torch once for all of them
-    processes.set_forkserver_preload(["services.engine.engine", "services.engine.preload"])
+    processes.set_forkserver_preload(["services.engine.engine", "services.engine.startup.preload"])
     folder = tiny_model("llama")
     token = drawn_first(kind, folder)
     for last in (job(2), job(1, prompt=(5, token))):

@@ -50,7 +50,7 @@ def alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [Driver(engine).run([job])[0].output for job in jobs]
 
 
-def test_seeded_tokens_do_not_depend_on_company_or_chunks(llama: Engine) -> None:
+def test_seeded_tokens_do_not_depend_on_batch_or_chunks(llama: Engine) -> None:
     expected = alone(llama, seeded_jobs())
     for seed in range(3):
         assert [job.output for job in Driver(llama, random.Random(seed)).run(seeded_jobs())] == expected
@@ -127,15 +127,15 @@ def test_a_request_without_room_is_the_schedulers_fault(llama: Engine) -> None:
         llama.run(Iteration("e", 1, {"a/0": 5}, [NewRequest("a/0", [5] * 5, 5, GREEDY)], {"a/0": [0]}))
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_undefined_values_stay_with_their_request(tmp_path: Path, lean: bool) -> None:
-    """One token's embedding is NaN: who has it fails alone, and its blocks harm no later owner."""
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_undefined_values_stay_with_their_request(tmp_path: Path, fast_path: bool) -> None:
+    """A request with a token whose embedding is NaN fails alone, and its blocks harm no later request."""
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
-    settings = EngineSettings("cpu", "float32", lean=lean, block_size=4, kv_blocks=16, threads=1)
+    settings = EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=16, threads=1)
     good = [[5, 6, 7], [8, 9, 10, 11, 12]]
     expected = alone(Engine.load(folder, settings), [Job(f"g{i}/0", prompt, GREEDY) for i, prompt in enumerate(good)])
     weights = load_file(folder / "model.safetensors")
-    assert "lm_head.weight" in weights  # were it tied to the embedding, every request would fail
+    assert "lm_head.weight" in weights  # if it were tied to the embedding, every request would fail
     weights["model.embed_tokens.weight"][40] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     engine = Engine.load(folder, settings)
@@ -158,9 +158,11 @@ def test_logprobs_come_with_the_tokens(llama: Engine) -> None:
     assert [logprobs.top[0][1] for logprobs in job.logprobs] == [logprobs.token for logprobs in job.logprobs]
 
 
-@pytest.mark.parametrize(("lean", "kept", "path"), [(True, torch.bfloat16, "native"), (False, torch.float32, "sdpa")])
-def test_bfloat16(tiny_model: Callable[[str], Path], lean: bool, kept: torch.dtype, path: str) -> None:
-    settings = EngineSettings("cpu", "bfloat16", lean=lean, block_size=4, kv_blocks=64, threads=1)
+@pytest.mark.parametrize(
+    ("fast_path", "kept", "path"), [(True, torch.bfloat16, "native"), (False, torch.float32, "sdpa")]
+)
+def test_bfloat16(tiny_model: Callable[[str], Path], fast_path: bool, kept: torch.dtype, path: str) -> None:
+    settings = EngineSettings("cpu", "bfloat16", fast_path=fast_path, block_size=4, kv_blocks=64, threads=1)
     engine = Engine.load(tiny_model("llama"), settings)
     jobs = Driver(engine, random.Random(0)).run(seeded_jobs())
     assert all(len(job.output) == 12 for job in jobs)
@@ -180,6 +182,6 @@ def test_blocks_come_from_the_memory_there_is(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers, 2 key heads of 16 and as many values, 4 bytes each: 512 bytes a token, 4,096 a block of 8."""
-    monkeypatch.setattr("services.engine.memory.free_bytes", lambda device: 4096 * 1000)
+    monkeypatch.setattr("services.engine.startup.devices.free_bytes", lambda device: 4096 * 1000)
     settings = EngineSettings("cpu", "float32", block_size=8, kv_memory_fraction=0.25, threads=1)
     assert Engine.load(tiny_model("llama"), settings).figures.num_blocks == 250

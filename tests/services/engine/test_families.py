@@ -15,11 +15,11 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.engine import Engine
-from services.engine.lean.families import spec_of
+from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
-LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 
 
@@ -47,12 +47,14 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize(("family", "lean"), [(f, False) for f in FAMILIES] + [(f, True) for f in LEAN])
-def test_greedy_tokens_equal_generate(family: str, lean: bool, tiny_model: Callable[[str], Path]) -> None:
-    """In arrival order, then twice in random order, composition and chunks, over scattered blocks."""
+@pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in FAST])
+def test_greedy_tokens_equal_generate(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
+    """In arrival order, then twice in random order, batches and chunks, over scattered blocks."""
     folder = tiny_model(family)
-    engine = Engine.load(folder, EngineSettings("cpu", "float32", lean=lean, block_size=4, kv_blocks=200, threads=1))
-    assert engine.figures.numerics.endswith("native") == lean
+    engine = Engine.load(
+        folder, EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=200, threads=1)
+    )
+    assert engine.figures.numerics.endswith("native") == fast_path
     expected = generate(folder, make_jobs(random.Random(7)))
     for rng in (None, random.Random(1), random.Random(2)):
         jobs = Driver(engine, rng).run(make_jobs(random.Random(7)))
@@ -82,7 +84,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
+def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
     folder = make_tiny_model(tmp_path, family, with_tokenizer=False, **changes)
     engine = Engine.load(folder, EngineSettings("cpu", "float32", block_size=4, kv_blocks=200, threads=1))
@@ -102,7 +104,7 @@ def test_variants_of_the_lean_families(variant: str, tmp_path: Path) -> None:
         ("opt", {}),
     ],
 )
-def test_what_the_lean_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
+def test_what_the_fast_path_leaves_to_transformers(family: str, changes: dict[str, Any]) -> None:
     plain = AutoConfig.for_model(family, **TINY[family])
     assert (spec_of(plain) is None) == (family == "opt")
     assert spec_of(AutoConfig.for_model(family, **{**TINY[family], **changes})) is None
@@ -120,6 +122,6 @@ def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:
 def test_greedy_tokens_equal_generate_on_cuda(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     engine = Engine.load(folder, EngineSettings(device="cuda", dtype="float32", block_size=4, kv_blocks=200))
-    assert engine.figures.numerics.endswith("triton") == (family in LEAN)
+    assert engine.figures.numerics.endswith("triton") == (family in FAST)
     jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))

@@ -1,4 +1,4 @@
-"""The lean path's promise: bitwise the same logits alone, in company, in chunks, computed again, elsewhere."""
+"""The fast path's promise: logits are bitwise the same alone, in a batch, in chunks, computed again, and elsewhere."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_jobs() -> list[Job]:
     "number", range(len(VARIANTS)), ids=[f"{family}-{s.dtype}-{s.weights}" for family, s in VARIANTS]
 )
 def test_logits_are_bitwise_the_same(folders: dict[str, Path], number: int) -> None:
-    """As log probabilities, which are a function of a request's own logits alone. Each variant has its own company."""
+    """Compares log probabilities, which depend on a request's own logits alone. Each variant has its own batches."""
     family, settings = VARIANTS[number]
     engine = Engine.load(folders[family], settings)
     assert " native" in engine.figures.numerics
@@ -87,12 +87,12 @@ def check(engine: Engine, folder: Path, settings: EngineSettings, rng: random.Ra
     other = Engine.load(folder, replace(settings, block_size=5, kv_blocks=400, threads=3))
     at_once = Driver(other, max_batch=len(alone)).run(make_jobs())
     assert [job.logprobs for job in at_once] == [job.logprobs for job in alone]
-    for again in (_in_company(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
+    for again in (_in_batches(engine, rng), _preempted(engine, rng), _after_a_crash(engine, other, rng)):
         assert [job.output for job in again] == [job.output for job in alone]
         assert [job.logprobs for job in again] == [job.logprobs for job in alone]
 
 
-def _in_company(engine: Engine, rng: random.Random) -> list[Job]:
+def _in_batches(engine: Engine, rng: random.Random) -> list[Job]:
     return Driver(engine, rng).run(make_jobs())
 
 

@@ -32,8 +32,8 @@ def test_tokens_depend_on_request_and_position_alone() -> None:
     assert len({tuple(output) for output in expected}) == len(expected)
 
 
-def test_who_asks_for_log_probabilities_gets_as_many() -> None:
-    """Of each token, and of the prompt with the first: once, however it is computed."""
+def test_as_many_log_probabilities_as_asked_for() -> None:
+    """For each token, and for the prompt with the first one, once, in any chunks."""
     asked = SamplingParams(3, logprobs=2, prompt_logprobs=1)
     for rng in (None, random.Random(1), random.Random(2)):
         plain, job = Job("a/0", [1] * 9, SamplingParams(3)), Job("b/0", [1] * 9, asked)

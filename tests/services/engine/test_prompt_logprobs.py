@@ -15,23 +15,23 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from services.engine import scoring
-from services.engine.contenders import PlainSearch
 from services.engine.engine import Engine
+from services.engine.sampling import prompt_logprobs
+from services.engine.sampling.candidates import PlainSearch
 from services.engine.settings import EngineSettings
 from services.messages import Claim, Iteration, Logprobs, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
-LEAN = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 STOCK = ["llama", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 TOLERANCE = 2e-5
 MOST = 5
 
 
 def make_jobs(vocab: int = 200, longest: int = 60) -> list[Job]:
-    """Some that ask for different numbers of likeliest tokens, and some that do not ask."""
+    """Jobs that ask for different numbers of likeliest tokens, and jobs that do not ask."""
     rng = random.Random(5)
     asked = [0, MOST, 2, None, 1, None, MOST]
     lengths = [1, 2, longest, 30, longest - 7, 9, 40]
@@ -46,7 +46,7 @@ def make_jobs(vocab: int = 200, longest: int = 60) -> list[Job]:
 
 
 def told(job: Job) -> PromptLogprobs | None:
-    """What came of the prompt, with the first output token and no other."""
+    """The prompt's log probabilities, which come with the first output token and no other."""
     if job.sampling.logprobs is None:
         assert job.logprobs == []
         return None
@@ -56,7 +56,7 @@ def told(job: Job) -> PromptLogprobs | None:
 
 
 def check(jobs: list[Job], folder: Path) -> None:
-    """Against log_softmax of a plain forward of each prompt alone."""
+    """Compare with log_softmax of a plain forward of each prompt alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for job in jobs:
         found, asked = told(job), job.sampling.prompt_logprobs
@@ -78,30 +78,30 @@ def check(jobs: list[Job], folder: Path) -> None:
         assert all(len(set(row)) == asked for row in ids.tolist())
 
 
-@pytest.mark.parametrize(("family", "lean"), [(f, True) for f in LEAN] + [(f, False) for f in STOCK])
-def test_they_are_those_of_a_plain_forward(family: str, lean: bool, tiny_model: Callable[[str], Path]) -> None:
-    """Each alone, all together, and in random company and chunks."""
+@pytest.mark.parametrize(("family", "fast_path"), [(f, True) for f in FAST] + [(f, False) for f in STOCK])
+def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
+    """Each alone, all together, and in random batches and chunks."""
     folder = tiny_model(family)
-    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
-    assert engine.figures.numerics.endswith("native") == lean
+    engine = Engine.load(folder, replace(SETTINGS, fast_path=fast_path))
+    assert engine.figures.numerics.endswith("native") == fast_path
     check([Driver(engine).run([job])[0] for job in make_jobs()], folder)
     check(Driver(engine, max_batch=9).run(make_jobs()), folder)
     check(Driver(engine, random.Random(1)).run(make_jobs()), folder)
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 def test_the_size_of_a_piece_changes_nothing(
-    lean: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    fast_path: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no more logits are made at once than it says, whatever is asked for."""
-    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean))
+    """No more logits than `AT_ONCE` are computed at once."""
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, fast_path=fast_path))
     expected = Driver(engine, max_batch=9).run(make_jobs())
     most = 7 * engine.figures.vocab_size
-    monkeypatch.setattr(scoring, "AT_ONCE", most)
+    monkeypatch.setattr(prompt_logprobs, "AT_ONCE", most)
     sizes: list[int] = []
     logits_after = engine.decoder.logits_after
 
-    def recording(tokens: scoring.Numbers) -> torch.Tensor | None:
+    def recording(tokens: prompt_logprobs.Numbers) -> torch.Tensor | None:
         logits = logits_after(tokens)
         assert logits is not None
         sizes.append(logits.numel())
@@ -111,7 +111,7 @@ def test_the_size_of_a_piece_changes_nothing(
     again = Driver(engine, max_batch=9).run(make_jobs())
     assert max(sizes) == most
     assert [job.output for job in again] == [job.output for job in expected]
-    if lean:
+    if fast_path:
         assert [told(job) for job in again] == [told(job) for job in expected]
     else:
         check(again, tiny_model("llama"))
@@ -121,7 +121,8 @@ def test_the_size_of_a_piece_changes_nothing(
     ("dtype", "weights"), [("float32", "dtype"), ("bfloat16", "dtype"), ("float32", "int8"), ("bfloat16", "int8")]
 )
 def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Path) -> None:
-    """In any company, chunks, blocks and threads; preempted; and those of the same tokens when they were generated."""
+    """In any batch, chunks, blocks and threads; preempted; and equal to those of the same tokens when they were
+    generated."""
     folder = make_tiny_model(tmp_path, "llama", 201, with_tokenizer=False, max_position_embeddings=280)
     settings = replace(SETTINGS, dtype=dtype, weights=weights)
     engine = Engine.load(folder, settings)
@@ -144,7 +145,7 @@ def test_bits_depend_on_the_request_alone(dtype: str, weights: str, tmp_path: Pa
 
 
 def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
-    """Released at any moment, in the middle of a prompt too, and sent again with what was drawn."""
+    """Released at any moment, also within a prompt, and sent again with the drawn tokens."""
     jobs, driver = make_jobs(201, 250), Driver(engine, rng)
     while any(not job.done for job in jobs):
         driver.iterate([job for job in jobs if not job.done])
@@ -155,7 +156,7 @@ def _preempted(engine: Engine, rng: random.Random) -> list[Job]:
 
 
 def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
-    """Its neighbour begins with its blocks; that changes nothing for the one that is scored."""
+    """A neighbour shares its first blocks, which changes nothing for the request that is scored."""
     prompt = list(range(5, 17))
     asking = SamplingParams(1, temperature=0.0, logprobs=0, prompt_logprobs=0)
     alone = Driver(llama).run([Job("a/0", prompt, asking)])[0].logprobs[0]
@@ -167,10 +168,10 @@ def test_a_prompt_behind_shared_blocks_is_left_alone(llama: Engine) -> None:
     assert set(result.tokens) == {"a/0", "b/0"}
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 @pytest.mark.parametrize("rng", [None, random.Random(2)])
 def test_a_prompt_whose_logits_are_not_finite_fails_alone(
-    tmp_path: Path, lean: bool, rng: random.Random | None
+    tmp_path: Path, fast_path: bool, rng: random.Random | None
 ) -> None:
     folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
     weights = load_file(folder / "model.safetensors")
@@ -178,7 +179,7 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     asking = SamplingParams(2, temperature=0.0, logprobs=0, prompt_logprobs=1)
     jobs = [Job("bad/0", [3, 4, 40, *range(5, 30)], asking), Job("good/0", list(range(5, 35)), asking)]
-    engine = Engine.load(folder, replace(SETTINGS, lean=lean))
+    engine = Engine.load(folder, replace(SETTINGS, fast_path=fast_path))
     Driver(engine, rng).run(jobs)
     assert "not finite" in (jobs[0].failed or "")
     found = told(jobs[1])
@@ -195,8 +196,8 @@ def test_one_way_of_scoring_is_the_other() -> None:
     logits[6, 2] = torch.inf
     targets = torch.randint(0, 300, (40,)).int()
     targets[3] = 7
-    one = scoring.on_a_cpu(logits, targets.numpy(), 4, PlainSearch())
-    other = scoring.on_a_device(logits, targets.numpy(), 4)
+    one = prompt_logprobs.score_on_cpu(logits, targets.numpy(), 4, PlainSearch())
+    other = prompt_logprobs.score_batched(logits, targets.numpy(), 4)
     assert one.sound.tolist() == other.sound.tolist() == [i not in (5, 6) for i in range(40)]
     sound = one.sound
     assert one.own[3] == other.own[3] == -torch.inf
@@ -214,10 +215,10 @@ def test_logprobs_of_a_first_token_are_otherwise_unchanged(llama: Engine) -> Non
     assert [Logprobs(one.token, one.top) for one in both.logprobs] == plain.logprobs
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_under_the_scheduler(lean: bool, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_under_the_scheduler(fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
     """In chunks under a budget, beside neighbours that share prefixes, preempted when blocks run out."""
-    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, lean=lean, kv_blocks=21))
+    engine = Engine.load(tiny_model("llama"), replace(SETTINGS, fast_path=fast_path, kv_blocks=21))
     engine.reset("e")
     knobs = Knobs(4, token_budget=9, admission="on_demand", prefix_caching=True)
     scheduler = Scheduler(epoch="e", figures=engine.figures, knobs=knobs)

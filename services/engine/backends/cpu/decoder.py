@@ -1,0 +1,185 @@
+"""CpuDecoder: the fast path on a CPU. Python sees no layer: a compiled function runs all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.engine.backends.cpu.packing import Packer, WeightKind
+from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
+from services.engine.batch.buffers import ReusedBuffer
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights, Linear, Table, rotary_table
+from services.engine.parallel.decoder import AllReduce, RankDecoder
+from services.engine.parallel.layout import Layout
+
+CPU = torch.device("cpu")
+ONE_PROCESS = Layout()
+PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSetup:
+    """What a decoder is made from. Activations are float32; weights are kept in `weight_dtype` as Packer does it, keys
+    and values in `cache_dtype`."""
+
+    library: ctypes.CDLL  # the compiled kernels
+    spec: DecoderSpec  # of the whole model
+    weights: DecoderWeights  # of the rank's shard
+    weight_dtype: torch.dtype
+    cache_dtype: torch.dtype
+    threads: int
+    max_model_len: int
+
+
+class CpuDecoder(RankDecoder):
+    """See RankDecoder. Bits do not depend on the batch, the chunks or the threads."""
+
+    def __init__(self, setup: CpuSetup, layout: Layout = ONE_PROCESS) -> None:
+        super().__init__(setup.spec, layout, CPU)
+        library, weights, part = setup.library, setup.weights, self._part
+        packer = Packer(library, setup.weight_dtype, setup.threads)
+        layers = range(*layout.layers(setup.spec.layers))
+        self._library = library
+        self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in layers))
+        kind = WeightKind(self._layers[0].down.kind)
+        self.weight_dtype, self.cache_dtype = kind.dtype, setup.cache_dtype
+        self.backend = "native"
+        if kind == WeightKind.BFLOAT16_DOTS:
+            self.backend += f" {packer.units}"
+        if kind == WeightKind.INT8:
+            self.backend += " int8"
+        cosines, sines = rotary_table(part, setup.max_model_len) if part.rotary else (None, None)
+        self._model = Model(
+            layer_count=part.layers,
+            hidden=part.hidden,
+            intermediate=part.intermediate,
+            layer_norm=part.layer_norm,
+            gated=part.gated,
+            threads=setup.threads,
+            epsilon=part.epsilon,
+            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
+            cosines=packer.numbers(cosines),
+            sines=packer.numbers(sines),
+            layers=self._layers,
+            last_norm=packer.norm(weights.last_norm()) if layout.is_last else Norm(),
+            vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else Matrix(),
+            buffers=library.orca_new_buffers(),
+        )
+        weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
+        self._kept = packer.kept
+        self.halves = 2 * part.layers  # of layers, see `run_halves`
+        self._embedding = weights.embedding() if layout.is_first else None
+        self._positions = weights.positions() if layout.is_first and not part.rotary else None
+        self._x, self._logits = ReusedBuffer(), ReusedBuffer()
+        self.bytes_read = weights.bytes_read
+
+    def bind(self, cache: KVCache) -> None:
+        """See Decoder."""
+        self._cache = cache
+        self._model.heads.block_size = cache.block_size
+        self._model.bfloat16_cache = cache.dtype == torch.bfloat16
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+
+    def begin(self, batch: FlatBatch) -> CpuForwardPass:
+        return CpuForwardPass(self, batch)
+
+    def seconds(self) -> dict[str, float]:
+        """How long the layers took so far, by phase."""
+        times = (ctypes.c_double * len(PHASES))()
+        self._library.orca_seconds(ctypes.c_void_p(self._model.buffers), times)
+        return dict(zip(PHASES, times, strict=True))
+
+    def embed(self, batch: FlatBatch) -> torch.Tensor:
+        """See ForwardPass."""
+        assert self._embedding is not None, "the first stage embeds"
+        size = len(batch.input_ids), self._part.hidden
+        x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
+        whole = self._layout.tp == 1
+        x[:] = _look_up(self._embedding, batch.input_ids, whole)
+        if self._positions is not None:
+            x += _look_up(self._positions, batch.positions(), whole)
+        return x
+
+    def run_halves(
+        self, batch: Batch, first: int, end: int, x: torch.Tensor, partial: torch.Tensor | None = None
+    ) -> None:
+        """Run the halves of layers from `first` to `end` over x [tokens, hidden]: 2 * layer is attention, 2 * layer + 1
+        the MLP. They add to x; the last layer before the vocabulary at least to the rows whose logits are wanted. With
+        `partial` [tokens, hidden], one half writes there what is to be added."""
+        to = None if partial is None else _pointer(partial)
+        self._library.orca_run(ctypes.byref(self._model), ctypes.byref(batch), first, end, _pointer(x), to)
+
+    def logits(self, batch: Batch, x: torch.Tensor, tokens: Numbers) -> torch.Tensor:
+        """See ForwardPass."""
+        logits = self._logits(len(tokens), self._model.vocabulary.outputs)
+        model, at = ctypes.byref(self._model), ctypes.c_void_p(_address(tokens))
+        self._library.orca_logits(model, ctypes.byref(batch), at, len(tokens), _pointer(x), _pointer(logits))
+        return logits
+
+
+class CpuForwardPass:
+    """See ForwardPass."""
+
+    def __init__(self, decoder: CpuDecoder, batch: FlatBatch) -> None:
+        self._decoder, self._batch, self._struct = decoder, batch, as_struct(batch)
+
+    def embed(self) -> torch.Tensor:
+        """See ForwardPass."""
+        return self._decoder.embed(self._batch)
+
+    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> None:
+        """See ForwardPass."""
+        decoder, halves = self._decoder, self._decoder.halves
+        if all_reduce is None:
+            return decoder.run_halves(self._struct, 0, halves, x)
+        partial = torch.empty_like(x)
+        for half in range(halves):
+            decoder.run_halves(self._struct, half, half + 1, x, partial)
+            x += all_reduce(partial)
+        return None
+
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
+        """See ForwardPass."""
+        return self._decoder.logits(self._struct, x, self._batch.ends if tokens is None else tokens)
+
+
+def as_struct(batch: FlatBatch) -> Batch:
+    """The batch for C++, valid as long as `batch` lives."""
+    return Batch(
+        len(batch.input_ids),
+        len(batch.contexts),
+        len(batch.wanted),
+        *(_address(part) for part in (batch.starts, batch.contexts, batch.table_starts, batch.tables, batch.wanted)),
+    )
+
+
+def _look_up(table: Table, ids: Numbers, whole: bool) -> torch.Tensor:
+    """The rows [ids, hidden], in the table's dtype; zeros where another shard has the row, if it is not the `whole`
+    table."""
+    rows = torch.from_numpy(ids)
+    if whole:
+        return table.rows[rows]
+    rows = rows.long() - table.first
+    there = (rows >= 0) & (rows < len(table.rows))
+    return table.rows[rows.where(there, 0)].masked_fill_(~there[:, None], 0.0)
+
+
+def _address(array: np.ndarray[Any, np.dtype[np.int32]]) -> int:
+    assert array.dtype == np.int32, array.dtype
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    assert tensor.dtype == torch.float32, tensor.dtype
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,271 @@
+// Attention over the block table, without gathering or padding.
+//
+// A query goes through its keys in tiles that begin at multiples of KEYS, and each sum has one order. So its output is
+// bitwise the same for a whole prompt, for chunks, when it is computed again, and in any batch. (Online softmax:
+// Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.)
+#pragma once
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "batch.h"
+#include "powers.h"
+#include "products.h"
+
+constexpr int KEYS = 256;   // of a tile
+constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
+
+// Writes a token's key and value of one head.
+template <class Number>
+inline void write_plain(const LayerCache<Number>& cache, size_t at, int offset, const float* key, const float* value) {
+    const int size = cache.heads.block_size, dim = cache.heads.dim;
+    Number *keys = cache.keys + at + offset, *values = cache.values + at + size_t(offset) * dim;
+    for (int i = 0; i < dim; ++i) from_float(keys[size_t(i) * size], key[i]);
+    for (int i = 0; i < dim; ++i) from_float(values[i], value[i]);
+}
+
+template <class Number>
+class Attention {
+public:
+    explicit Attention(const LayerCache<Number>& cache) : cache_(cache), heads_(cache.heads) {}
+
+    // Computes one span and key head: query [tokens, width], outputs in the rows from `origin` on.
+    template <class Input>
+    void run(const Span& span, int head, const float* query, int width, const Input& outputs, int origin) const {
+        const int dim = heads_.dim, group = heads_.group(), rows = span.count * group, padded = heads_.padded_dim();
+        const int first_position = cache_.batch.contexts[span.request] + span.first;
+        const int first_token = cache_.batch.starts[span.request] + span.first;
+        const int length = first_position + span.count;
+        const Tiles own(rows);
+        const Scratch s = scratch(rows, dim, padded);
+        for (int tile = 0; tile < own.tiles; ++tile)
+            transpose_queries(own.rows_of(tile), s.queries + size_t(tile) * dim * ROWS, [&](int r) {
+                const int row = tile * own.height + r;
+                return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
+            });
+        std::fill_n(s.highest, own.tiles * LANES, -INFINITY);
+        std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
+        std::fill_n(s.outputs, size_t(rows) * padded, 0.0f);
+        for (int begin = 0; begin < length; begin += KEYS) {
+            const int count = std::min(KEYS, length - begin);
+            std::fill_n(s.best, size_t(rows) * LANES, -INFINITY);
+            scores(s, own, span.request, head, begin, count, first_position + 1 - begin);
+            for (int tile = 0; tile < own.tiles; ++tile) update_highest(s, own, tile);
+            for (int tile = 0; tile < own.tiles; ++tile) weigh(s, own, tile, count);
+            add_values(s, own, span.request, head, begin, count);
+        }
+        const int token = first_token - origin;
+        for (int of = 0; of < group; ++of) put(s, of, group, span.count, token, head * group + of, outputs);
+    }
+
+private:
+    struct Scratch {
+        float *queries, *keys, *values, *weights, *outputs;
+        float *best;     // [rows][LANES]: the highest score of the tile in each lane
+        float *highest;  // [tiles][LANES]: the highest score of each row so far
+        float *shrink;   // [tiles][LANES]: the factor for earlier sums
+        float *totals;   // [rows][LANES]
+    };
+
+    // Each array begins on a cache line, because a vector across two lines costs twice.
+    static Scratch scratch(int rows, int dim, int padded) {
+        thread_local Numbers memory;
+        const int tiles = Tiles(rows).tiles;
+        size_t taken = 0;
+        const auto take = [&](size_t size) { return std::exchange(taken, taken + (size + 15) / 16 * 16); };
+        const size_t queries = take(size_t(tiles) * ROWS * dim), keys = take(size_t(KEYS) * dim);
+        const size_t values = take(size_t(KEYS) * padded), weights = take(size_t(rows) * KEYS);
+        const size_t outputs = take(size_t(rows) * padded), best = take(size_t(rows) * LANES);
+        const size_t highest = take(size_t(tiles) * LANES), shrink = take(size_t(tiles) * LANES);
+        const size_t totals = take(size_t(rows) * LANES);
+        if (memory.size() < taken) memory.resize(taken);
+        float* m = memory.data();
+        return {m + queries, m + keys,    m + values, m + weights, m + outputs,
+                m + best,    m + highest, m + shrink, m + totals};
+    }
+
+    const Number* key(int request, int head, int position) const {
+        return cache_.keys + cache_.at(request, head, position) + position % heads_.block_size;
+    }
+    const Number* value(int request, int head, int position) const {
+        return cache_.values + cache_.at(request, head, position) + size_t(position % heads_.block_size) * heads_.dim;
+    }
+
+    // Writes `count` scaled queries, row r at from(r), as a tile of rows.
+    template <class From>
+    void transpose_queries(int count, float* to, const From& from) const {
+        int d = 0;
+        for (; d + LANES <= heads_.dim; d += LANES) {
+            Vector square[LANES] = {};
+            for (int r = 0; r < count; ++r) square[r] = load(from(r) + d) * heads_.scaling;
+            store_transposed(to + size_t(d) * ROWS, square, LANES);
+        }
+        for (; d < heads_.dim; ++d)
+            for (int r = 0; r < count; ++r) to[size_t(d) * ROWS + r] = from(r)[d] * heads_.scaling;
+    }
+
+    // Writes one head's outputs of `count` tokens from `token` on.
+    template <class Input>
+    void put(const Scratch& s, int of, int group, int count, int token, int head, const Input& to) const {
+        const int dim = heads_.dim, padded = heads_.padded_dim();
+        for (int row = of; row < count * group; row += group) {
+            const Vector share = broadcast(1.0f / total(load(s.totals + size_t(row) * LANES)));
+            float* outputs = s.outputs + size_t(row) * padded;
+            for (int d = 0; d < padded; d += LANES) store(outputs + d, load(outputs + d) * share);
+        }
+        for (int done = 0, some; done < count; done += some) {
+            some = std::min(count - done, to.neighbours(token + done));
+            const float* from = s.outputs + size_t(done * group + of) * padded;
+            to.copy(token + done, some, head * dim, from, size_t(group) * padded, dim);
+        }
+    }
+
+    // The tile's scores. Keys are read from the cache if blocks hold whole vectors, else from a copy. The first token
+    // sees the keys below `visible`.
+    void scores(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int visible) const {
+        const int size = heads_.block_size, dim = heads_.dim;
+        if (size % LANES) {
+            for (int j = 0; j < count; ++j) {
+                float* column = s.keys + size_t(j / LANES) * dim * LANES + j % LANES;
+                const Number* from = key(request, head, begin + j);
+                for (int d = 0; d < dim; ++d) column[d * LANES] = to_float(from[d * size]);
+            }
+            score_all(s, own, count, visible, LANES, [&](int j) { return s.keys + size_t(j) * dim; });
+        } else {
+            score_all(s, own, count, visible, size, [&](int j) { return key(request, head, begin + j); });
+        }
+    }
+
+    // Vector after vector: that of the keys from j on is at(j), the next dimension is `step` further.
+    template <class At>
+    void score_all(const Scratch& s, const Tiles& own, int count, int visible, int step, const At& at) const {
+        int j = 0;
+        if (own.count <= FEW)
+            for (; j + 3 * LANES < count; j += 4 * LANES) score<4, FEW>(s, own, j, count, visible, step, at);
+        for (; j < count; j += WIDTH) score<2, ROWS>(s, own, j, count, visible, step, at);
+    }
+
+    // The scores of V vectors of keys.
+    template <int V, int MOST, class At>
+    void score(const Scratch& s, const Tiles& own, int j, int count, int visible, int step, const At& at) const {
+        const int dim = heads_.dim;
+        Run<std::remove_cvref_t<decltype(*at(j))>, V> run;
+        for (int v = 0; v < V; ++v) run.columns[v] = at(j + v * LANES < count ? j + v * LANES : j);
+        run.count = dim;
+        for (int tile = 0; tile < own.tiles; ++tile)
+            with_rows<MOST>(own.rows_of(tile), [&](auto R) {
+                Vector sums[R][V];
+                sum_products<R, V, 1, true>(sums, s.queries + size_t(tile) * dim * ROWS, ROWS, &run, 1, step);
+                if (visible < j + V * LANES)
+                    for (int r = 0; r < R; ++r) hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j);
+                for (int r = 0; r < R; ++r) {
+                    const int row = tile * own.height + r;
+                    float *to = s.weights + size_t(row) * KEYS + j, *best = s.best + size_t(row) * LANES;
+                    Vector highest = load(best);
+                    for (int v = 0; v < V; ++v) {
+                        store(to + v * LANES, sums[r][v]);
+                        highest = larger(sums[r][v], highest);
+                    }
+                    store(best, highest);
+                }
+            });
+    }
+
+    // Sets all but the first `visible` scores of some vectors to -inf.
+    template <size_t V>
+    static void hide(Vector (&scores)[V], int visible) {
+        for (Vector& v : scores) {
+            v = numbers() < float(visible) ? v : broadcast(-INFINITY);
+            visible -= LANES;
+        }
+    }
+
+    // Updates the highest scores of a tile's rows, and the factor for their earlier sums.
+    void update_highest(const Scratch& s, const Tiles& own, int tile) const {
+        Vector square[LANES];
+        const float* best = s.best + size_t(tile * own.height) * LANES;
+        for (int r = 0; r < LANES; ++r) square[r] = load(best + (r < own.rows_of(tile) ? r : 0) * LANES);
+        transpose(square);
+        const Vector before = load(s.highest + tile * LANES);
+        Vector now = before;
+        for (const Vector& column : square) now = larger(column, now);
+        store(s.highest + tile * LANES, now);
+        store(s.shrink + tile * LANES, exponential(before - now));
+    }
+
+    // Turns the scores of a tile's rows into weights exp(score - highest).
+    void weigh(const Scratch& s, const Tiles& own, int tile, int count) const {
+        for (int r = 0; r < own.rows_of(tile); ++r) {
+            const size_t row = size_t(tile * own.height + r);
+            float *weights = s.weights + row * KEYS, *totals = s.totals + row * LANES;
+            const Vector now = broadcast(s.highest[tile * LANES + r]);
+            Vector sum = load(totals) * s.shrink[tile * LANES + r];
+            for (int j = 0; j < count; j += LANES) {
+                const Vector weight = exponential(load(weights + j) - now);
+                store(weights + j, weight);
+                sum += weight;
+            }
+            store(totals, sum);
+        }
+    }
+
+    // Adds the tile's values times their weights. Values are read from the cache if a head is whole panels, else from a
+    // copy.
+    void add_values(const Scratch& s, const Tiles& own, int request, int head, int begin, int count) const {
+        const int dim = heads_.dim, padded = heads_.padded_dim();
+        if (dim != padded)
+            for (int j = 0; j < count; ++j) {
+                const Number* from = value(request, head, begin + j);
+                for (int d = 0; d < dim; ++d) s.values[size_t(j) * padded + d] = to_float(from[d]);
+            }
+        int d = 0;
+        if (own.count <= FEW)
+            for (; d + 2 * WIDTH <= padded; d += 2 * WIDTH) add_values<4, FEW>(s, own, request, head, begin, count, d);
+        for (; d < padded; d += WIDTH) add_values<2, ROWS>(s, own, request, head, begin, count, d);
+    }
+
+    // The same for V vectors of dimensions from d on.
+    template <int V, int MOST>
+    void add_values(const Scratch& s, const Tiles& own, int request, int head, int begin, int count, int d) const {
+        if (heads_.dim != heads_.padded_dim()) {
+            const Run<float, V> copy = run_of<V>(s.values + d, count);
+            return add<MOST>(s, own, &copy, 1, d);
+        }
+        Run<Number, V> runs[KEYS];
+        int found = 0;
+        for (int j = 0; j < count; j += runs[found++].count) {
+            const int some = std::min(count - j, heads_.block_size - (begin + j) % heads_.block_size);
+            runs[found] = run_of<V>(value(request, head, begin + j) + d, some);
+        }
+        add<MOST>(s, own, runs, found, d);
+    }
+
+    template <int V, class Stored>
+    static Run<Stored, V> run_of(const Stored* first, int count) {
+        Run<Stored, V> run;
+        for (int v = 0; v < V; ++v) run.columns[v] = first + v * LANES;
+        run.count = count;
+        return run;
+    }
+
+    template <int MOST, int V, class Stored>
+    void add(const Scratch& s, const Tiles& own, const Run<Stored, V>* runs, int count, int d) const {
+        const int padded = heads_.padded_dim();
+        for (int tile = 0; tile < own.tiles; ++tile)
+            with_rows<MOST>(own.rows_of(tile), [&](auto R) {
+                const int row = tile * own.height;
+                float* outputs = s.outputs + size_t(row) * padded + d;
+                const float *weights = s.weights + size_t(row) * KEYS, *shrink = s.shrink + tile * LANES;
+                Vector sums[R][V];
+                for (int r = 0; r < R; ++r)
+                    for (int v = 0; v < V; ++v) sums[r][v] = load(outputs + size_t(r) * padded + v * LANES) * shrink[r];
+                sum_products<R, V, KEYS, false>(sums, weights, 1, runs, count, padded);
+                for (int r = 0; r < R; ++r)
+                    for (int v = 0; v < V; ++v) store(outputs + size_t(r) * padded + v * LANES, sums[r][v]);
+            });
+    }
+
+    const LayerCache<Number> cache_;
+    const Heads& heads_;
+};

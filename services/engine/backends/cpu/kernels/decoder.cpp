@@ -1,0 +1,181 @@
+// A decoder's layers over a flat batch: the functions that Python calls.
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "layers.h"
+#include "packing.h"
+#include "passes.h"
+
+namespace {
+
+// Runs work(team) in every thread, with the processor's units for bfloat16. The team has only as many threads as OpenMP
+// gives, because it waits for all of them.
+template <class Work>
+void together(int wanted, const Work& work) {
+    omp_set_dynamic(0);
+    const int threads = std::min(wanted, omp_get_thread_limit());
+    Team team(threads);
+#pragma omp parallel num_threads(threads)
+    {
+#if defined(HAS_UNITS)
+        const Units units;
+#endif
+        work(team);
+    }
+}
+
+void grow(Numbers& v, size_t size) {
+    if (v.size() < size) v.resize(size);
+}
+
+// Calls work.template operator()<Input>() with the type of input that a matrix takes.
+template <class Work>
+void with_input(const Matrix& matrix, const Work& work) {
+#if defined(HAS_UNITS)
+    if (matrix.kind == WeightKind::BFLOAT16_DOTS) return work.template operator()<Bfloat16Input>();
+#endif
+    work.template operator()<TiledInput>();
+}
+
+// Makes room for slices of up to `rows` rows.
+template <class Input>
+void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
+    if (int(buffers.inputs.size()) < crews) buffers.inputs.resize(crews);
+    const int attended = model.heads.queries * model.heads.dim;
+    for (int crew = 0; crew < crews; ++crew) {
+        ProductInputs& inputs = buffers.inputs[crew];
+        grow(inputs.narrow, Input::floats(rows, model.hidden));
+        grow(inputs.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
+    }
+}
+
+// The steps [first, end) as passes: where each begins, and the end. A pass begins with each step that attends.
+std::vector<int> passes_of(int first, int end) {
+    std::vector<int> passes{first};
+    for (int step = first + 1; step < end; ++step)
+        if (step % STEPS == ATTEND) passes.push_back(step);
+    passes.push_back(end);
+    return passes;
+}
+
+template <class Input>
+void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
+    const std::vector<int> owners = owners_of(batch);
+    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
+    const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
+    const int count = int(slices.size());
+    Buffers& buffers = *model.buffers;
+    prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
+    grow(buffers.qkv, size_t(batch.tokens) * (model.heads.queries + 2 * model.heads.keys) * model.heads.dim);
+    const auto step_of = [](int half) { return half / 2 * STEPS + (half % 2 ? FEED_FORWARD : WRITE_KV); };
+    const std::vector<int> passes = passes_of(step_of(first), step_of(last));
+    float* to = partial ? partial : x;
+    // The last layer may skip the rows whose logits are not wanted.
+    const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
+    Passes order(count);
+    together(model.threads, [&](Team& team) {
+        if (count == 1) {
+            SliceRun<Input, Team> run{model, batch, owners.data(), slices.front(), buffers.inputs.front(), team, x, to};
+            return run.run(passes.front(), passes.back());
+        }
+        Alone alone;
+        ProductInputs& inputs = buffers.inputs[omp_get_thread_num()];
+        const int last_pass = int(passes.size()) - 2;
+        order.run(last_pass + 1, [&](int pass, int slice) {
+            if (only_wanted && pass && pass == last_pass && !slices[slice].wanted) return;
+            SliceRun<Input, Alone> run{model, batch, owners.data(), slices[slice], inputs, alone, x, to};
+            run.run(passes[pass], passes[pass + 1]);
+        });
+    });
+}
+
+template <class Input>
+void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, int count, float* x, float* logits) {
+    Buffers& buffers = *model.buffers;
+    const Slice all{0, count, Tiles(count), {}, true};
+    prepare<Input>(buffers, model, 1, all.count);
+    together(model.threads, [&](Team& team) {
+        SliceRun<Input, Team> run{model, batch, nullptr, all, buffers.inputs.front(), team, x, x};
+        run.norm(model.last_norm, [&](int row) { return tokens[row]; });
+        run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+// The units for BFLOAT16_DOTS, "amx" or "avx512_bf16"; "" if the processor has none.
+const char* orca_units() { return units(); }
+
+int orca_width() { return WIDTH; }
+
+// The names of WeightKind, in order, separated by spaces.
+const char* orca_weight_kinds() { return WEIGHT_KIND_NAMES; }
+
+Buffers* orca_new_buffers() { return new Buffers; }
+
+// Copies the seconds spent in each Phase so far.
+void orca_seconds(const Buffers* buffers, double* seconds) { std::copy_n(buffers->seconds, 6, seconds); }
+
+// How many numbers a panel of this kind has.
+int orca_panel_size(WeightKind kind, int inputs) {
+    if (kind == WeightKind::BFLOAT16_DOTS) return int(panel_size(static_cast<Dotted*>(nullptr), inputs));
+    return int(panel_size(static_cast<float*>(nullptr), inputs));
+}
+
+void orca_delete_buffers(Buffers* buffers) { delete buffers; }
+
+// Packs weights [outputs, inputs], floats or bfloat16, into panels of `kind`; INT8 with a scale for each column of the
+// panels. `gated`: the first half of the outputs are the gates of the second half.
+void orca_pack(const void* weights, int bfloat16_weights, int outputs, int inputs, WeightKind kind, int gated,
+               int threads, void* panels, float* scales) {
+    auto all = [&](auto packing) {
+        together(threads, [&](Team& team) {
+            team.each(packing.panels(), [&](int panel) {
+                if (kind == WeightKind::FLOAT32) packing.pack(panel, static_cast<float*>(panels), nullptr);
+                if (kind == WeightKind::BFLOAT16) packing.pack(panel, static_cast<Paired*>(panels), nullptr);
+                if (kind == WeightKind::INT8) packing.pack(panel, static_cast<int8_t*>(panels), scales);
+                if (kind == WeightKind::BFLOAT16_DOTS) packing.pack(panel, static_cast<Dotted*>(panels), nullptr);
+            });
+        });
+    };
+    if (bfloat16_weights)
+        all(Packing<bfloat16>{static_cast<const bfloat16*>(weights), outputs, inputs, gated != 0});
+    else
+        all(Packing<float>{static_cast<const float*>(weights), outputs, inputs, gated != 0});
+}
+
+// to [rows, outputs] = x [rows, inputs] times a matrix.
+void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, float* to) {
+    with_input(*matrix, [&]<class Input>() {
+        const Tiles tiles(rows);
+        static thread_local Numbers memory;  // allocating it takes as long as many a product
+        grow(memory, Input::floats(rows, matrix->inputs));
+        const Input input(memory, matrix->inputs, tiles);
+        together(threads, [&](Team& team) {
+            each_range(team, rows, 16, [&](int begin, int end) {
+                for (int row = begin; row < end; ++row)
+                    input.copy(row, 1, 0, x + size_t(row) * matrix->inputs, 0, matrix->inputs);
+            });
+            Product{*matrix, to, false}.run(team, input);
+        });
+    });
+}
+
+// Runs the halves [first, last) of layers: 2 * layer is attention, 2 * layer + 1 the MLP. x is [tokens, hidden].
+// Without `partial` each half adds to x. With it, one half writes there what is to be added together with the other
+// ranks' parts.
+void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
+    with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
+}
+
+// Logits [count, vocabulary] after `count` tokens, which are flat indices among batch.logits_after.
+void orca_logits(const Model* model, const Batch* batch, const int32_t* tokens, int count, float* x, float* logits) {
+    if (!count) return;
+    with_input(model->vocabulary,
+               [&]<class Input>() { find_logits<Input>(*model, *batch, tokens, count, x, logits); });
+}
+}

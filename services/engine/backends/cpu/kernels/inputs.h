@@ -1,0 +1,147 @@
+// The input rows of a product, as it reads them: floats in tiles, or bfloat16 row after row.
+#pragma once
+
+#include <climits>
+
+#include "dots.h"
+#include "powers.h"
+
+// The height of a batch's slices in units of rows: the least and the most.
+struct Heights {
+    int unit, low, high;
+};
+
+// Floats, [tile][depth][ROWS].
+class TiledInput {
+public:
+    static constexpr Heights SLICES{ROWS, 4, 6};
+
+    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : to_(memory.data()), depth_(depth), tiles_(tiles) {}
+
+    static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
+
+    // Sets numbers [at, at + n) of all rows of the tile that begins with `row`. Overwrites the vectors, one for each
+    // row.
+    void set(int row, int, int at, Vector (&rows)[LANES], int n) const { store_transposed(place(row, at), rows, n); }
+
+    void set(int row, int at, float x) const { *place(row, at) = x; }
+
+    // As exact as float32.
+    static Vector silu(Vector x) { return ::silu(x); }
+
+    // How many rows from this one on are neighbours.
+    int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
+
+    // Copies `dim` numbers for each of `count` neighbours to `at`; in `from` the rows are `step` apart.
+    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
+        float* to = place(row, at);
+        if (count == 1) {
+            for (int d = 0; d < dim; ++d) to[size_t(d) * ROWS] = from[d];
+            return;
+        }
+        for (int d = 0; d < dim; d += LANES) {
+            Vector square[LANES] = {};
+            for (int r = 0; r < count; ++r) square[r] = load(from + r * step + d);
+            transpose(square);
+            for (int k = 0; k < std::min(LANES, dim - d); ++k) store_some(to + size_t(d + k) * ROWS, square[k], count);
+        }
+    }
+
+    // Prefetches, for writing, `numbers` of a tile's rows from `at` on.
+    void expect(int row, int at, int numbers) const {
+        const float* to = place(row, at);
+        for (int i = 0; i < numbers * ROWS; i += 16) __builtin_prefetch(to + i, 1);
+    }
+
+    template <class Crew, class Finish, class Expect>
+    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect& expect) const {
+        ::multiply(crew, matrix, to_, tiles_, finish, expect);
+    }
+
+private:
+    float* place(int row, int at) const { return to_ + tiles_.at(row, depth_) + size_t(at) * ROWS; }
+
+    float* to_;
+    int depth_;
+    const Tiles& tiles_;
+};
+
+#if defined(HAS_UNITS)
+
+// bfloat16, each row filled up with zeros to whole steps.
+class Bfloat16Input {
+public:
+    static constexpr Heights SLICES{BLOCK, 4, 6};
+
+    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles)
+        : to_(reinterpret_cast<bfloat16*>(memory.data())), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+
+    static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
+
+    void set(int row, int count, int at, const Vector (&rows)[LANES], int n) const {
+#pragma GCC unroll 4
+        for (int r = 0; r < count; ++r) put(row + r, at, rows[r], n);
+    }
+
+    static Vector silu(Vector x) { return fast_silu(x); }
+
+    void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
+
+    int neighbours(int) const { return INT_MAX; }
+
+    void copy(int row, int count, int at, const float* from, size_t step, int dim) const {
+        for (int r = 0; r < count; ++r, from += step)
+            for (int d = 0; d < dim; d += LANES) put(row + r, at + d, load(from + d), std::min(LANES, dim - d));
+    }
+
+    void expect(int, int, int) const {}
+
+    template <class Crew, class Finish, class Expect>
+    void multiply(Crew& crew, const Matrix& matrix, const Finish& finish, const Expect&) const {
+        const int blocks = (rows_ + BLOCK - 1) / BLOCK;
+        const size_t size = size_t(stride_) * WIDTH;  // of a panel
+        share_out(crew, matrix, blocks, BLOCK * stride_ * sizeof(bfloat16), 4, [&](int first, int last, int begin, int end) {
+            for (int panel = begin; panel < end; ++panel) {
+                const Dotted* weights = static_cast<const Dotted*>(matrix.panels) + panel * size;
+                Prefetch ahead(weights + (last - first == 1 ? STEPS_AHEAD * DEPTHS * WIDTH : size), last - first);
+                for (int block = first; block < last; ++block) {
+                    const int row = block * BLOCK;
+                    multiply_block({to_ + size_t(row) * stride_, size_t(stride_)}, std::min(BLOCK, rows_ - row), weights,
+                                   stride_, ahead, [&](int r, auto& sums) { finish(panel, row + r, sums); });
+                }
+            }
+        });
+    }
+
+private:
+    // A single block prefetches what it reads so many steps later, also past the end of its panel. Each of several
+    // prefetches its share of the next panel.
+    static constexpr int STEPS_AHEAD = 4;
+
+    // Prefetches a panel for `blocks` blocks, a few lines at a time, because the processor waits if there are many.
+    class Prefetch {
+    public:
+        Prefetch(const Dotted* panel, int blocks)
+            : at_(reinterpret_cast<const char*>(panel)), lines_((LINES + blocks - 1) / blocks) {}
+        void operator()() {
+            for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
+        }
+
+    private:
+        static constexpr int LINES = DEPTHS * WIDTH * sizeof(bfloat16) / 64 / FETCHES;  // cache lines of one prefetch
+
+        const char* at_;
+        const int lines_;
+    };
+
+    void put(int row, int at, Vector v, int n) const {
+        bfloat16* to = to_ + size_t(row) * stride_;
+        store_some(to + at, v, n);
+        if (at + n == depth_) std::fill(to + depth_, to + stride_, bfloat16{0});
+    }
+
+    bfloat16* to_;
+    int depth_, stride_, rows_;
+};
+
+#endif

@@ -1,0 +1,239 @@
+// The halves of a layer: attention and the MLP.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "pointwise.h"
+
+// Multiplies a panel's sums by the scales and adds the bias. Sums of columns past the last one are undefined.
+template <size_t R>
+inline void finish(const Matrix& m, int panel, Vector (&sums)[R][2]) {
+    const int column = panel * WIDTH;
+    const auto vector = [&](const float* numbers, int half) {
+        Vector v{};
+        const int left = m.outputs - column - half * LANES;
+        if (left >= LANES) return load(numbers + column + half * LANES);
+        for (int i = 0; i < left; ++i) v[i] = numbers[column + half * LANES + i];
+        return v;
+    };
+    for (int half = 0; half < 2; ++half) {
+        if (m.scales) {
+            const Vector scales = vector(m.scales, half);
+            for (auto& both : sums) both[half] *= scales;
+        }
+        if (m.bias) {
+            const Vector bias = vector(m.bias, half);
+            for (auto& both : sums) both[half] += bias;
+        }
+    }
+}
+
+// A product whose rows are written, or added, to `to` [rows, outputs]. An adapter (LoRA) would add its rows' B(Ax)
+// here.
+struct Product {
+    const Matrix& matrix;
+    float* to;
+    bool add;
+
+    template <class Crew, class Input>
+    void run(Crew& crew, const Input& rows) const {
+        rows.multiply(crew, matrix, *this, Lines{*this});
+    }
+
+    template <size_t R>
+    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        finish(matrix, panel, sums);
+        float* at = to + size_t(row) * matrix.outputs + panel * WIDTH;
+        const int columns = matrix.outputs - panel * WIDTH;
+        if (columns < WIDTH)
+            put_some(at, columns, sums);
+        else if (add)
+            put<true>(at, sums);
+        else
+            put<false>(at, sums);
+    }
+
+private:
+    struct Lines {
+        const Product& product;
+
+        void operator()(int panel, int row, int count) const {
+            for (int r = row; r < row + count; ++r)
+                for (int half = 0; half < 2; ++half)
+                    __builtin_prefetch(product.to + size_t(r) * product.matrix.outputs + panel * WIDTH + half * LANES, 1);
+        }
+    };
+
+    // Unrolled, because the processor has little else to do meanwhile.
+    template <bool ADD, size_t R>
+    void put(float* at, const Vector (&sums)[R][2]) const {
+#pragma GCC unroll 16
+        for (size_t r = 0; r < R; ++r, at += matrix.outputs) {
+            store(at, ADD ? load(at) + sums[r][0] : sums[r][0]);
+            store(at + LANES, ADD ? load(at + LANES) + sums[r][1] : sums[r][1]);
+        }
+    }
+
+    template <size_t R>
+    void put_some(float* at, int columns, const Vector (&sums)[R][2]) const {
+        for (size_t r = 0; r < R; ++r, at += matrix.outputs)
+            for (int i = 0; i < columns; ++i) at[i] = (add ? at[i] : 0.0f) + sums[r][i / LANES][i % LANES];
+    }
+};
+
+// Turns the sums of an MLP's first product into the input of its second, `depth` numbers a row.
+template <class Input>
+struct Activation {
+    const Matrix& up;
+    bool gated;
+    int depth;
+    const Input& to;
+
+    template <size_t R>
+    void operator()(int panel, int row, Vector (&sums)[R][2]) const {
+        finish(up, panel, sums);
+        for (int half = 0; half < (gated ? 1 : 2); ++half) {
+            const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
+            Vector square[LANES] = {};
+#pragma GCC unroll 16
+            for (size_t r = 0; r < R; ++r) square[r] = gated ? Input::silu(sums[r][0]) * sums[r][1] : gelu(sums[r][half]);
+            if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
+        }
+    }
+
+    void expect(int panel, int row, int) const {
+        const int columns = gated ? LANES : WIDTH;
+        to.expect(row, panel * columns, columns);
+    }
+};
+
+// A layer's three steps. Attention begins when all keys that it looks at are written.
+enum Step { WRITE_KV, ATTEND, FEED_FORWARD, STEPS };
+
+// Runs steps over one slice of a batch, by a team or by one thread.
+template <class Input, class Crew>
+struct SliceRun {
+    const Model& model;
+    const Batch& batch;
+    const int* owners;  // the request of each token
+    const Slice& slice;
+    ProductInputs& inputs;
+    Crew& crew;
+    float* x;   // [tokens, hidden]
+    float* to;  // where the changes of x are written; x itself: they are added
+    bool timed = omp_get_thread_num() == 0;  // one thread measures the time
+    double began = omp_get_wtime();
+
+    // Steps [first, end), counted through all layers.
+    void run(int first, int end) {
+        for (int step = first; step < end; ++step) {
+            const Layer& layer = model.layers[step / STEPS];
+            if (step % STEPS == WRITE_KV) write_kv(layer);
+            if (step % STEPS == ATTEND) attend(layer);
+            if (step % STEPS == FEED_FORWARD) feed_forward(layer);
+        }
+    }
+
+    // Normalised rows of x: row i is the token `token(i)`.
+    template <class Token>
+    void norm(const Norm& norm, const Token& token) {
+        const Tiles& tiles = slice.tiles;
+        const Input to = narrow();
+        crew.each(tiles.tiles, [&](int tile) {
+            const float* rows[ROWS];
+            const int count = tiles.rows_of(tile);
+            for (int r = 0; r < count; ++r) rows[r] = x + size_t(token(tile * tiles.height + r)) * model.hidden;
+            normalise(model, norm, rows, count, tile * tiles.height, to);
+        });
+        done(NORMS);
+    }
+
+    void product(const Matrix& matrix, const Input& rows, float* to, bool add, Phase phase) {
+        Product{matrix, to, add}.run(crew, rows);
+        done(phase);
+    }
+
+    Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
+
+private:
+    void done(Phase phase) {
+        if (!timed) return;
+        const double now = omp_get_wtime();
+        model.buffers->seconds[phase] += now - began;
+        began = now;
+    }
+
+    Input wide(int depth) const { return {inputs.wide, depth, slice.tiles}; }
+    float* qkv() const { return model.buffers->qkv.data(); }
+    int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
+    void norm(const Norm& of) {
+        norm(of, [&](int row) { return slice.first + row; });
+    }
+    void add(const Matrix& matrix, const Input& rows, Phase phase) {
+        product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
+    }
+
+    // Computes queries, keys and values, and writes the latter two to the cache.
+    void write_kv(const Layer& layer) {
+        norm(layer.attention_norm);
+        product(layer.qkv, narrow(), qkv() + size_t(slice.first) * width(), false, PROJECTIONS);
+        each_range(crew, slice.count, 16, [&](int begin, int end) {
+            for (int t = slice.first + begin; t < slice.first + end; ++t)
+                model.bfloat16_cache ? write_token<bfloat16>(layer, t) : write_token<float>(layer, t);
+        });
+        done(PLACING);
+    }
+
+    void attend(const Layer& layer) {
+        const Input outputs = wide(model.heads.queries * model.heads.dim);
+        model.bfloat16_cache ? attend_to<bfloat16>(layer, outputs) : attend_to<float>(layer, outputs);
+        add(layer.output, outputs, PROJECTIONS);
+    }
+
+    void feed_forward(const Layer& layer) {
+        norm(layer.mlp_norm);
+        const Input inner = wide(layer.down.inputs);
+        const Activation<Input> activation{layer.up, model.gated != 0, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, activation, [&](auto... at) { activation.expect(at...); });
+        add(layer.down, inner, MLP);
+    }
+
+    template <class Number>
+    LayerCache<Number> cache(const Layer& layer) const {
+        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values)};
+    }
+
+    template <class Number>
+    void write_token(const Layer& layer, int token) {
+        const Heads& heads = model.heads;
+        const int dim = heads.dim, request = owners[token];
+        const int position = batch.contexts[request] + token - batch.starts[request];
+        float* row = qkv() + size_t(token) * width();
+        for (int head = 0; head < heads.queries + heads.keys; ++head) {
+            float* x = row + head * dim;
+            const float* weight = head < heads.queries ? layer.query_norm : layer.key_norm;
+            if (weight) normalise_head(x, dim, weight, model.epsilon);
+            if (model.cosines)
+                rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
+        }
+        const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
+            write_position(cache<Number>(layer), request, head, position, key, value);
+    }
+
+    template <class Number>
+    void attend_to(const Layer& layer, const Input& outputs) {
+        const int keys = model.heads.keys;
+        with_attention(cache<Number>(layer), [&](const auto& attention) {
+            const int spans = int(slice.spans.size());
+            // If there are enough spans, one thread has all heads of a span, which are neighbours in its blocks.
+            each_range(crew, spans * keys, spans < 4 * crew.size() ? 1 : keys, [&](int begin, int end) {
+                for (int item = begin; item < end; ++item)
+                    attention.run(slice.spans[item / keys], item % keys, qkv(), width(), outputs, slice.first);
+            });
+        });
+        done(ATTENTION);
+    }
+};

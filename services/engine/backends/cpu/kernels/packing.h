@@ -1,0 +1,63 @@
+// Weights as `multiply` reads them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "dots.h"
+
+// How many numbers a panel has.
+template <class Number>
+inline size_t panel_size(const Number*, int inputs) {
+    return size_t(inputs) * WIDTH;
+}
+inline size_t panel_size(const Dotted*, int inputs) { return size_t(whole_steps(inputs)) * WIDTH; }
+
+inline void from_float(int8_t& to, float x) { to = int8_t(std::lrint(x)); }
+
+template <class Source>
+struct Packing {
+    const Source* weights;  // [outputs, inputs]
+    int outputs, inputs;
+    bool gated;
+
+    int panels() const { return gated ? (outputs / 2 + LANES - 1) / LANES : (outputs + WIDTH - 1) / WIDTH; }
+
+    // The output in a column of a panel; -1 past the last one.
+    int output(int panel, int lane) const {
+        if (!gated) return panel * WIDTH + lane < outputs ? panel * WIDTH + lane : -1;
+        const int column = panel * LANES + lane % LANES, half = outputs / 2;
+        return column >= half ? -1 : lane < LANES ? column : half + column;
+    }
+
+    // The index of a number in its panel.
+    template <class Number>
+    static size_t place(const Number*, int k, int lane) {
+        return size_t(k) * WIDTH + lane;
+    }
+    static size_t place(const Paired*, int k, int lane) {
+        return size_t(k) * WIDTH + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
+    }
+    static size_t place(const Dotted*, int k, int lane) { return size_t(k / 2) * 2 * WIDTH + 2 * lane + k % 2; }
+
+    template <class Number>
+    void pack(int panel, Number* to, float* scales) const {
+        to += panel * panel_size(to, inputs);
+        float factors[WIDTH];
+        const Source* rows[WIDTH];
+        for (int lane = 0; lane < WIDTH; ++lane) {
+            const int row = output(panel, lane);
+            rows[lane] = row < 0 ? nullptr : weights + size_t(row) * inputs;
+            factors[lane] = 1.0f;
+            if (!scales) continue;
+            float most = 0;
+            for (int k = 0; rows[lane] && k < inputs; ++k) most = std::max(most, std::abs(to_float(rows[lane][k])));
+            scales[panel * WIDTH + lane] = most / 127.0f;
+            factors[lane] = most > 0 ? 127.0f / most : 0.0f;
+        }
+        for (int begin = 0; begin < inputs; begin += 16)  // so that what is written stays in the first-level cache
+            for (int lane = 0; lane < WIDTH; ++lane)
+                for (int k = begin; k < std::min(begin + 16, inputs); ++k)
+                    from_float(to[place(to, k, lane)], rows[lane] ? to_float(rows[lane][k]) * factors[lane] : 0.0f);
+    }
+};

@@ -1,0 +1,43 @@
+// Candidates, weights and likeliest tokens of many draws: the functions that Python calls.
+
+#include "candidates.h"
+
+using Finds = std::vector<Found>;
+
+extern "C" {
+
+Finds* orca_new_finds() { return new Finds; }
+
+void orca_delete_finds(Finds* finds) { delete finds; }
+
+// Finds the candidates of `count` draws from vocabularies of this size, in so many chunks; writes how many each draw
+// has to `counts`.
+void orca_search(Finds* finds, const Draw* draws, int count, int vocab, int chunks, int threads, int64_t* counts) {
+    finds->resize(count);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int i = 0; i < count; ++i) {
+        (*finds)[i] = Candidates(draws[i], vocab, chunks).find();
+        counts[i] = (*finds)[i].count();
+    }
+}
+
+// Copies what was found last, one draw after another.
+void orca_found(const Finds* finds, int64_t* ids, float* scores) {
+    for (const Found& found : *finds) {
+        ids = std::copy_n(found.ids(), found.count(), ids);
+        scores = std::copy_n(found.scores(), found.count(), scores);
+    }
+}
+
+// The weight of each draw's whole vocabulary.
+void orca_weigh(const Draw* draws, int count, int vocab, int chunks, int threads, double* sums) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int i = 0; i < count; ++i) sums[i] = Search(draws[i], vocab, chunks).weight();
+}
+
+// The tokens with the `most` largest logits of each.
+void orca_likeliest(const Draw* draws, int count, int vocab, int chunks, int threads, int most, int64_t* ids) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int i = 0; i < count; ++i) Search(draws[i], vocab, chunks).likeliest(most, ids + int64_t(i) * most);
+}
+}

@@ -1,0 +1,53 @@
+// A batch cut into slices: some of its rows, with the work of attention for them.
+#pragma once
+
+#include "attention.h"
+#include "inputs.h"
+
+struct Slice {
+    int first, count;  // rows
+    Tiles tiles;
+    std::vector<Span> spans;
+    bool wanted;  // whether logits are asked for after any of its tokens
+};
+
+// The request of each token.
+inline std::vector<int> owners_of(const Batch& batch) {
+    std::vector<int> owners(batch.tokens);
+    for (int r = 0; r < batch.requests; ++r)
+        for (int token = batch.starts[r]; token < batch.starts[r + 1]; ++token) owners[token] = r;
+    return owners;
+}
+
+// The tokens [first, end) as spans of up to `most` tokens of one request.
+inline std::vector<Span> spans_of(const Batch& batch, const int* owners, int first, int end, int most) {
+    std::vector<Span> spans;
+    for (int token = first; token < end; token += spans.back().count) {
+        const int request = owners[token];
+        const int count = std::min({most, end - token, batch.starts[request + 1] - token});
+        spans.push_back({request, token - batch.starts[request], count});
+    }
+    return spans;
+}
+
+inline bool any_wanted(const Batch& batch, int first, int end) {
+    const auto inside = [&](int32_t at) { return first <= at && at < end; };
+    return std::any_of(batch.logits_after, batch.logits_after + batch.wanted, inside);
+}
+
+// One slice if there are so few rows that the threads had better share the weights of each product. Otherwise a slice,
+// and what is computed from it, fits into a core's second-level cache; it is high enough that reading all weights for
+// it costs little; and each thread has several, so that it hardly waits for others.
+inline std::vector<Slice> slices_of(const Batch& batch, const int* owners, int threads, const Heights& heights, int span) {
+    const int units = (batch.tokens + heights.unit - 1) / heights.unit;
+    const int height = std::clamp(units / (3 * threads), heights.low, heights.high);
+    const int count = units < heights.low * threads ? 1 : std::max((units + height - 1) / height, 2 * threads);
+    const int rows = count == 1 ? batch.tokens : (units + count - 1) / count * heights.unit;
+    std::vector<Slice> slices;
+    for (int first = 0; first < batch.tokens; first += rows) {
+        const int end = std::min(batch.tokens, first + rows);
+        slices.push_back({first, end - first, Tiles(end - first), spans_of(batch, owners, first, end, span),
+                          any_wanted(batch, first, end)});
+    }
+    return slices;
+}

@@ -1,0 +1,93 @@
+"""CompiledSearch: Search by compiled functions, for many draws at once."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.engine.sampling.candidates import Candidates, Draws
+from services.engine.sampling.logits_chunks import Floats, Ids
+from services.engine.sampling.truncation import WHOLE, Truncation
+from services.requests import SamplingParams
+
+# Draw in kernels/draws.h; the names that Truncation has are its fields
+DRAW = np.dtype(
+    [
+        ("logits", np.uintp),
+        ("maxima", np.uintp),
+        ("key", np.int64),
+        ("top_p", np.float64),
+        ("best", np.float32),
+        ("temperature", np.float32),
+        ("lowest", np.float32),
+        ("top_k", np.int32),
+    ]
+)
+
+DrawStructs = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class CompiledSearch:
+    """See Search. Not thread-safe. Each call has at least one request."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library, self._threads = library, threads
+        self._finds = ctypes.c_void_p(library.orca_new_finds())
+        weakref.finalize(self, library.orca_delete_finds, self._finds)
+
+    def candidates(self, draws: Draws) -> Candidates:
+        """See Search."""
+        structs, counts = _structs(draws), np.empty(len(draws.requests), np.int64)
+        self._library.orca_search(self._finds, _at(structs), *self._sizes(draws), _at(counts))
+        ids, scores = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.float32)
+        self._library.orca_found(self._finds, _at(ids), _at(scores))
+        return Candidates(counts, ids, scores)
+
+    def log_sums(self, logits: Floats, maxima: Floats, requests: Ids) -> npt.NDArray[np.float64]:
+        """See Search."""
+        draws, sums = _plain(logits, maxima, requests), np.empty(len(requests), np.float64)
+        structs = _structs(draws)
+        self._library.orca_weigh(_at(structs), *self._sizes(draws), _at(sums))
+        log_sums: npt.NDArray[np.float64] = structs["best"] + np.log(sums / WHOLE)
+        return log_sums
+
+    def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
+        """See Search."""
+        draws, ids = _plain(logits, maxima, requests), np.empty((len(requests), count), np.int64)
+        structs = _structs(draws)
+        self._library.orca_likeliest(_at(structs), *self._sizes(draws), count, _at(ids))
+        return ids
+
+    def _sizes(self, draws: Draws) -> tuple[int, int, int, int]:
+        count = len(draws.requests)
+        return count, draws.logits.shape[1], draws.maxima.shape[1], min(self._threads, count)
+
+
+def _plain(logits: Floats, maxima: Floats, requests: Ids) -> Draws:
+    """Draws of these requests at temperature 1 and without truncation."""
+    limits = Truncation.of([SamplingParams(1)] * len(requests), logits.shape[1])
+    return Draws(logits, maxima, requests, limits, np.zeros(len(requests), np.int64))
+
+
+def _structs(draws: Draws) -> DrawStructs:
+    structs = np.empty(len(draws.requests), DRAW)
+    structs["logits"] = _address(draws.logits) + draws.requests * draws.logits.strides[0]
+    structs["maxima"] = _address(draws.maxima) + draws.requests * draws.maxima.strides[0]
+    structs["key"], structs["best"] = draws.keys, draws.maxima.max(axis=1)[draws.requests]
+    for field in fields(draws.limits):
+        structs[field.name] = getattr(draws.limits, field.name)
+    return structs
+
+
+def _address(array: Floats) -> int:
+    assert array.flags.c_contiguous, array.strides
+    return int(array.ctypes.data)
+
+
+def _at(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

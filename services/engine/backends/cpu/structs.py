@@ -1,0 +1,79 @@
+"""The structures of kernels/*.h, field for field: Matrix in products.h, Batch and Heads in batch.h, the others in
+model.h."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("attention_norm", Norm),
+        ("qkv", Matrix),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("output", Matrix),
+        ("mlp_norm", Norm),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class Heads(Structure):
+    _fields_ = (
+        ("queries", c_int32),
+        ("keys", c_int32),
+        ("dim", c_int32),
+        ("block_size", c_int32),
+        ("scaling", c_float),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        ("layer_count", c_int32),
+        ("hidden", c_int32),
+        ("intermediate", c_int32),
+        ("layer_norm", c_int32),
+        ("gated", c_int32),
+        ("bfloat16_cache", c_int32),
+        ("threads", c_int32),
+        ("epsilon", c_float),
+        ("heads", Heads),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("layers", POINTER(Layer)),
+        ("last_norm", Norm),
+        ("vocabulary", Matrix),
+        ("buffers", c_void_p),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("tokens", c_int32),
+        ("requests", c_int32),
+        ("wanted", c_int32),
+        ("starts", c_void_p),
+        ("contexts", c_void_p),
+        ("table_starts", c_void_p),
+        ("tables", c_void_p),
+        ("logits_after", c_void_p),
+    )

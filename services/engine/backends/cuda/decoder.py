@@ -1,0 +1,80 @@
+"""CudaDecoder: the fast path on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from services.engine.backends.cuda.graphs import Graphs
+from services.engine.backends.cuda.inputs import Inputs, send
+from services.engine.backends.cuda.layers import PARTIAL_ROWS, CudaLayers, CudaSetup
+from services.engine.backends.cuda.plan import Planner, Tiles
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache
+from services.engine.parallel.decoder import AllReduce, RankDecoder
+from services.engine.parallel.layout import Layout
+
+ONE_PROCESS = Layout()
+
+
+class CudaDecoder(RankDecoder):
+    """Launches an iteration and returns; the host waits only for the tokens that are drawn from the logits.
+
+    With `batch_invariant`, products have fixed tiles and attention has one tile for all, so that a token's logits
+    depend on its request alone, bitwise. Otherwise the library's products, and narrow tiles of attention for
+    increments, make them depend on the batch."""
+
+    def __init__(self, setup: CudaSetup, layout: Layout = ONE_PROCESS) -> None:
+        super().__init__(setup.spec, layout, setup.device)
+        self.backend = "triton invariant" if setup.batch_invariant else "triton"
+        self.weight_dtype = self.cache_dtype = setup.dtype
+        self.kernels = CudaLayers(setup, self._part, layout)
+        self.plan = Planner(self._part, setup.tiles, setup.batch_invariant, self.kernels.programs, PARTIAL_ROWS)
+        self.graphs: Graphs | None = None  # None: every iteration is launched kernel by kernel
+        self._longest = setup.max_model_len
+        self.bytes_read = setup.weights.bytes_read
+
+    def bind(self, cache: KVCache) -> None:
+        """See Decoder. On a GPU, one process also compiles the kernels and captures graphs, which writes nothing to the
+        cache."""
+        self.kernels.bind(cache)
+        if self._device.type == "cuda" and self._layout.size == 1:
+            longest_table = -(-self._longest // cache.block_size)
+            self.graphs = Graphs(self._run_increments, self._spec.vocab, longest_table, PARTIAL_ROWS, self._device)
+
+    def forward(self, batch: FlatBatch) -> torch.Tensor | None:
+        """See Decoder; float32."""
+        if self.graphs and self.graphs.fit(batch):
+            self._last = None
+            items, _ = self.plan(batch)
+            return self.graphs(batch, items)
+        return super().forward(batch)
+
+    def begin(self, batch: FlatBatch) -> CudaForwardPass:
+        items, tiles = self.plan(batch)
+        return CudaForwardPass(self.kernels, send(batch, items, self._device), tiles)
+
+    def _run_increments(self, inputs: Inputs, logits: torch.Tensor) -> None:
+        """A whole iteration of increments, for a graph."""
+        x = self.kernels.embed(inputs)
+        change = self.kernels.run(inputs, self.plan.increments, x, None)
+        self.kernels.logits(inputs.ends, x, change, logits)
+
+
+class CudaForwardPass:
+    """See ForwardPass."""
+
+    def __init__(self, kernels: CudaLayers, inputs: Inputs, tiles: Tiles) -> None:
+        self._kernels, self._inputs, self._tiles = kernels, inputs, tiles
+
+    def embed(self) -> torch.Tensor:
+        """See ForwardPass."""
+        return self._kernels.embed(self._inputs)
+
+    def run(self, x: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
+        """See ForwardPass."""
+        return self._kernels.run(self._inputs, self._tiles, x, all_reduce)
+
+    def logits(self, x: torch.Tensor, change: torch.Tensor | None, tokens: Numbers | None) -> torch.Tensor:
+        """See ForwardPass. The host waits only if `tokens` are given."""
+        rows = self._inputs.ends if tokens is None else torch.from_numpy(tokens).to(x.device)
+        return self._kernels.logits(rows, x, change)

@@ -1,0 +1,1 @@
+"""Triton kernels. Each file has a kernel and a function that launches it over tensors."""

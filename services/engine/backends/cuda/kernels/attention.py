@@ -1,0 +1,246 @@
+"""Attention of a whole iteration in one launch over the block table: initiations, increments and chunks.
+
+The queries of a KV head are rows: those of a token's heads are neighbours, one token follows another, and tiles cut
+them. The positions of a request are cut every SPLIT positions. Each split is computed by itself (online softmax,
+Milakov and Gimelshein, 2018), and splits are merged one by one in their order. They are merged by the program that
+computed them or by the last one of several to finish. Both use the same function, so a row's bits are the same either
+way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from services.engine.backends.cuda.plan import FIELDS, Tiles
+
+LOG2_E = 1.4426950408889634
+# Five stages let keys be copied while others are multiplied: a block is looked up before it is read.
+STAGES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Memory in which the splits of a tile are merged: sums [rows, kv_heads, dim], their weights and maxima [rows,
+    kv_heads, 2], in float32, and how many of a tile's splits are done [rows, kv_heads], zero between launches."""
+
+    sums: torch.Tensor
+    weights: torch.Tensor
+    arrived: torch.Tensor
+
+    @classmethod
+    def make(cls, rows: int, kv_heads: int, dim: int, device: torch.device) -> Partials:
+        return cls(
+            torch.zeros(rows, kv_heads, dim, device=device),
+            torch.zeros(rows, kv_heads, 2, device=device),
+            torch.zeros(rows, kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A plan on the device, int32: `count` [1], `items` [at least count, FIELDS], `tables` as in FlatBatch."""
+
+    count: torch.Tensor
+    items: torch.Tensor
+    tables: torch.Tensor
+
+
+def attend(
+    qkv: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    work: Work,
+    partials: Partials,
+    scaling: float,
+    tiles: Tiles,
+    programs: int,
+) -> torch.Tensor:
+    """[tokens, heads * dim] of qkv [tokens, (heads + 2 * kv_heads) * dim], whose keys and values are in the cache
+    already. Rows that `work` does not name are undefined."""
+    kv_heads, dim, block_size = keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    out = torch.empty(len(qkv), heads * dim, dtype=qkv.dtype, device=qkv.device)
+    _attend[(programs,)](
+        out,
+        qkv,
+        keys,
+        values,
+        work.count,
+        work.items,
+        work.tables,
+        partials.sums,
+        partials.weights,
+        partials.arrived,
+        SCALE=scaling * LOG2_E,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        DIM_BLOCK=max(16, triton.next_power_of_2(dim)),
+        BLOCK_SIZE=block_size,
+        RUN=math.gcd(block_size, tiles.keys),
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        SPLIT=tiles.split,
+        FIELDS=FIELDS,
+        num_warps=4,
+        num_stages=STAGES,
+    )
+    return out
+
+
+@triton.jit
+def _merge(sums, weight, top, more_sums, more_weight, more_top):
+    """Merge two parts of a softmax, the second after the first. An empty part is 0, 0, -inf."""
+    highest = tl.maximum(top, more_top)
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    scale, more_scale = tl.exp2(top - finite), tl.exp2(more_top - finite)
+    # explicit fma: which of two products is fused into the sum is not the compiler's choice
+    weight = tl.fma(more_weight, more_scale, weight * scale)
+    sums = tl.fma(more_sums, tl.broadcast_to(more_scale[:, None], sums.shape), sums * scale[:, None])
+    return sums, weight, highest
+
+
+@triton.jit
+def _split(
+    query,
+    position,
+    keys,
+    values,
+    table,
+    first,
+    end,
+    head,
+    SCALE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Sums, weight and maximum of each row over the positions from `first` to `end`."""
+    sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
+    weight = tl.zeros((ROWS,), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    column = tl.arange(0, DIM_BLOCK)
+    inside = column < DIM
+    for begin in range(first, end, KEYS):
+        at = begin + tl.arange(0, KEYS)
+        # past the end the last block is read again, because a mask across neighbouring keys would split their load
+        block = tl.load(table + tl.minimum(at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE)).to(tl.int64)
+        block = tl.max_constancy(block * KV_HEADS + head, RUN)  # so that the compiler loads RUN numbers at once
+        offset = at % BLOCK_SIZE
+        key_at = keys + (block * (DIM * BLOCK_SIZE) + offset)[None, :] + column[:, None] * BLOCK_SIZE
+        key = tl.load(key_at, inside[:, None], 0.0)
+        scores = tl.dot(query, key, input_precision="ieee") * SCALE
+        scores = tl.where(at[None, :] <= position[:, None], scores, float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, 1))
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+        shares = tl.exp2(scores - finite[:, None])
+        scale = tl.exp2(top - finite)
+        weight = tl.fma(weight, scale, tl.sum(shares, 1))
+        value_at = values + ((block * BLOCK_SIZE + offset) * DIM)[:, None] + column[None, :]
+        value = tl.load(value_at, (at < end)[:, None] & inside[None, :], 0.0)
+        sums = tl.dot(shares.to(value.dtype), value, sums * scale[:, None], input_precision="ieee")
+        top = highest
+    return sums, weight, top
+
+
+@triton.jit
+def _attend(
+    out,
+    qkv,
+    keys,
+    values,
+    count,
+    items,
+    tables,
+    partial_sums,
+    partial_weights,
+    arrived,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    column = tl.arange(0, DIM_BLOCK)[None, :]
+    for work in range(tl.program_id(0), tl.load(count) * KV_HEADS, tl.num_programs(0)):
+        item = items + work // KV_HEADS * FIELDS
+        head = work % KV_HEADS
+        start, rows, context, table = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+        first_row, first_split = tl.load(item + 4), tl.load(item + 5)
+        end_split, partial = tl.load(item + 6), tl.load(item + 7)
+
+        height = tl.minimum(ROWS, rows - first_row)
+        line = tl.arange(0, ROWS)
+        row = tl.minimum(first_row + line, rows - 1)
+        there = (line < height)[:, None] & (column < DIM)
+        position = context + row // GROUP
+        token = (start + row // GROUP).to(tl.int64)[:, None]
+        query_head = (head * GROUP + row % GROUP)[:, None]
+        query = tl.load(qkv + token * ((HEADS + 2 * KV_HEADS) * DIM) + query_head * DIM + column, there, 0.0)
+        end = context + (first_row + height - 1) // GROUP + 1
+
+        sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
+        weight = tl.zeros((ROWS,), tl.float32)
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        for split in range(first_split, end_split):
+            more_sums, more_weight, more_top = _split(
+                query,
+                position,
+                keys,
+                values,
+                tables + table,
+                split * SPLIT,
+                tl.minimum((split + 1) * SPLIT, end),
+                head,
+                SCALE,
+                KV_HEADS,
+                DIM,
+                DIM_BLOCK,
+                BLOCK_SIZE,
+                RUN,
+                ROWS,
+                KEYS,
+            )
+            sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
+
+        finished = partial < 0
+        if partial >= 0:
+            splits = tl.cdiv(end, SPLIT)
+            place = (partial + first_split * height + line).to(tl.int64) * KV_HEADS + head
+            tl.store(partial_sums + place[:, None] * DIM + column, sums, there)
+            tl.store(partial_weights + place * 2, weight, line < height)
+            tl.store(partial_weights + place * 2 + 1, top, line < height)
+            tl.debug_barrier()  # all threads' stores come before one thread's count
+            counter = arrived + partial * KV_HEADS + head
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
+            if finished:
+                tl.store(counter, 0)
+                sums = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
+                weight = tl.zeros((ROWS,), tl.float32)
+                top = tl.full((ROWS,), float("-inf"), tl.float32)
+                for split in range(splits):
+                    place = (partial + split * height + line).to(tl.int64) * KV_HEADS + head
+                    # bypass the first-level cache, which may hold older values
+                    found = partial_weights + place * 2
+                    more_sums = tl.load(partial_sums + place[:, None] * DIM + column, there, 0.0, cache_modifier=".cg")
+                    more_weight = tl.load(found, line < height, 0.0, cache_modifier=".cg")
+                    more_top = tl.load(found + 1, line < height, float("-inf"), cache_modifier=".cg")
+                    sums, weight, top = _merge(sums, weight, top, more_sums, more_weight, more_top)
+        if finished:
+            to = out + token * (HEADS * DIM) + query_head * DIM + column
+            tl.store(to, (sums / weight[:, None]).to(out.dtype.element_ty), there)

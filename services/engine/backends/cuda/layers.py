@@ -1,0 +1,190 @@
+"""CudaLayers: a decoder's layers over a flat batch, from embedding to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear as torch_linear
+
+from services.engine.backends.cuda.inputs import Inputs
+from services.engine.backends.cuda.kernels.activation import activate
+from services.engine.backends.cuda.kernels.attention import Partials, attend
+from services.engine.backends.cuda.kernels.embedding import embed
+from services.engine.backends.cuda.kernels.heads import Rotary, place
+from services.engine.backends.cuda.kernels.norm import add_and_norm
+from services.engine.backends.cuda.kernels.product import multiply
+from services.engine.backends.cuda.plan import Tiles
+from services.engine.batch.kv_cache import KVCache
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, Table, rotary_table
+from services.engine.parallel.layout import Layout
+
+PARTIAL_ROWS = 2048  # rows of Partials: enough for increments of half a million positions in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSetup:
+    """What a decoder is made from. Weights, keys, values and the inputs of products are `dtype`; norms, sums and the
+    residual stream are float32.
+
+    If `device` is the CPU, Triton's interpreter runs everything, without graphs.
+    """
+
+    spec: DecoderSpec  # of the whole model
+    weights: DecoderWeights  # of the rank's shard
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    batch_invariant: bool  # bits depend on the request alone
+    tiles: Tiles
+
+
+class Product(Protocol):
+    """A way to multiply by a weight. An adapter (LoRA) would add its rows' B(Ax) to the result here, and in `Product`
+    of backends/cpu/kernels/layers.h."""
+
+    def __call__(
+        self, x: torch.Tensor, linear: Linear, dtype: torch.dtype, /, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [rows, inputs] times the weight [outputs, inputs] transposed, plus the bias: [rows, outputs] in `dtype`, in
+        `out` if it is given, which a product with a bias does not take."""
+        ...
+
+
+def library_product(
+    x: torch.Tensor, linear: Linear, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Product by the device's library, which chooses its order of sums by the number of rows."""
+    if linear.bias is not None:
+        assert dtype == x.dtype, f"a bias in {x.dtype} is added in it, not in {dtype}"
+        assert out is None, "a product with a bias makes its own tensor"
+        return torch_linear(x, linear.weight, linear.bias)
+    weight = linear.weight.t()
+    if dtype == x.dtype or not len(x):
+        return torch.mm(x, weight, out=out).to(dtype)
+    return torch.mm(x, weight, out_dtype=dtype, out=out)
+
+
+class CudaLayers:
+    """The weights of a rank's layers on the device, and the order of the kernels. In the first stage the embedding
+    comes before the layers, in the last stage a norm and the vocabulary after them.
+
+    Nothing here waits for the device.
+    """
+
+    def __init__(self, setup: CudaSetup, part: DecoderSpec, layout: Layout) -> None:
+        weights, layers = setup.weights, range(*layout.layers(setup.spec.layers))
+        self._part, self._dtype, self._device = part, setup.dtype, setup.device
+        self._product: Product = multiply if setup.batch_invariant else library_product
+        self._layers = [self._on_device(weights.layer(i)) for i in layers]
+        self._embedding = self._table(weights.embedding()) if layout.is_first else None
+        self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
+        self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
+        self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
+        self._rotary = None
+        if part.rotary:
+            self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
+        self.programs = _programs(setup.device)
+
+    def bind(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        self._cache = cache
+        self._partials = Partials.make(PARTIAL_ROWS, self._part.kv_heads, self._part.head_dim, self._device)
+
+    def embed(self, inputs: Inputs) -> torch.Tensor:
+        """x [tokens, hidden], float32."""
+        assert self._embedding is not None, "the first layers embed"
+        return embed(inputs.ids, inputs.positions, self._embedding, self._positions)
+
+    def run(
+        self,
+        inputs: Inputs,
+        tiles: Tiles,
+        x: torch.Tensor,
+        all_reduce: Callable[[torch.Tensor], torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Add to x what the layers compute, except what the last one's MLP does: that is returned, [tokens, hidden].
+
+        `all_reduce` sums what the ranks have of a change; None if this one has all of it.
+        """
+        part, dtype, product = self._part, self._dtype, self._product
+        all_reduce = all_reduce or _unchanged
+        change = None
+        for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
+            normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
+            qkv = product(normed, layer.qkv, dtype)
+            place(
+                qkv,
+                inputs.positions,
+                inputs.slots,
+                keys,
+                values,
+                self._rotary,
+                layer.query_norm,
+                layer.key_norm,
+                part.epsilon,
+            )
+            attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
+            change = all_reduce(product(attended, layer.output, dtype))
+            normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
+            change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
+        assert change is not None, "a part has layers"
+        return change
+
+    def logits(
+        self, tokens: torch.Tensor, x: torch.Tensor, change: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[tokens, vocabulary], float32, after these tokens (int32, flat indices); in `out` if it is given. `change` is
+        still to be added to x; neither is modified."""
+        part, norm, vocabulary = self._part, self._last_norm, self._vocabulary
+        assert norm is not None, "the last layers have the vocabulary"
+        assert vocabulary is not None, "the last layers have the vocabulary"
+        normed = add_and_norm(x, change, norm, part.epsilon, part.layer_norm, self._dtype, tokens)
+        return self._product(normed, vocabulary, torch.float32, out)
+
+    def _on_device(self, layer: LayerWeights) -> LayerWeights:
+        return LayerWeights(
+            attention_norm=self._norm(layer.attention_norm),
+            qkv=self._linear(layer.qkv),
+            query_norm=self._numbers(layer.query_norm),
+            key_norm=self._numbers(layer.key_norm),
+            output=self._linear(layer.output),
+            mlp_norm=self._norm(layer.mlp_norm),
+            up=self._linear(layer.up),
+            down=self._linear(layer.down),
+        )
+
+    def _table(self, table: Table) -> Table:
+        return Table(self._matrix(table.rows), table.first)
+
+    def _vocabulary_of(self, weights: DecoderWeights) -> Linear:
+        """The product that gives logits. If it is the embedding, one tensor is both."""
+        if weights.tied and self._embedding is not None:
+            return Linear(self._embedding.rows)
+        return Linear(weights.vocabulary())
+
+    def _linear(self, linear: Linear) -> Linear:
+        return Linear(self._matrix(linear.weight), None if linear.bias is None else self._matrix(linear.bias))
+
+    def _norm(self, norm: Linear) -> Linear:
+        return Linear(norm.weight.to(self._device, torch.float32), self._numbers(norm.bias))
+
+    def _matrix(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, self._dtype).contiguous()
+
+    def _numbers(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(self._device, torch.float32)
+
+
+def _unchanged(change: torch.Tensor) -> torch.Tensor:
+    return change
+
+
+def _programs(device: torch.device) -> int:
+    """How many programs attention has: as many as run at once. The interpreter runs one after another."""
+    if device.type == "cpu":
+        return 3
+    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,69 @@
+"""The function that models call for attention. It is the only one that knows about requests.
+
+transformers' layers look attention up in a registry by name, so any decoder runs flat as [1, total_tokens] with this
+function. Its backend is a context variable and not a keyword, because some families (StableLM) drop keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+NAME = "orca"
+
+
+class AttentionBackend(Protocol):
+    """Attention of one iteration, over all layers."""
+
+    def attend(
+        self,
+        layer: int | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:
+        """query [total_tokens, heads, dim], key and value [total_tokens, kv_heads, dim] -> [total_tokens, heads, dim].
+
+        `extras` are the other keyword arguments of the model's layer.
+        """
+        ...
+
+
+_backend: ContextVar[AttentionBackend] = ContextVar("attention backend")
+
+
+@contextmanager
+def attending(backend: AttentionBackend) -> Iterator[None]:
+    """Within this block, models loaded with `attn_implementation=NAME` attend through `backend`."""
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls it: query [1, heads, total_tokens, dim]; returns [1, total_tokens, heads, dim]."""
+    flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    layer = getattr(module, "layer_idx", None)
+    extras["attention_mask"] = attention_mask
+    output = _backend.get().attend(layer, flat_query, flat_key, flat_value, scaling, extras)
+    return output[None], None
+
+
+AttentionInterface.register(NAME, _attention)

@@ -1,0 +1,74 @@
+"""StockDecoder: any decoder of transformers with its own layers and our attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from services.engine.backends.stock.attention import attending
+from services.engine.backends.stock.sdpa import SdpaAttention
+from services.engine.batch.flat_batch import FlatBatch, Numbers
+from services.engine.batch.kv_cache import KVCache, LayerShape
+
+
+class StockDecoder:
+    """Runs `model` flat as [1, total_tokens]."""
+
+    def __init__(self, model: Any, layers: list[LayerShape], path: str = "sdpa") -> None:
+        self.path = path
+        self.layers = layers
+        self._model = model
+        self._base = model.get_decoder()  # all but the head, which some families do more in than a product
+        self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
+        self._device: torch.device = model.device
+        self.weight_dtype: torch.dtype = model.dtype
+        # torch's attention on a CPU converts bfloat16 at each read, which took five times as long
+        self.cache_dtype: torch.dtype = torch.float32 if self._device.type == "cpu" else model.dtype
+
+    @property
+    def layers_in_memory(self) -> list[LayerShape]:
+        """See Decoder."""
+        return self.layers
+
+    def bind(self, cache: KVCache) -> None:
+        """See Decoder."""
+        self._cache = cache
+
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
+        """See Decoder."""
+        self._hidden = None
+        hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
+        try:
+            with attending(SdpaAttention(batch, self._cache, self._device)):
+                output = self._model(
+                    input_ids=self._on_device(batch.input_ids)[None],
+                    position_ids=self._on_device(batch.positions())[None],
+                    use_cache=False,
+                    logits_to_keep=self._on_device(batch.ends),
+                )
+        finally:
+            if hook:
+                hook.remove()
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def logits_after(self, tokens: Numbers) -> torch.Tensor:
+        """See Decoder. Runs the model again with the hidden states that it had, so that the family's own head makes the
+        logits."""
+        kept = self._hidden
+        assert kept is not None, "the last batch scored nothing"
+        self._base.forward = lambda *args, **named: kept
+        try:
+            ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+            output = self._model(input_ids=ids, use_cache=False, logits_to_keep=self._on_device(tokens))
+        finally:
+            del self._base.forward
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _keep(self, module: Any, inputs: Any, output: Any) -> None:
+        self._hidden = output
+
+    def _on_device(self, numbers: Numbers) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device, torch.long)

@@ -1,0 +1,1 @@
+"""One iteration's requests: their states, the flat batch, the KV cache."""

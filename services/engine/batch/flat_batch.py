@@ -1,0 +1,119 @@
+"""FlatBatch: an iteration as flat arrays (paper, section 3.2: selective batching).
+
+Every operation except attention runs over one axis of all tokens of all requests. Attention finds the requests by the
+lengths and block tables here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from services.engine.batch.request_state import RequestState
+
+Numbers = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """Request i has the flat tokens `starts[i]` to `starts[i + 1]`, which follow `contexts[i]` computed ones."""
+
+    input_ids: Numbers  # [total_tokens]
+    starts: Numbers  # [requests + 1]
+    contexts: Numbers  # [requests], tokens computed before this iteration
+    table_starts: Numbers  # [requests + 1], into `tables`
+    tables: Numbers  # the blocks of each request's context and new tokens, one request after another
+    ends: Numbers  # [sampled], flat index of the last token of each request that is complete after this iteration
+    sampled: list[RequestState]  # [sampled], these requests
+    block_size: int
+    scored_tokens: Numbers  # [scored], flat index of each token after which a prompt's next token is scored
+    targets: Numbers  # [scored], these next tokens
+    scored_requests: list[tuple[RequestState, int]]  # and how many of `scored_tokens` each has, in order
+    wanted: Numbers  # [sampled + scored], `ends` and then `scored_tokens`: the tokens whose logits are needed
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.contexts)
+
+    def length(self, i: int) -> int:
+        """How many tokens of request i this iteration computes."""
+        return int(self.starts[i + 1] - self.starts[i])
+
+    def table(self, i: int) -> list[int]:
+        """Request i's blocks."""
+        blocks: list[int] = self.tables[self.table_starts[i] : self.table_starts[i + 1]].tolist()
+        return blocks
+
+    def positions(self) -> Numbers:
+        """[total_tokens], the position of each token in its request."""
+        shifts = np.repeat(self.contexts - self.starts[:-1], np.diff(self.starts))
+        positions: Numbers = np.arange(len(self.input_ids), dtype=np.int32) + shifts
+        return positions
+
+    def slots(self) -> Numbers:
+        """[total_tokens], where each token's key and value are written: block * block_size + offset."""
+        positions = self.positions()
+        tables = np.repeat(self.table_starts[:-1], np.diff(self.starts))
+        slots: Numbers = (
+            self.tables[tables + positions // self.block_size] * self.block_size + positions % self.block_size
+        )
+        return slots
+
+
+def pack(scheduled: list[tuple[RequestState, int]], block_size: int) -> FlatBatch:
+    """The flat batch of these requests, each with its number of next tokens.
+
+    Two counters of a request decide everything: there are no phases.
+    """
+    input_ids: list[int] = []
+    tables: list[Numbers] = []
+    for state, count in scheduled:
+        begin, end = state.num_computed_tokens, state.num_computed_tokens + count
+        assert begin < end <= len(state.token_ids), f"{state.id}: {count} tokens from {begin} of {len(state.token_ids)}"
+        assert end <= len(state.blocks) * block_size, f"{state.id}: {end} tokens in {len(state.blocks)} blocks"
+        input_ids += state.token_ids[begin:end]
+        tables.append(np.frombuffer(state.blocks, np.int32, -(-end // block_size)))
+    starts = [0, *accumulate(count for _, count in scheduled)]
+    complete = [i for i, (one, count) in enumerate(scheduled) if one.num_computed_tokens + count == len(one.token_ids)]
+    ends = [starts[i + 1] - 1 for i in complete]
+    scored_requests, scored_tokens, targets = _scored(scheduled, starts)
+    wanted = _numbers(ends + scored_tokens)
+    return FlatBatch(
+        input_ids=_numbers(input_ids),
+        starts=_numbers(starts),
+        contexts=_numbers([state.num_computed_tokens for state, _ in scheduled]),
+        table_starts=_numbers([0, *accumulate(map(len, tables))]),
+        tables=np.concatenate(tables),
+        ends=wanted[: len(ends)],
+        sampled=[scheduled[i][0] for i in complete],
+        block_size=block_size,
+        scored_tokens=wanted[len(ends) :],
+        targets=_numbers(targets),
+        scored_requests=scored_requests,
+        wanted=wanted,
+    )
+
+
+def _scored(
+    scheduled: list[tuple[RequestState, int]], starts: list[int]
+) -> tuple[list[tuple[RequestState, int]], list[int], list[int]]:
+    """`scored_requests`, `scored_tokens` and `targets` of FlatBatch. The token after a prompt's last one is sampled,
+    not scored."""
+    requests: list[tuple[RequestState, int]] = []
+    tokens: list[int] = []
+    targets: list[int] = []
+    for (state, count), start in zip(scheduled, starts, strict=False):
+        if state.prompt_scores is not None:
+            begin = state.num_computed_tokens
+            follow = state.token_ids[begin + 1 : min(begin + count + 1, state.num_prompt_tokens)]
+            requests.append((state, len(follow)))
+            tokens += range(start, start + len(follow))
+            targets += follow
+    return requests, tokens, targets
+
+
+def _numbers(values: list[int]) -> Numbers:
+    return np.array(values, dtype=np.int32)

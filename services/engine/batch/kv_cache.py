@@ -1,0 +1,75 @@
+"""KVCache: the keys and values of all requests, in blocks that the scheduler places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.engine.batch.buffers import zeros
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The size of what one layer keeps of a token."""
+
+    heads: int  # key and value heads
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+class KVCache:
+    """Per layer keys [num_blocks + 1, heads, dim, block_size] and values [num_blocks + 1, heads, block_size, dim].
+
+    What one head reads of a block is contiguous and in the order in which attention reads it: a score is a sum over
+    dimensions for many keys at once, an output is a sum over keys for many dimensions at once. A decoder may order the
+    numbers within such a piece differently.
+
+    The block after the last one stays zero. It pads block tables, so that no request reads another's values, not even
+    behind a mask (0 * NaN is NaN).
+    """
+
+    def __init__(
+        self, layers: list[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert num_blocks > 0, f"{num_blocks} KV blocks"
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.block_size = block_size
+        blocks = num_blocks + 1
+        self.keys = [zeros((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
+        self.values = [zeros((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
+
+    @property
+    def padding_block(self) -> int:
+        return self.num_blocks
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys [tokens, heads, key_dim] and values [tokens, heads, value_dim] at `slots` [tokens]."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        self.keys[layer][blocks, :, :, offsets] = keys.to(self.dtype)
+        self.values[layer][blocks, :, offsets] = values.to(self.dtype)
+
+    def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [requests, heads, blocks * block_size, dim] of block tables [requests, blocks]."""
+        return _gather(self.keys[layer].transpose(2, 3), blocks), _gather(self.values[layer], blocks)
+
+    def erase(self, blocks: list[int]) -> None:
+        """Zero these blocks, so that no request reads the infinite or undefined values that a failed one left."""
+        index = torch.tensor(blocks, dtype=torch.long, device=self.keys[0].device)
+        for store in (*self.keys, *self.values):
+            store.index_fill_(0, index, 0)
+
+
+def _gather(store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = store.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
+    return found.transpose(1, 2).flatten(2, 3)
+
+
+def block_bytes(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return block_size * sum(s.numbers for s in layers) * int(dtype.itemsize)

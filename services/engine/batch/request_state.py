@@ -1,0 +1,127 @@
+"""RequestState: what the engine remembers of a request between iterations."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from services.engine.sampling.adjustments import Adjustments, AllowedTokens
+from services.messages import Iteration, NewRequest, PromptLogprobs
+from services.requests import SamplingParams
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """The log probabilities of one prompt as far as it is computed; `failed` says why there are none."""
+
+    logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs([], [], [], []))
+    failed: str | None = None
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request: its tokens, how many of them are computed, and the blocks that hold their keys and values."""
+
+    id: str
+    token_ids: list[int]  # prompt + output
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    num_computed_tokens: int = 0
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    adjustments: Adjustments | None = None  # of its logits; set by the sampler
+    allowed: AllowedTokens | None = None  # the only tokens that may be sampled; None: all. Set by the sampler
+    prompt_scores: PromptScores | None = (
+        None  # until the first output token, if the prompt's log probabilities are asked
+    )
+    failed: bool = False  # iterations that were sent before the scheduler knew it may still name the request
+
+    @classmethod
+    def of(cls, new: NewRequest) -> RequestState:
+        """A request as the scheduler sends it. One that already has output tokens has its prompt's scores already."""
+        asked = new.sampling.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens
+        assert not (asked and new.num_computed_tokens), f"{new.id}: logits of computed tokens are wanted"
+        return cls(
+            new.id,
+            list(new.token_ids),
+            new.num_prompt_tokens,
+            new.sampling,
+            new.num_computed_tokens,
+            prompt_scores=PromptScores() if asked else None,
+        )
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether its next token is the one with the largest logit."""
+        return self.sampling.temperature <= 0.0 and self.adjustments is None and self.allowed is None
+
+
+class RequestStates:
+    """All requests that the scheduler has sent and not released, by id. Two requests share a block only if it was
+    computed before the second one came."""
+
+    def __init__(self, block_size: int) -> None:
+        self._states: dict[str, RequestState] = {}
+        self._holders: Counter[int] = Counter()  # how many requests have a block
+        self._dirty: set[int] = set()  # blocks of failed requests, which may hold NaN or infinity
+        self._block_size = block_size
+
+    def __getitem__(self, id: str) -> RequestState:
+        return self._states[id]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def clear(self) -> None:
+        """Forget all requests. Blocks of failed ones stay dirty."""
+        for id in list(self._states):
+            self._release(id)
+
+    def _release(self, id: str) -> None:
+        """Forget a request, if it is known."""
+        if state := self._states.pop(id, None):
+            self._holders.subtract(state.blocks)
+            for block in state.blocks:
+                if not self._holders[block]:
+                    del self._holders[block]
+            if state.failed:
+                self._dirty.update(state.blocks)
+        assert self._states or not self._holders, f"blocks {set(self._holders)} belong to no request"
+
+    def apply(self, iteration: Iteration) -> list[int]:
+        """Forget released requests, add new ones, append new blocks. Returns the dirty blocks among the new ones; the
+        caller erases them before they are used.
+
+        A block that a request shares is not erased. If it holds NaN, the request fails too; if it does not, the block
+        was not why the other request failed.
+        """
+        for id in iteration.released:
+            self._release(id)
+        erase: set[int] = set()
+        for new in iteration.new:
+            assert new.id not in self._states, f"{new.id} is new but was not released"
+            assert 0 < new.num_prompt_tokens <= len(new.token_ids), f"{new.id}: {new.num_prompt_tokens} prompt tokens"
+            self._states[new.id] = RequestState.of(new)
+        for id, blocks in iteration.new_blocks.items():
+            state = self._states[id]
+            shared = 0 if state.blocks else state.num_computed_tokens // self._block_size
+            own = blocks[shared:]
+            assert not any(self._holders[block] for block in own), f"{id} was given another's block"
+            erase.update(self._dirty.intersection(own))
+            self._holders.update(blocks)
+            state.blocks.extend(blocks)
+        self._dirty -= erase
+        return sorted(erase)
+
+    def scheduled(self, iteration: Iteration) -> list[tuple[RequestState, int]]:
+        """The requests to compute, each with its number of tokens; failed ones are left out."""
+        states = ((self._states[id], count) for id, count in iteration.scheduled.items())
+        return [(state, count) for state, count in states if not state.failed]

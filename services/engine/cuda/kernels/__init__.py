@@ -1,1 +1,0 @@
-"""Triton kernels, one idea a file: the kernel, and a function that launches it over tensors."""

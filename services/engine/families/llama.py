@@ -1,0 +1,70 @@
+"""Llama, and the families with the same layers: Mistral, Qwen2, Qwen3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights, LayerWeights
+
+
+class Llama(DecoderWeights):
+    """RMS norms, rotary embeddings, a gated MLP. Biases of queries, keys and values (Qwen2) and head norms (Qwen3) are
+    optional tensors."""
+
+    embedding_name = "model.embed_tokens.weight"
+    last_norm_name = "model.norm"
+
+    @staticmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """See DecoderWeights."""
+        windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        partial = "partial_rotary_factor" in config.rope_parameters
+        if config.hidden_act != "silu" or windowed or partial or getattr(config, "mlp_bias", False):
+            return None
+        frequencies, scale = rotary_frequencies(config)
+        return DecoderSpec(
+            family="llama",
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            intermediate=config.intermediate_size,
+            vocab=config.vocab_size,
+            epsilon=config.rms_norm_eps,
+            frequencies=frequencies,
+            rotary_scale=scale,
+        )
+
+    def layer(self, index: int) -> LayerWeights:
+        """See DecoderWeights."""
+        layer, spec = f"model.layers.{index}", self._spec
+        queries, keys = self._head_rows(spec.group), self._head_rows()
+        inner = self._shard.of(spec.intermediate)
+        attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+        return LayerWeights(
+            attention_norm=self._norm(f"{layer}.input_layernorm"),
+            qkv=self._stacked(attention, [queries, keys, keys]),
+            query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
+            key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
+            output=self._partial(f"{layer}.self_attn.o_proj", queries),
+            mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
+            up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
+            down=self._partial(f"{layer}.mlp.down_proj", inner),
+        )
+
+
+def rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
+    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config."""
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config)
+        return tuple(frequencies.tolist()), scale
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shares = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    return tuple((1.0 / (config.rope_parameters["rope_theta"] ** shares)).tolist()), 1.0

@@ -1,0 +1,68 @@
+"""The registry of families on the fast path. A model of another family runs transformers' own layers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from services import atomic_file, wire
+from services.engine.families.gpt2 import Gpt2
+from services.engine.families.llama import Llama
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.tensors import Checkpoint, Tensors
+from services.engine.families.weights import DecoderWeights
+from services.engine.parallel.layout import Shard
+
+# by transformers' `model_type`
+FAMILIES: dict[str, type[DecoderWeights]] = {
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "qwen3": Llama,
+    "gpt2": Gpt2,
+}
+
+WHOLE = Shard()
+
+
+def spec_of(config: Any) -> DecoderSpec | None:
+    """The spec of a text model's config; None for a family, or a variant of one, that the fast path does not run."""
+    family = FAMILIES.get(config.model_type)
+    quantized = getattr(config, "quantization_config", None)  # its tensors are codes, not numbers
+    return family.read_spec(config) if family and not quantized else None
+
+
+def open_weights(spec: DecoderSpec, source: Path | Tensors, shard: Shard = WHOLE) -> DecoderWeights:
+    """The weights of a model with this spec, from a folder with safetensors or from tensors. Raises ModelError."""
+    tensors = Checkpoint(source) if isinstance(source, Path) else source
+    return FAMILIES[spec.family](spec, tensors, shard)
+
+
+def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
+    """`spec_of` the model in `folder`. The result is kept in `cache`, if that can be written: transformers takes
+    seconds to import and to read a config.
+
+    Raises ModelError for a model that is not served.
+    """
+    file = cache / "specs" / _identity(folder)
+    with contextlib.suppress(OSError, ValueError):  # not kept, or torn because the machine stopped
+        return wire.unpack(DecoderSpec, file.read_bytes())
+    from services.engine.families.config import load_config
+
+    spec = spec_of(load_config(folder))
+    if spec:  # else transformers runs the model, and is imported anyway
+        with contextlib.suppress(OSError):
+            atomic_file.write(file, wire.pack(spec))
+    return spec
+
+
+def _identity(folder: Path) -> str:
+    """A hash of everything that a kept spec depends on: config, transformers, and the code that reads it."""
+    digest = hashlib.sha256(version("transformers").encode())
+    for file in (folder / "config.json", *sorted(Path(__file__).parent.glob("*.py")), Path(wire.__file__)):
+        with contextlib.suppress(OSError):  # without a config, transformers reports the error
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,148 @@
+"""DecoderWeights: reads one shard of a decoder's weights, fused as its products run. Each family implements it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.tensors import Tensors
+from services.engine.parallel.layout import RowRange, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product by `weight` [outputs, inputs], plus `bias` [outputs]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer. Norms are Linears whose weight is a vector."""
+
+    attention_norm: Linear
+    qkv: Linear  # queries, keys, values
+    query_norm: torch.Tensor | None  # [head_dim]
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: Linear
+    up: Linear  # gated: gate and up projection, one after the other
+    down: Linear
+
+
+class Table(NamedTuple):
+    """A shard's rows of an embedding, from row `first` on."""
+
+    rows: torch.Tensor  # [rows, hidden]
+    first: int
+
+
+class DecoderWeights(ABC):
+    """Reads parts of a decoder when they are asked for, in the dtype in which they are stored: this shard of each
+    product, and norms whole."""
+
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, shard: Shard) -> None:
+        self._spec = spec
+        self._tensors = tensors
+        self._shard = shard
+
+    # What a family implements.
+
+    @staticmethod
+    @abstractmethod
+    def read_spec(config: Any) -> DecoderSpec | None:
+        """The spec of transformers' config; None for a variant of the family that the fast path does not run."""
+
+    @abstractmethod
+    def layer(self, index: int) -> LayerWeights:
+        """This shard's part of layer `index` of the model."""
+
+    @property
+    @abstractmethod
+    def embedding_name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def last_norm_name(self) -> str: ...
+
+    @property
+    def positions_name(self) -> str:
+        """The embedding of positions, for a family that learns them."""
+        raise AssertionError(f"{self._spec.family} learns no positions")
+
+    # What backends read.
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the checkpoint that were read so far."""
+        return self._tensors.bytes_read
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The dtype of the weights in the checkpoint, by the embedding's."""
+        return self._read(self.embedding_name, rows=(0, 1)).dtype
+
+    def embedding(self) -> Table:
+        """The embedding of tokens."""
+        return self._table(self.embedding_name)
+
+    def positions(self) -> Table:
+        """The embedding of positions."""
+        return self._table(self.positions_name)
+
+    def last_norm(self) -> Linear:
+        return self._norm(self.last_norm_name)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the vocabulary is the embedding."""
+        return "lm_head.weight" not in self._tensors
+
+    def vocabulary(self) -> torch.Tensor:
+        """This shard's rows of the product that gives logits [vocab, hidden]."""
+        return (self.embedding() if self.tied else self._table("lm_head.weight")).rows
+
+    # Helpers for families.
+
+    def _read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
+        return self._tensors.read(name, rows, columns)
+
+    def _optional(self, name: str, rows: RowRange | None = None) -> torch.Tensor | None:
+        return self._read(name, rows) if name in self._tensors else None
+
+    def _table(self, name: str) -> Table:
+        rows = self._shard.of(self._tensors.rows(name))
+        return Table(self._read(name, rows), rows[0])
+
+    def _norm(self, name: str) -> Linear:
+        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
+
+    def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
+        """Products of the same input, one below the other; of each these rows."""
+        weights = [self._read(f"{name}.weight", part) for name, part in zip(names, rows, strict=True)]
+        if f"{names[0]}.bias" not in self._tensors:
+            return Linear(torch.cat(weights))
+        biases = [self._read(f"{name}.bias", part) for name, part in zip(names, rows, strict=True)]
+        return Linear(torch.cat(weights), torch.cat(biases))
+
+    def _partial(self, name: str, columns: RowRange) -> Linear:
+        """A product of this shard's inputs. The sum over shards must have the bias once: the first shard has it."""
+        bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
+        return Linear(self._read(f"{name}.weight", columns=columns), bias)
+
+    def _head_rows(self, group: int = 1) -> RowRange:
+        """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
+        begin, end = self._shard.of(self._spec.kv_heads)
+        return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
+
+
+def rotary_table(spec: DecoderSpec, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
+    them."""
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)
+    return angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale

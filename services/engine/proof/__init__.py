@@ -1,1 +1,0 @@
-"""What shows that the lean path computes on this device what transformers' own layers compute."""

@@ -1,0 +1,148 @@
+"""The CPU sampler: one pass over all logits, then each request looks only among its own largest ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, groupby, pairwise
+
+import numpy as np
+import torch
+
+from services.engine.batch.request_state import RequestState
+from services.engine.sampling import adjustments
+from services.engine.sampling.adjustments import only_allowed
+from services.engine.sampling.candidates import Draws, Search
+from services.engine.sampling.logits_chunks import Floats, Ids, chunk_maxima
+from services.engine.sampling.noise import gumbel_of, keys
+from services.engine.sampling.output import SampledTokens
+from services.engine.sampling.truncation import Truncation
+from services.messages import Logprobs
+
+
+def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Search) -> SampledTokens:
+    """A token for each row of `logits` [requests, vocab], in any dtype. Requests have their adjustments."""
+    maxima = chunk_maxima(logits).float().contiguous().numpy()
+    sound: list[bool] = np.isfinite(maxima.max(axis=1)).tolist()
+    sampled = SampledTokens([0] * len(states), sound, [True] * len(states), {})
+    _take_likeliest(sampled, logits, maxima, [i for i, state in enumerate(states) if state.is_plain_greedy])
+    special = [i for i, state in enumerate(states) if sound[i] and not state.is_plain_greedy]
+    asking = [i for i, state in enumerate(states) if sound[i] and state.sampling.logprobs is not None]
+    if not special and not asking:
+        return sampled
+    numbers = logits.float().contiguous().numpy()
+    if special:
+        with _adjusted(numbers, maxima, states, special) as changed:
+            _sample_special(sampled, numbers, changed, states, [i for i in special if not states[i].allowed], search)
+            _sample_allowed(sampled, numbers, states, special, search)
+    if asking:
+        _add_logprobs(sampled, numbers, maxima, states, np.array(asking), search)
+    return sampled
+
+
+def _take_likeliest(sampled: SampledTokens, logits: torch.Tensor, maxima: Floats, which: list[int]) -> None:
+    """The token with the largest logit for each of these rows, the lowest id if several are equal."""
+    if not which:
+        return
+    best = maxima[which].argmax(axis=1)
+    chunks = logits.unflatten(1, (maxima.shape[1], -1))
+    inside = chunks[torch.tensor(which), torch.from_numpy(best)].argmax(dim=-1)
+    for i, token in zip(which, (best * chunks.shape[2] + inside.numpy()).tolist(), strict=True):
+        sampled.tokens[i] = token
+
+
+@contextmanager
+def _adjusted(numbers: Floats, maxima: Floats, states: Sequence[RequestState], special: list[int]) -> Iterator[Floats]:
+    """Inside this context `numbers` are the logits with the adjustments of these requests. Yields the chunks'
+    maxima."""
+    changed = [i for i in special if states[i].adjustments]
+    if not changed:
+        yield maxima
+        return
+    changes = adjustments.gather([state.adjustments for state in states], numbers.shape[1])
+    logits = torch.from_numpy(numbers)
+    values = adjustments.adjusted(logits, *map(torch.from_numpy, (changes.index, changes.columns, changes.settings)))
+    flat = numbers.reshape(-1)
+    raw = flat[changes.index]
+    try:
+        flat[changes.index] = values.numpy()
+        maxima = maxima.copy()
+        for begin, end in _runs(changed):
+            maxima[begin:end] = chunk_maxima(logits[begin:end]).numpy()
+        yield maxima
+    finally:
+        flat[changes.index] = raw
+
+
+def _runs(which: list[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of consecutive numbers."""
+    for _, run in groupby(enumerate(which), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        yield numbers[0], numbers[-1] + 1
+
+
+def _sample_special(
+    sampled: SampledTokens,
+    numbers: Floats,
+    maxima: Floats,
+    states: Sequence[RequestState],
+    special: list[int],
+    search: Search,
+) -> None:
+    """Tokens of requests that draw, or have adjustments or allowed tokens; and whether any token is possible."""
+    for i, best in zip(special, maxima.max(axis=1)[special].tolist(), strict=True):
+        sampled.possible[i] = best > -math.inf
+    greedy = [i for i in special if states[i].sampling.temperature <= 0.0]
+    _take_likeliest(sampled, torch.from_numpy(numbers), maxima, greedy)
+    drawing = [i for i in special if states[i].sampling.temperature > 0.0 and sampled.possible[i]]
+    if drawing:
+        tokens = _draw(numbers, maxima, [states[i] for i in drawing], np.array(drawing), search)
+        for i, token in zip(drawing, tokens, strict=True):
+            sampled.tokens[i] = token
+
+
+def _sample_allowed(
+    sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: Search
+) -> None:
+    """The same for requests with allowed tokens, from logits that have only these."""
+    which = [(i, allowed) for i in special if (allowed := states[i].allowed)]
+    if not which:
+        return
+    limited = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
+    own = [states[i] for i, _ in which]
+    _sample_special(limited, *only_allowed(numbers, which), own, list(range(len(which))), search)
+    for place, (i, _) in enumerate(which):
+        sampled.tokens[i], sampled.possible[i] = limited.tokens[place], limited.possible[place]
+
+
+def _draw(numbers: Floats, maxima: Floats, states: Sequence[RequestState], which: Ids, search: Search) -> list[int]:
+    """For each draw the token with the largest score + noise."""
+    settings = [state.sampling for state in states]
+    noise_keys = keys(
+        (s.seed for s in settings), (s.choice for s in settings), (len(state.token_ids) for state in states)
+    )
+    found = search.candidates(Draws(numbers, maxima, which, Truncation.of(settings, numbers.shape[1]), noise_keys))
+    scores = found.scores + gumbel_of(np.repeat(noise_keys, found.counts), found.ids)
+    bounds = pairwise(accumulate(found.counts.tolist(), initial=0))
+    winners: list[int] = found.ids.take([begin + int(scores[begin:end].argmax()) for begin, end in bounds]).tolist()
+    return winners
+
+
+def _add_logprobs(
+    sampled: SampledTokens,
+    numbers: Floats,
+    maxima: Floats,
+    states: Sequence[RequestState],
+    asking: Ids,
+    search: Search,
+) -> None:
+    """Log probabilities of the raw logits, before temperature, bias and penalties; of equal ones the lower id first."""
+    log_sums = search.log_sums(numbers, maxima, asking)
+    counts = [min(states[i].sampling.logprobs or 0, numbers.shape[1]) for i in asking]
+    ids = search.likeliest(numbers, maxima, asking, max(counts))
+    values = numbers[asking[:, None], ids] - log_sums[:, None]
+    own = numbers[asking, [sampled.tokens[i] for i in asking]] - log_sums
+    for n, (i, count) in enumerate(zip(asking.tolist(), counts, strict=True)):
+        top = list(zip(ids[n, :count].tolist(), values[n, :count].tolist(), strict=True))
+        sampled.logprobs[i] = Logprobs(float(own[n]), top)

@@ -1,0 +1,49 @@
+"""Sampler: one token for each request that is complete, by the request's own settings."""
+
+from __future__ import annotations
+
+import torch
+
+from services.engine.batch.request_state import RequestState
+from services.engine.sampling import batched_sampler, cpu_sampler
+from services.engine.sampling.adjustments import Adjustments, AllowedTokens
+from services.engine.sampling.candidates import PlainSearch, Search
+from services.engine.sampling.output import SamplerOutput
+from services.engine.sampling.truncation import MOST_TOKENS
+from services.errors import ModelError
+
+
+class Sampler:
+    """A request's token depends on its own logits, tokens and settings, and never on the batch.
+
+    It is the token with the largest score + Gumbel noise among those that the settings leave; of two equal ones the
+    lower id. A score is (logit - largest logit) / temperature, after bias and penalties.
+    """
+
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, search: Search | None = None) -> None:
+        """`search` is for logits on a CPU. Raises ModelError if the vocabulary is too large."""
+        if vocab_size > MOST_TOKENS:
+            raise ModelError(f"a vocabulary has at most {MOST_TOKENS:,} tokens, this one {vocab_size:,}")
+        self._eos = eos_token_ids
+        self._vocab_size = vocab_size
+        self.search = search or PlainSearch()
+
+    def sample(self, logits: torch.Tensor, states: list[RequestState]) -> SamplerOutput:
+        """A token for each row of `logits` [requests, vocab], the model's raw output in any dtype."""
+        for state in states:
+            self._adjust(state)
+        if logits.device.type == "cpu":
+            return cpu_sampler.sample(logits, states, self.search).by_id(states)
+        return batched_sampler.sample(logits, states).by_id(states)
+
+    def _adjust(self, state: RequestState) -> None:
+        """Give the request adjustments and allowed tokens if its settings change logits, and update them."""
+        sampling = state.sampling
+        if sampling.allowed_token_ids and state.allowed is None:
+            state.allowed = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
+        if Adjustments.needed(sampling, state.num_output_tokens):
+            if state.adjustments is None:
+                state.adjustments = Adjustments(sampling, self._eos, self._vocab_size)
+            state.adjustments.update(state.token_ids, state.num_prompt_tokens)
+        else:
+            state.adjustments = None

@@ -1,0 +1,95 @@
+"""The device and dtype that the model runs with, its threads, and how many KV blocks fit in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from services.engine.backends.cpu.build import cpuinfo
+from services.engine.settings import EngineSettings
+from services.errors import SettingsError
+
+UNLIMITED = 1 << 62  # bytes
+
+
+def choose_device(settings: EngineSettings) -> torch.device:
+    """The requested device; `auto` is CUDA where there is one. Raises SettingsError if it is absent."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device=cuda, but torch finds no CUDA device")
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(settings.device)
+
+
+def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
+    """The dtype of weights and activations. Raises SettingsError for float16 on a CPU."""
+    if settings.dtype == "float16" and device.type == "cpu":
+        raise SettingsError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
+    if settings.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        return dtype
+    return torch.bfloat16 if device.type == "cuda" or _cpu_prefers_bfloat16() else torch.float32
+
+
+def set_threads(settings: EngineSettings) -> None:
+    """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may run on,
+    shared by all ranks."""
+    cores = len(os.sched_getaffinity(0)) // (settings.tp * settings.pp)
+    torch.set_num_threads(settings.threads or max(1, cores))
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the CPU has AVX512-BF16 or AMX. Other CPUs convert bfloat16 and are slower with it than with float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _cpu_prefers_bfloat16() -> bool:
+    """True with AMX, and with AVX512-BF16 of AMD. Intel's AVX512-BF16 takes more than twice as long as its float32."""
+    if torch.cpu._is_avx512_bf16_supported() and "AuthenticAMD" in cpuinfo():
+        return True
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: int, free: int) -> int:
+    """`kv_blocks`, or floor(free bytes * kv_memory_fraction / bytes_per_block), with the weights already loaded.
+
+    `bytes_per_block` is the size of a block over all ranks that share the `free` bytes, so that all ranks have the same
+    number of blocks. There are at most as many as 4,096 requests of the model's length need. Raises SettingsError if
+    not one block fits.
+    """
+    if settings.kv_blocks:
+        return settings.kv_blocks
+    fitting = int(free * settings.kv_memory_fraction) // bytes_per_block
+    if fitting < 1:
+        raise SettingsError(
+            f"kv_memory_fraction={settings.kv_memory_fraction} of {free} free bytes "
+            f"holds no KV block of {bytes_per_block} bytes"
+        )
+    return min(fitting, 4096 * -(-max_model_len // settings.block_size))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of the device; on a CPU what both the machine and this process's control group leave."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_available(), _left_in_group())
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no MemAvailable in /proc/meminfo")
+
+
+def _left_in_group() -> int:
+    """Bytes below the limit of the control group (version 2, as a container sees it)."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return UNLIMITED
+    return UNLIMITED if limit == "max" else max(0, int(limit) - used)

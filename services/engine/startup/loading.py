@@ -1,0 +1,154 @@
+"""Chooses the backend of a model and loads it: the fast path for its families, else transformers' own layers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from pathlib import Path
+
+import torch
+
+from services.engine.backends.cpu.build import NoKernels, kernels
+from services.engine.backends.cpu.decoder import CpuDecoder, CpuSetup
+from services.engine.backends.cpu.search import CompiledSearch
+from services.engine.decoder import Decoder
+from services.engine.families.registry import load_spec, open_weights
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.tensors import Tensors
+from services.engine.families.weights import DecoderWeights
+from services.engine.parallel.decoder import RankDecoder
+from services.engine.parallel.layout import Layout
+from services.engine.sampling.candidates import PlainSearch, Search
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices
+from services.errors import SettingsError
+
+FALLBACK = "fallback"  # in a decoder's path: the model has the fast path, which does not run here
+ONE_PROCESS = Layout()
+
+log = logging.getLogger(__name__)
+
+
+def load_decoder(
+    folder: Path,
+    settings: EngineSettings,
+    length: int,
+    layout: Layout = ONE_PROCESS,
+    tensors: Tensors | None = None,
+) -> Decoder:
+    """The model in `folder`, for requests of up to `length` tokens; with `tensors`, its weights come from there. Ranks
+    of several read only their part of the weights.
+
+    Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit the model or
+    this machine.
+    """
+    if layout.size > 1:
+        spec = _spec_of_ranks(folder, settings)
+        layout.part_of(spec)  # raises before anything is read
+        return load_fast(spec, tensors or folder, settings, length, layout)
+    device = devices.choose_device(settings)
+    dtype = devices.choose_dtype(settings, device)
+    _check_weights(settings, device)
+    path = "sdpa"
+    if whole := fast_path_spec(folder, settings):
+        try:
+            return load_fast(whole, tensors or folder, settings, length)
+        except NoKernels as error:
+            log.warning("transformers' own layers run, several times slower: %s", error)
+            path = f"sdpa {FALLBACK}"
+    needed = "is served on the fast path only, which this model is not on here"
+    if settings.weights != "dtype":
+        raise SettingsError(f"weights={settings.weights} {needed}")
+    if settings.batch_invariant:
+        raise SettingsError(f"batch_invariant {needed}")
+    # transformers' layers take seconds to import, and the fast path does not use them
+    from services.engine.backends.stock.loading import load_stock
+
+    return load_stock(folder, dtype, device, tensors, path)
+
+
+def load_fast(
+    spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, length: int, layout: Layout = ONE_PROCESS
+) -> RankDecoder:
+    """A decoder of the fast path with weights from `source`. Raises NoKernels."""
+    device = devices.choose_device(settings)
+    need_kernels(settings, device)
+    weights = open_weights(spec, source, layout.shard)
+    if device.type == "cpu":
+        return CpuDecoder(cpu_setup(spec, weights, settings, length), layout)
+    log.warning("no GPU has run the CUDA backend yet: so far it ran in Triton's interpreter only")
+    from services.engine.backends.cuda.decoder import CudaDecoder  # Triton may be absent
+    from services.engine.backends.cuda.layers import CudaSetup
+    from services.engine.backends.cuda.plan import Tiles
+
+    dtype = devices.choose_dtype(settings, device)
+    tiles = Tiles.fitting(dtype, spec.head_dim)
+    return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, settings.batch_invariant, tiles), layout)
+
+
+def cpu_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> CpuSetup:
+    """What a CpuDecoder is made from. Raises NoKernels."""
+    dtype = devices.choose_dtype(settings, devices.choose_device(settings))
+    kept = torch.int8 if settings.weights == "int8" else dtype
+    library = kernels(settings.cache_dir)
+    return CpuSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length)
+
+
+def check_ranks(folder: Path, settings: EngineSettings) -> None:
+    """Raises SettingsError if `load_decoder` would for several ranks. Reads no weights."""
+    Layout(settings.tp, settings.pp).part_of(_spec_of_ranks(folder, settings))
+
+
+def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
+    needed = f"tp={settings.tp}, pp={settings.pp}: ranks are served on the fast path only"
+    spec = fast_path_spec(folder, settings)
+    if spec is None:
+        raise SettingsError(f"{needed}, which {folder.name} is not on here")
+    device = devices.choose_device(settings)
+    _check_weights(settings, device)
+    try:
+        need_kernels(settings, device)
+    except NoKernels as error:
+        raise SettingsError(f"{needed}: {error}") from error
+    return spec
+
+
+def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
+    """The spec of the model in `folder`; None if the fast path does not run it. Raises ModelError."""
+    return load_spec(folder, settings.cache_dir) if settings.fast_path else None
+
+
+def need_kernels(settings: EngineSettings, device: torch.device) -> None:
+    """Load the fast path's kernels for a device. Raises NoKernels if there are none here, or none that can be
+    trusted."""
+    if settings.fast_path_fault:
+        raise NoKernels(settings.fast_path_fault)
+    if device.type == "cpu":
+        kernels(settings.cache_dir)
+        return
+    try:
+        importlib.import_module("services.engine.backends.cuda.decoder")
+    except ImportError as error:
+        raise NoKernels(f"there is no Triton: {error}") from error
+
+
+def search_of(settings: EngineSettings, device: torch.device) -> Search:
+    """How the sampler searches logits on a CPU: compiled if there are kernels."""
+    if settings.fast_path and device.type == "cpu":
+        with contextlib.suppress(NoKernels):
+            need_kernels(settings, device)
+            return CompiledSearch(kernels(settings.cache_dir), torch.get_num_threads())
+    return PlainSearch()
+
+
+def choose_length(own: int, asked: int) -> int:
+    """The longest request in tokens: `asked`, or the model's own limit. Raises SettingsError if `asked` is longer."""
+    if asked > own:
+        raise SettingsError(f"max_model_len={asked} is over the model's {own}")
+    return asked or own
+
+
+def _check_weights(settings: EngineSettings, device: torch.device) -> None:
+    if settings.weights != "dtype" and device.type != "cpu":
+        raise SettingsError(f"weights={settings.weights} is served on a CPU only")

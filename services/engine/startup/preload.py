@@ -1,0 +1,43 @@
+"""Loads everything an engine needs except its weights, so that a waiting process can load these in a tenth of a
+second."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import torch
+
+from services.engine.backends.cpu.build import NoKernels
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices
+from services.engine.startup.loading import check_ranks, fast_path_spec, need_kernels
+from services.engine.startup.proof.verdict import proven
+
+
+def preload(folder: Path, settings: EngineSettings) -> EngineSettings:
+    """Import the code of the model in `folder` and initialise the device. Returns the settings to load it with, see
+    `proven`.
+
+    Raises ModelError for a model that is not served, SettingsError for a device that is absent, and for ranks if the
+    fast path is not trusted.
+    """
+    importlib.import_module("services.engine.engine")
+    device = devices.choose_device(settings)
+    settings = proven(folder, settings)
+    if settings.tp * settings.pp > 1:
+        check_ranks(folder, settings)
+    if not (fast_path_spec(folder, settings) and _has_kernels(device, settings)):
+        from services.engine.backends.stock.loading import import_family
+
+        import_family(folder)
+    torch.zeros(1, device=device)  # creates CUDA's context
+    return settings
+
+
+def _has_kernels(device: torch.device, settings: EngineSettings) -> bool:
+    try:
+        need_kernels(settings, device)
+    except NoKernels:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""A trial: how far are the fast path's logits from those of transformers' layers, for random layers of a model's
+shapes?"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.engine.backends.stock.decoder import StockDecoder
+from services.engine.backends.stock.loading import check_attention, make_model
+from services.engine.batch.flat_batch import pack
+from services.engine.batch.kv_cache import KVCache
+from services.engine.batch.request_state import RequestState
+from services.engine.decoder import Decoder
+from services.engine.families.config import load_config
+from services.engine.families.registry import open_weights, spec_of
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.tensors import RandomTensors
+from services.engine.settings import EngineSettings
+from services.engine.startup import devices, loading
+from services.models.info import ModelInfo
+from services.requests import SamplingParams
+
+LAYERS = 2
+WIDEST = 2048  # rows of the vocabulary, plus the remainder of its real size by TILE
+TILE = 256
+PROMPTS = (1, 5, 33, 300)  # tokens: below and above the sizes of blocks, and of the tiles of products and attention
+CHUNK = 20  # tokens of the third prompt's first chunk
+SHORT_REQUESTS = 16  # they join the last iterations, so that increments fill more than one tile
+INCREMENTS = 4
+SEED = 7
+
+
+def trial(folder: Path, settings: EngineSettings) -> float:
+    """The largest difference of two logits, in units of the root mean square of their row; NaN if a logit is.
+
+    transformers' layers compute in float32, with the stored weights rounded to the dtype that is served. Raises
+    whatever the fast path raises."""
+    device = devices.choose_device(settings)
+    dtype = devices.choose_dtype(settings, device)
+    length = min(ModelInfo.load(folder, settings.cache_dir).max_model_len, max(PROMPTS) + SHORT_REQUESTS)
+    full = loading.fast_path_spec(folder, settings)
+    assert full is not None, f"{folder.name} has no fast path"
+    config = _shortened(load_config(folder))
+    spec = spec_of(config)
+    assert spec is not None
+    stored = open_weights(full, folder).stored
+    tensors = RandomTensors(config, stored if dtype == torch.float32 else dtype, device, spec.hidden**-0.5)
+    fast = loading.load_fast(spec, tensors, settings, length)
+    model = make_model(config, tensors, torch.float32, device)
+    stock = StockDecoder(model, check_attention(model, spec.layers))
+    with torch.inference_mode():
+        return compare(fast, stock, settings.block_size, length, spec, device)
+
+
+def _shortened(config: Any) -> Any:
+    """The config with fewer layers of the same shapes, and a smaller vocabulary."""
+    config.num_hidden_layers = LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:LAYERS]
+    config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
+    config.pad_token_id = None
+    return config
+
+
+def compare(
+    fast: Decoder, stock: Decoder, block_size: int, length: int, spec: DecoderSpec, device: torch.device
+) -> float:
+    """The same for two decoders with the same weights."""
+    states = _requests(block_size, length, spec.vocab)
+    for decoder in (fast, stock):
+        blocks = sum(len(state.blocks) for state in states)
+        decoder.bind(KVCache(decoder.layers, blocks, block_size, decoder.cache_dtype, device))
+    worst = torch.zeros((), device=device)
+    for scheduled in _iterations(states, spec.vocab):
+        ours, theirs = (decoder.forward(pack(scheduled, block_size)) for decoder in (fast, stock))
+        assert ours is not None
+        assert theirs is not None
+        scale = theirs.square().mean(-1, keepdim=True).sqrt()
+        worst = torch.maximum(worst, ((ours - theirs) / scale).abs().max())  # NaN wins
+        for state, count in scheduled:
+            state.num_computed_tokens += count
+    return float(worst)
+
+
+def _requests(block_size: int, length: int, vocab: int) -> list[RequestState]:
+    """Requests whose blocks are scattered."""
+    drawn = torch.Generator().manual_seed(SEED)
+    lengths = [min(prompt, length - SHORT_REQUESTS) for prompt in PROMPTS] + [1 + i % 3 for i in range(SHORT_REQUESTS)]
+    room = [-(-(count + SHORT_REQUESTS) // block_size) for count in lengths]
+    order = iter(torch.randperm(sum(room), generator=drawn).tolist())
+    states = []
+    for i, (count, blocks) in enumerate(zip(lengths, room, strict=True)):
+        prompt = torch.randint(vocab, (count,), generator=drawn).tolist()
+        state = RequestState(f"proof/{i}", prompt, count, SamplingParams(SHORT_REQUESTS))
+        state.blocks = array("i", [next(order) for _ in range(blocks)])
+        states.append(state)
+    return states
+
+
+def _iterations(states: list[RequestState], vocab: int) -> Iterator[list[tuple[RequestState, int]]]:
+    """Prompts, a chunk of one, increments beside a prompt, increments alone, and many of them."""
+    drawn = torch.Generator().manual_seed(SEED)
+
+    def rest(some: list[RequestState]) -> list[tuple[RequestState, int]]:
+        """All tokens that these have left; those without any get one first."""
+        for state in some:
+            if state.num_computed_tokens == len(state.token_ids):
+                state.token_ids.append(int(torch.randint(vocab, (1,), generator=drawn)))
+        return [(state, len(state.token_ids) - state.num_computed_tokens) for state in some]
+
+    few = states[: len(PROMPTS)]
+    yield [*rest(few[:2]), (few[2], min(CHUNK, len(few[2].token_ids) - 1))]
+    for _ in range(1 + INCREMENTS):
+        yield rest(few)
+    for _ in range(2):
+        yield rest(states)

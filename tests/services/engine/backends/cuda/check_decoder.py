@@ -1,0 +1,77 @@
+"""The whole decoder in Triton's interpreter, on the CPU and without graphs. Run by test_interpreted.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from driver import Driver, Job
+from interpreted import CPU, make_engine, make_setup
+from test_families import generate
+from test_prompt_logprobs import check as check_scores
+from test_prompt_logprobs import make_jobs as scored_jobs
+
+from services.engine.backends.cuda.decoder import CudaDecoder
+from services.engine.backends.stock.loading import load_stock
+from services.engine.parallel.layout import Shard
+from services.engine.startup.proof.trial import compare
+from services.engine.startup.proof.verdict import BOUNDS
+from services.requests import SamplingParams
+
+
+def make_jobs(**sampling: object) -> list[Job]:
+    rng = random.Random(3)
+    return [
+        Job(f"r{i}/0", [rng.randrange(2, 199) for _ in range(length)], SamplingParams(new, **sampling))
+        for i, (length, new) in enumerate([(1, 4), (18, 3)])
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_greedy_tokens_equal_generate(family: str, tiny_model: Callable[[str], Path]) -> None:
+    """In random order, batches and chunks, over scattered blocks."""
+    jobs = Driver(make_engine(tiny_model(family), 8), random.Random(1)).run(make_jobs(temperature=0.0))
+    assert [job.output for job in jobs] == generate(tiny_model(family), make_jobs(temperature=0.0))
+
+
+def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+    """Compares log probabilities, alone and in a batch, in chunks, with blocks of another size."""
+    engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
+    alone = [Driver(engine).run([job])[0] for job in make_jobs(seed=1, logprobs=3)]
+    other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
+    again = Driver(other, random.Random(2)).run(make_jobs(seed=1, logprobs=3))
+    assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
+
+
+@pytest.mark.parametrize(
+    ("family", "chunks"),
+    [("llama", True), *(pytest.param(*case, marks=pytest.mark.chaos) for case in [("llama", False), ("gpt2", True)])],
+)
+def test_prompts_are_scored_as_by_transformers(family: str, chunks: bool, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    rng = random.Random(1) if chunks else None
+    check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)), folder)
+
+
+@pytest.mark.chaos
+def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> None:
+    engine = make_engine(tiny_model("llama"), 16, batch_invariant=True)
+    alone = [Driver(engine).run([job])[0] for job in scored_jobs(longest=20)]
+    other = make_engine(tiny_model("llama"), 8, batch_invariant=True)
+    again = Driver(other, random.Random(2)).run(scored_jobs(longest=20))
+    assert [job.logprobs for job in again] == [job.logprobs for job in alone]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model: Callable[[str], Path]) -> None:
+    """The iterations by which a GPU's kernels are judged before they serve."""
+    folder = tiny_model("qwen3")
+    setup = make_setup(folder, Shard(), batch_invariant)
+    stock = load_stock(folder, torch.float32, CPU)
+    with torch.inference_mode():
+        difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)
+    assert difference <= BOUNDS[torch.float32] / 3

@@ -1,0 +1,246 @@
+"""Each kernel in Triton's interpreter against plain torch in float32. Run by test_interpreted.py."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from plain_sampler import plain_token
+from torch.nn.functional import gelu, layer_norm, linear, rms_norm, silu
+
+from services.engine.backends.cuda.inputs import send
+from services.engine.backends.cuda.kernels import attention
+from services.engine.backends.cuda.kernels import draw as drawing
+from services.engine.backends.cuda.kernels.activation import activate
+from services.engine.backends.cuda.kernels.attention import Partials
+from services.engine.backends.cuda.kernels.draw import draw
+from services.engine.backends.cuda.kernels.embedding import embed
+from services.engine.backends.cuda.kernels.heads import Rotary, place
+from services.engine.backends.cuda.kernels.norm import add_and_norm
+from services.engine.backends.cuda.kernels.product import multiply
+from services.engine.backends.cuda.plan import Tiles, plan
+from services.engine.batch.flat_batch import FlatBatch, pack
+from services.engine.batch.kv_cache import KVCache, LayerShape
+from services.engine.batch.request_state import RequestState
+from services.engine.families.weights import Linear, Table
+from services.engine.sampling.noise import keys
+from services.engine.sampling.truncation import DeviceTruncation, Truncation
+from services.requests import SamplingParams
+
+TILES = Tiles(rows=8, keys=8, split=16)
+CPU = torch.device("cpu")
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_embedding() -> None:
+    ids, positions = torch.tensor([3, 0, 3], dtype=torch.int32), torch.tensor([0, 5, 2], dtype=torch.int32)
+    vocabulary, learned = torch.randn(4, 24), torch.randn(6, 24)
+    assert torch.equal(embed(ids, positions, Table(vocabulary, 0), None), vocabulary[ids])
+    whole = embed(ids, positions, Table(vocabulary, 0), Table(learned, 0))
+    assert torch.equal(whole, vocabulary[ids] + learned[positions])
+    shards = [
+        embed(ids, positions, Table(vocabulary[rows], rows.start), Table(learned[places], places.start))
+        for rows, places in ((slice(0, 1), slice(0, 3)), (slice(1, 4), slice(3, 6)))
+    ]
+    assert torch.equal(shards[0] + shards[1], whole)
+    assert torch.equal(shards[0][0], learned[0])  # the other shard has the token, this one the position
+
+
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])
+def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From flat and sharp distributions, with equal scores, with impossible tokens, with fewer possible tokens than
+    top_k; the last block is not full."""
+    monkeypatch.setattr(drawing, "BLOCK", 128)
+    kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
+    rows, vocab = [], 200
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)[part::2]):
+        sampling = SamplingParams(9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed * 2**50)
+        rows.append(RequestState(str(seed), [1] * (1 + seed), 1, sampling))
+    logits = torch.randn(len(rows), vocab) * torch.tensor([0.1, 3.0, 10.0]).repeat(len(rows) // 3)[:, None]
+    logits[::2] = logits[::2].round()
+    logits[::5, ::3] = -torch.inf
+    logits[1::4, 5:] = -torch.inf
+    logits[3::20, :199] = -torch.inf
+    limits = Truncation.of([row.sampling for row in rows], vocab)
+    there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
+    noise_keys = keys(
+        (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
+    )
+    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
+    assert draw(logits, logits.amax(1), there, torch.from_numpy(noise_keys)).tolist() == expected
+
+
+def test_what_cannot_be_drawn_from_gives_some_token() -> None:
+    """The token's log probability is read before the sampler knows that it is invalid."""
+    logits = torch.stack([torch.full((50,), -torch.inf), torch.full((50,), torch.nan)])
+    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    tokens = draw(logits, logits.amax(1), DeviceTruncation(one, -one, zero + 3, one.double() / 2), zero)
+    assert all(0 <= token < 50 for token in tokens.tolist())
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_norm(mean: bool) -> None:
+    x, change, weight = torch.randn(5, 24), torch.randn(5, 24), torch.randn(24)
+    bias = torch.randn(24) if mean else None
+    plain = layer_norm if mean else rms_norm
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        return plain(x, (24,), weight, bias, 1e-5) if mean else plain(x, (24,), weight, 1e-5)
+
+    norm = Linear(weight, bias)
+    torch.testing.assert_close(add_and_norm(x, None, norm, 1e-5, mean, torch.float32), expected(x), **CLOSE)
+    before = x.clone()
+    rows = torch.tensor([4, 1], dtype=torch.int32)
+    some = add_and_norm(x, change, norm, 1e-5, mean, torch.float32, rows)
+    assert torch.equal(x, before)
+    whole = add_and_norm(x, change, norm, 1e-5, mean, torch.float32)
+    assert torch.equal(x, before + change)
+    torch.testing.assert_close(whole, expected(before + change), **CLOSE)
+    assert torch.equal(some, whole[rows])
+
+
+def test_activation() -> None:
+    up = torch.randn(3, 2 * 1100) * 20
+    torch.testing.assert_close(activate(up, True), silu(up[:, :1100]) * up[:, 1100:], **CLOSE)
+    torch.testing.assert_close(activate(up, False), gelu(up, approximate="tanh"), **CLOSE)
+
+
+def test_product() -> None:
+    x, linear_ = torch.randn(70, 72), Linear(torch.randn(100, 72), torch.randn(100))
+    product = multiply(x, linear_, torch.float32)
+    torch.testing.assert_close(product, linear(x, linear_.weight, linear_.bias), rtol=1e-4, atol=1e-4)
+    for rows in (slice(0, 1), slice(3, 9), slice(64, 70)):
+        assert torch.equal(multiply(x[rows].contiguous(), linear_, torch.float32), product[rows])
+    assert multiply(x[:0], linear_, torch.float32).shape == (0, 100)
+
+
+@pytest.mark.parametrize(("dim", "block_size"), [(16, 4), (24, 5)])
+@pytest.mark.parametrize(("turned", "normed"), [(True, True), (True, False), (False, False)])
+def test_heads(dim: int, block_size: int, turned: bool, normed: bool) -> None:
+    tokens, heads, kv_heads, blocks = 19, 6, 2, 9
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
+    slots = torch.randperm(blocks * block_size)[:tokens].int()
+    slots[7] = -1
+    cache = KVCache([LayerShape(kv_heads, dim, dim)], blocks, block_size, torch.float32, CPU)
+    expected = KVCache([LayerShape(kv_heads, dim, dim)], blocks, block_size, torch.float32, CPU)
+    table = Rotary(torch.randn(50, dim // 2), torch.randn(50, dim // 2)) if turned else None
+    norms = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
+
+    parts = list(qkv.clone().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1))
+    for i, weight in enumerate(norms):
+        if weight is not None:
+            parts[i] = rms_norm(parts[i], (dim,), weight, 1e-6)
+        if table is not None:
+            cosines, sines = table.cosines[positions][:, None], table.sines[positions][:, None]
+            low, high = parts[i].chunk(2, dim=-1)
+            parts[i] = torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+    kept = slots >= 0
+    expected.write(0, slots[kept].long(), parts[1][kept], parts[2][kept])
+
+    place(qkv, positions, slots, cache.keys[0], cache.values[0], table, *norms, 1e-6)
+    torch.testing.assert_close(qkv.view(tokens, -1, dim)[:, :heads], parts[0], **CLOSE)
+    torch.testing.assert_close(cache.keys[0], expected.keys[0], **CLOSE)
+    assert torch.equal(cache.values[0], expected.values[0])
+
+
+class Scene:
+    """Requests of random lengths over scattered blocks whose keys and values are there."""
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+        """`lengths`: of each request, the tokens computed before and those of this iteration."""
+        rng = random.Random(1)
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        blocks = list(range(sum(-(-sum(both) // block_size) for both in lengths)))
+        rng.shuffle(blocks)
+        self.cache = KVCache([LayerShape(kv_heads, dim, dim)], len(blocks), block_size, torch.float32, CPU)
+        self.cache.keys[0].normal_()
+        self.cache.values[0].normal_()
+        self.cache.values[0][-1] = torch.nan  # the padding block belongs to no request
+        self.rows = []
+        for context, count in lengths:
+            row = RequestState("r", [1] * (context + count), 1, SamplingParams(1), context)
+            row.blocks.extend(blocks.pop() for _ in range(-(-(context + count) // block_size)))
+            self.rows.append((row, count))
+        self.queries = [torch.randn(count, heads, dim) for _, count in lengths]
+
+    def attend(self, which: list[int], tiles: Tiles, programs: int, partial_rows: int) -> list[torch.Tensor]:
+        """The outputs of these requests, as one iteration."""
+        batch = pack([self.rows[i] for i in which], self.cache.block_size)
+        return self.attend_batch(batch, torch.cat([self.queries[i] for i in which]), tiles, programs, partial_rows)
+
+    def attend_batch(
+        self, batch: FlatBatch, queries: torch.Tensor, tiles: Tiles, programs: int, partial_rows: int
+    ) -> list[torch.Tensor]:
+        group = self.heads // self.kv_heads
+        items = plan(batch, group, self.kv_heads, tiles, programs, partial_rows)
+        qkv = torch.full((len(queries), (self.heads + 2 * self.kv_heads) * self.dim), torch.nan)
+        qkv[:, : self.heads * self.dim] = queries.flatten(1)
+        partials = Partials.make(partial_rows, self.kv_heads, self.dim, CPU)
+        work = send(batch, items, CPU).work
+        keys, values = self.cache.keys[0], self.cache.values[0]
+        out = attention.attend(qkv, keys, values, work, partials, self.dim**-0.5, tiles, programs)
+        assert not partials.arrived.any()
+        return list(out.view(-1, self.heads, self.dim).split(np.diff(batch.starts).tolist()))
+
+    def plain(self, i: int) -> torch.Tensor:
+        """Request i by torch alone."""
+        (row, count), group = self.rows[i], self.heads // self.kv_heads
+        keys, values = self.cache.read(0, torch.tensor([row.blocks.tolist()]))
+        keys, values = (t[0].repeat_interleave(group, 0) for t in (keys, values))
+        scores = torch.einsum("thd,hsd->hts", self.queries[i], keys) * self.dim**-0.5
+        position = torch.arange(row.num_computed_tokens, row.num_computed_tokens + count)
+        scores = scores.masked_fill(torch.arange(keys.shape[1]) > position[:, None], -torch.inf)
+        shares, values = scores.softmax(-1), values[:, : keys.shape[1]]
+        return torch.einsum("hts,hsd->thd", shares, values)
+
+
+LENGTHS = [(0, 1), (0, 19), (39, 1), (15, 1), (17, 5), (16, 1)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block_size"), [(4, 2, 16, 4), (6, 2, 24, 5), (3, 3, 16, 16), (4, 1, 16, 32)]
+)
+def test_attention_is_the_plain_one(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+    scene = Scene(LENGTHS, heads, kv_heads, dim, block_size)
+    outputs = scene.attend(list(range(len(LENGTHS))), TILES, programs=8, partial_rows=64)
+    for i, output in enumerate(outputs):
+        torch.testing.assert_close(output, scene.plain(i), rtol=1e-4, atol=1e-5)
+
+
+def test_bits_of_attention_depend_on_the_request_alone() -> None:
+    """Alone, in a batch, with its splits in one program or several, in chunks, one token at a time."""
+    scene = Scene(LENGTHS, 4, 2, 16, 4)
+    everyone = list(range(len(LENGTHS)))
+    together = scene.attend(everyone, TILES, programs=32, partial_rows=256)
+    again = scene.attend(everyone[::-1], TILES, programs=8, partial_rows=0)
+    assert all(torch.equal(a, b) for a, b in zip(together, again[::-1], strict=True))
+    for i in everyone:
+        assert torch.equal(scene.attend([i], TILES, programs=8, partial_rows=256)[0], together[i])
+    row, count = scene.rows[1]
+    for step in (2, 7):
+        pieces = []
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            part = (replace(row, num_computed_tokens=begin), end - begin)
+            batch = pack([part], scene.cache.block_size)
+            pieces += scene.attend_batch(batch, scene.queries[1][begin:end], TILES, 8, 256)
+        assert torch.equal(torch.cat(pieces), together[1])
+
+
+def test_what_lies_behind_a_request_is_not_read() -> None:
+    scene = Scene([(5, 1)], 4, 2, 16, 4)
+    expected = scene.plain(0)
+    last = scene.rows[0][0].blocks[-1]
+    scene.cache.keys[0][last, :, :, 2:] = torch.nan
+    scene.cache.values[0][last, :, 2:] = torch.nan
+    torch.testing.assert_close(scene.attend([0], TILES, 2, 16)[0], expected, **CLOSE)

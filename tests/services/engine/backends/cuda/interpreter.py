@@ -1,0 +1,18 @@
+"""A patch that lets Triton's interpreter run here. Imported before any kernel runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def index_of_one_number(tensor: Any, scope: Any) -> None:
+        """Loops over loaded numbers need it: numpy 2.4 does not convert Triton 3.6's arrays of one number to int."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = index_of_one_number

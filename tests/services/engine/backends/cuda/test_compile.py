@@ -1,0 +1,161 @@
+"""Every kernel compiles for compute capability 9.0, as the engine launches it. It needs no GPU, and shows no speed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from services.engine.backends.cuda.kernels import activation, attention, draw, embedding, heads, norm, product
+from services.engine.backends.cuda.plan import FIELDS, NARROW, Tiles
+from services.engine.families.weights import Linear, Table
+from services.engine.sampling.truncation import DeviceTruncation
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Hopper:
+    """What Triton asks a driver for before it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class Compiled:
+    """In a kernel's place: compiles where it would be launched."""
+
+    def __init__(self, kernel: JITFunction, made: list[Any]) -> None:
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.made.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels that a test's launches compile."""
+    made: list[Any] = []
+    monkeypatch.setattr(driver, "_active", Hopper())
+    for module, name in (
+        (activation, "_activate"),
+        (attention, "_attend"),
+        (embedding, "_embed"),
+        (heads, "_place"),
+        (draw, "_draw"),
+        (norm, "_add_and_norm"),
+        (product, "_multiply"),
+    ):
+        monkeypatch.setattr(module, name, Compiled(getattr(module, name), made))
+    return made
+
+
+def usage(kernel: Any, tmp_path: Path) -> dict[str, int]:
+    """Registers of a thread, bytes of its stack (where registers are spilled to), and so on."""
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    told = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def i32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def attend(of: int, kv: int, dim: int, block_size: int, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> None:
+    keys, values = bf16(100, kv, dim, block_size).to(dtype), bf16(100, kv, block_size, dim).to(dtype)
+    work = attention.Work(i32(1), i32(9, FIELDS), i32(100))
+    partials = attention.Partials(f32(64, kv, dim), f32(64, kv, 2), i32(64, kv))
+    qkv = bf16(9, (of + 2 * kv) * dim).to(dtype)
+    attention.attend(qkv, keys, values, work, partials, dim**-0.5, tiles, 264)
+
+
+@pytest.mark.parametrize(("of", "kv", "dim"), [(32, 8, 128), (12, 12, 64)])  # Llama-3-8B's, GPT-2's
+@pytest.mark.parametrize("narrow", [False, True])
+def test_attention_of_a_model(of: int, kv: int, dim: int, narrow: bool, made: list[Any], tmp_path: Path) -> None:
+    """On tensor cores, with copies of 16 bytes at once, and next to nothing spilled."""
+    tiles = Tiles.fitting(torch.bfloat16, dim)
+    attend(of, kv, dim, 16, replace(tiles, rows=NARROW) if narrow else tiles)
+    (kernel,) = made
+    found, ptx = usage(kernel, tmp_path), kernel.asm["ptx"]
+    assert found["STACK"] <= 64, found
+    assert kernel.metadata.shared <= 113 * 1024  # two programs on a multiprocessor
+    assert ("mma.sync" if narrow else "wgmma") in ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+    assert not re.search(r"ld\.global[.\w]*\.b16 ", ptx), "keys or values number by number"
+    assert re.search(r"cp\.async\.wait_group\s+[1-9]", ptx), "nothing is copied while something is multiplied"
+
+
+@pytest.mark.parametrize(
+    ("dim", "block_size", "dtype"),
+    [(64, 5, torch.bfloat16), (64, 256, torch.float16), (256, 16, torch.bfloat16), (128, 16, torch.float32)],
+)
+def test_attention_of_other_shapes(
+    dim: int, block_size: int, dtype: torch.dtype, made: list[Any], tmp_path: Path
+) -> None:
+    attend(8, 8, dim, block_size, Tiles.fitting(dtype, dim), dtype)
+    assert usage(made[0], tmp_path)["STACK"] <= 64
+    assert made[0].metadata.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads(rotary: bool, normed: bool, made: list[Any], tmp_path: Path) -> None:
+    weight = f32(128) if normed else None
+    table = heads.Rotary(f32(4096, 64), f32(4096, 64)) if rotary else None
+    stores = bf16(100, 8, 128, 16), bf16(100, 8, 16, 128)
+    heads.place(bf16(9, 48 * 128), i32(9), i32(9), *stores, table, weight, weight, 1e-6)
+    assert usage(made[0], tmp_path)["STACK"] == 0
+
+
+def test_what_is_done_number_by_number(made: list[Any], tmp_path: Path) -> None:
+    x, weight = f32(9, 5120), f32(5120)
+    for mean, change in ((True, None), (False, bf16(9, 5120))):
+        bias = weight if mean else None
+        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16)
+        norm.add_and_norm(x, change, Linear(weight, bias), 1e-5, mean, torch.bfloat16, i32(4))
+    embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 0), None)
+    embedding.embed(i32(9), i32(9), Table(bf16(1000, 5120), 500), Table(bf16(512, 5120), 0))
+    activation.activate(bf16(9, 8 * 5120), True)
+    activation.activate(bf16(9, 4 * 5120), False)
+    assert len(made) == 8
+    assert all(usage(kernel, tmp_path)["STACK"] == 0 for kernel in made)
+
+
+def test_draws(made: list[Any], tmp_path: Path) -> None:
+    i64, f64 = (torch.empty(9, dtype=dtype, device="meta") for dtype in (torch.int64, torch.float64))
+    draw.draw(f32(9, 49_152), f32(9), DeviceTruncation(f32(9), f32(9), i64, f64), i64)
+    assert usage(made[0], tmp_path)["STACK"] == 0
+
+
+def test_products(made: list[Any], tmp_path: Path) -> None:
+    for dtype, bias in ((torch.bfloat16, None), (torch.bfloat16, bf16(6144)), (torch.float32, None)):
+        product.multiply(bf16(9, 4096), Linear(bf16(6144, 4096), bias), dtype)
+    for kernel in made:
+        assert usage(kernel, tmp_path)["STACK"] == 0
+        assert "wgmma" in kernel.asm["ptx"]

@@ -1,0 +1,39 @@
+"""A batch that is packed for a graph of a larger one is the batch, followed by what keeps nothing and has no work."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from services.engine.backends.cuda.inputs import Layout, as_inputs, send
+from services.engine.backends.cuda.plan import Tiles, plan
+from services.engine.batch import buffers
+from services.engine.batch.flat_batch import pack
+from services.engine.batch.request_state import RequestState
+from services.requests import SamplingParams
+
+
+def test_padding_keeps_nothing() -> None:
+    states = [
+        RequestState(str(i), [7] * (i + 2), i + 1, SamplingParams(3), i + 1, array("i", [2 * i, 2 * i + 1]))
+        for i in range(3)
+    ]
+    batch = pack([(state, 1) for state in states], 4)
+    items = plan(batch, 2, 1, Tiles(16, 16, 32), 4, 64)
+    exact = send(batch, items, torch.device("cpu"))
+    room = Layout(tokens=8, ends=8, items=20, tables=40)
+    memory = torch.empty(len(buffers.pack(room.empty(), pinned=False)), dtype=torch.uint8)
+    packed = buffers.pack(room.arrays(batch, items), pinned=False)
+    memory[: len(packed)] = packed
+    padded = as_inputs(buffers.unpack(memory, room.empty()))
+    for name in ("ids", "positions", "slots", "ends"):
+        assert torch.equal(getattr(padded, name)[:3], getattr(exact, name))
+    assert padded.slots[3:].tolist() == [-1] * 5
+    assert padded.work.count.tolist() == exact.work.count.tolist() == [len(items)]
+    assert torch.equal(padded.work.items[: len(items)], exact.work.items)
+    assert np.array_equal(padded.work.tables[: len(batch.tables)].numpy(), batch.tables)

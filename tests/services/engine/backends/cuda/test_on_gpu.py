@@ -1,0 +1,94 @@
+"""What only a device can show; equal tokens and equal bits are in test_families.py and test_invariance.py."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from driver import Driver, Job
+from test_families import make_jobs
+
+from services.engine.batch.flat_batch import pack
+from services.engine.batch.request_state import RequestState
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.requests import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+SETTINGS = EngineSettings(device="cuda", dtype="bfloat16", kv_blocks=2000)
+
+
+def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[RequestState, int]]:
+    """Requests of random lengths that have one token to go; their blocks hold whatever is there."""
+    rng = random.Random(count)
+    rows, blocks = [], 0
+    for i in range(count):
+        length = rng.randint(1, longest)
+        row = RequestState(str(i), [rng.randrange(200) for _ in range(length)], length, SamplingParams(9), length - 1)
+        row.blocks.extend(range(blocks, blocks := blocks + -(-length // block_size)))
+        rows.append((row, 1))
+    return rows
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_graphs_are_bitwise_as_their_kernels(
+    family: str, batch_invariant: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    """Of every batch size that has a graph, where the library is asked for as many rows either way."""
+    settings = EngineSettings(device="cuda", dtype="bfloat16", kv_blocks=2000, batch_invariant=batch_invariant)
+    decoder = Engine.load(tiny_model(family), settings).decoder
+    graphs = decoder.graphs
+    for size in (1, 2, 4, 8, 16, 32, 112, 128, 256):
+        batch = pack(increments(size, 16, longest=100), 16)
+        with torch.inference_mode():
+            decoder.graphs = graphs
+            replayed = decoder.forward(batch).clone()
+            decoder.graphs = None
+            assert torch.equal(decoder.forward(batch), replayed)
+            assert replayed.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_host_waits_for_nothing_in_forward(family: str, tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine.load(tiny_model(family), SETTINGS)
+    prompt = RequestState("p", list(range(1, 90)), 89, SamplingParams(9), blocks=array("i", range(1000, 1006)))
+    batches = [
+        pack(scheduled, 16)
+        for scheduled in ([(prompt, 89)], increments(5, 16), [*increments(3, 16), (prompt, 30)])  # of each kind
+    ]
+    with torch.inference_mode():
+        for batch in batches:
+            engine.decoder.forward(batch)  # compiles
+        torch.cuda.synchronize()
+        with no_waiting():
+            for batch in batches:
+                engine.decoder.forward(batch)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Within, whatever makes the host wait for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tokens_are_the_same_with_graphs_and_without(tiny_model: Callable[[str], Path]) -> None:
+    """A run of many iterations, some of which are graphs and some not, in float32."""
+    engine = Engine.load(tiny_model("llama"), EngineSettings(device="cuda", dtype="float32", kv_blocks=200))
+    jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
+    engine.decoder.graphs = None
+    again: list[Job] = Driver(engine, random.Random(2)).run(make_jobs(random.Random(7)))
+    assert [job.output for job in again] == [job.output for job in jobs]

@@ -1,0 +1,68 @@
+"""What the engine does not do is refused when a model is loaded, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.errors import ModelError, SettingsError
+
+CPU = EngineSettings(device="cpu", dtype="float32", kv_blocks=8, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "named"),
+    [
+        ("mistral", {"sliding_window": 8}, "sliding window"),
+        ("gemma2", {}, "sliding_attention"),
+        ("gemma2", {"layer_types": ["full_attention"] * 2}, "soft-capped"),
+        ("bloom", {}, "cannot be replaced"),
+        ("falcon", {}, "cannot be replaced"),
+        ("gptj", {}, "cannot be replaced"),
+        ("llama4_text", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+    ],
+)
+def test_unsupported_attention_is_refused(family: str, config: dict[str, Any], named: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, family, 64, with_tokenizer=False, **config)
+    with pytest.raises(ModelError, match=named):
+        Engine.load(folder, CPU)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        Engine.load(folder, CPU)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        Engine.load(tmp_path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (EngineSettings(device="cpu", max_model_len=257), "max_model_len=257"),
+        (EngineSettings(device="cpu", dtype="float16"), "float16"),
+        (EngineSettings(device="cpu", fast_path=False, batch_invariant=True), "batch_invariant"),
+        (EngineSettings(device="cpu", kv_memory_fraction=1e-12), "kv_memory_fraction"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: EngineSettings, named: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, vocab_size=64, with_tokenizer=False)
+    with pytest.raises(SettingsError, match=named):
+        Engine.load(folder, settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no CUDA device"):
+        Engine.load(tmp_path, EngineSettings(device="cuda"))

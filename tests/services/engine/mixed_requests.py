@@ -1,0 +1,37 @@
+"""Requests of all kinds of settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.engine.batch.request_state import RequestState
+from services.engine.sampling.sampler import Sampler
+from services.requests import SamplingParams
+
+EOS = frozenset({5})
+MIX: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 50, "logprobs": 0},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 9},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(2, 50, 3)), "logprobs": 2},
+    {
+        "temperature": 0.0,
+        "allowed_token_ids": (49, 3, 20),
+        "bad_words": ((20,), *((last, 3) for last in range(0, 40, 2))),
+    },
+]
+
+
+def mixed(count: int, vocab: int) -> list[RequestState]:
+    """Requests of all kinds, in turn, with their adjustments and allowed tokens; of a vocabulary of 50 at least."""
+    rows = []
+    for i in range(count):
+        sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})
+        rows.append(RequestState(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
+        Sampler(EOS, vocab)._adjust(rows[-1])
+    return rows

@@ -1,0 +1,143 @@
+"""Any number of shards have every number of a layer together, each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from services.engine.families.registry import open_weights
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import LayerWeights
+from services.engine.parallel.layout import Layout, Shard
+from services.errors import SettingsError
+
+TENSORS = {
+    "llama": {
+        "model.embed_tokens": ("vocab", "hidden"),
+        "lm_head": ("vocab", "hidden"),
+        "model.layers.0.input_layernorm": ("hidden",),
+        "model.layers.0.self_attn.q_proj": ("queries", "hidden"),
+        "model.layers.0.self_attn.k_proj": ("keys", "hidden"),
+        "model.layers.0.self_attn.v_proj": ("keys", "hidden"),
+        "model.layers.0.self_attn.o_proj": ("hidden", "queries"),
+        "model.layers.0.post_attention_layernorm": ("hidden",),
+        "model.layers.0.mlp.gate_proj": ("inner", "hidden"),
+        "model.layers.0.mlp.up_proj": ("inner", "hidden"),
+        "model.layers.0.mlp.down_proj": ("hidden", "inner"),
+    },
+    "gpt2": {
+        "wte": ("vocab", "hidden"),
+        "h.0.ln_1": ("hidden",),
+        "h.0.attn.c_attn": ("hidden", "all three"),
+        "h.0.attn.c_proj": ("hidden", "hidden"),
+        "h.0.ln_2": ("hidden",),
+        "h.0.mlp.c_fc": ("hidden", "inner"),
+        "h.0.mlp.c_proj": ("inner", "hidden"),
+    },
+}
+BIASED = {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj"} | {
+    f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"
+}
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> DecoderSpec:
+    family = draw(st.sampled_from(sorted(TENSORS)))
+    kv_heads, dim = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+    heads = kv_heads * (draw(st.integers(1, 4)) if family == "llama" else 1)
+    return DecoderSpec(
+        family=family,
+        layers=draw(st.integers(1, 7)),
+        hidden=heads * dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        intermediate=draw(st.integers(kv_heads, 20)),
+        vocab=draw(st.integers(kv_heads, 20)),
+        epsilon=1e-5,
+    )
+
+
+@given(spec=specs(), data=st.data())
+def test_a_layout_covers_the_model_once(spec: DecoderSpec, data: st.DataObject) -> None:
+    tp, pp = data.draw(st.integers(1, spec.kv_heads)), data.draw(st.integers(1, spec.layers))
+    parts = [Layout(tp, pp, rank).part_of(spec) for rank in range(tp * pp)]
+    of_first_stage, of_first_ranks = parts[:tp], parts[::tp]
+    for name in ("heads", "kv_heads", "intermediate"):
+        counts = [getattr(part, name) for part in of_first_stage]
+        assert sum(counts) == getattr(spec, name)
+        assert min(counts) > 0
+    assert {part.group for part in parts} == {spec.group}
+    assert sum(part.layers for part in of_first_ranks) == spec.layers
+    for name in ("kv_heads", "intermediate", "layers"):
+        counts = [getattr(part, name) for part in parts]
+        assert max(counts) - min(counts) <= 1
+
+
+@given(spec=specs(), over=st.integers(1, 3))
+def test_more_ranks_than_kv_heads_are_refused(spec: DecoderSpec, over: int) -> None:
+    tp = spec.kv_heads + over
+    with pytest.raises(SettingsError, match=f"tp={tp} is over the model's {spec.kv_heads} KV heads"):
+        Layout(tp).part_of(spec)
+
+
+@given(spec=specs(), data=st.data())
+def test_shards_read_every_number_once(
+    spec: DecoderSpec, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tp = data.draw(st.integers(1, spec.kv_heads))
+    folder = write(spec, tmp_path_factory.mktemp("model"))
+    whole = open_weights(spec, folder, Shard())
+    shards = [open_weights(spec, folder, Shard(rank, tp)) for rank in range(tp)]
+    tables = [shard.embedding() for shard in shards]
+    assert torch.equal(torch.cat([table.rows for table in tables]), whole.embedding().rows)
+    assert [table.first for table in tables] == [sum(len(t.rows) for t in tables[:i]) for i in range(tp)]
+    assert torch.equal(torch.cat([shard.vocabulary() for shard in shards]), whole.vocabulary())
+    parts = [Layout(tp, rank=rank).part_of(replace(spec, layers=1)) for rank in range(tp)]
+    check_layer(spec, whole.layer(0), [shard.layer(0) for shard in shards], parts)
+
+
+def check_layer(spec: DecoderSpec, whole: LayerWeights, shards: list[LayerWeights], parts: list[DecoderSpec]) -> None:
+    inner = [[part.intermediate] * (2 if spec.family == "llama" else 1) for part in parts]
+    attention = [[n * spec.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)] for part in parts]
+    for name, sizes in (("qkv", attention), ("up", inner)):
+        products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)
+        assert torch.equal(joined([p.weight for p in products], sizes), all_of_it.weight)
+        if all_of_it.bias is not None:
+            assert torch.equal(joined([p.bias for p in products], sizes), all_of_it.bias)
+    for name, inputs in (("output", [p.heads * p.head_dim for p in parts]), ("down", [p.intermediate for p in parts])):
+        products, all_of_it = [getattr(shard, name) for shard in shards], getattr(whole, name)
+        assert [p.weight.shape[1] for p in products] == inputs
+        assert torch.equal(torch.cat([p.weight for p in products], dim=1), all_of_it.weight)
+        assert all(p.bias is None for p in products[1:])
+        assert all_of_it.bias is None or torch.equal(products[0].bias, all_of_it.bias)
+
+
+def joined(parts: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:
+    """Products stacked in each part, restacked as in the whole."""
+    cut = [part.split(size) for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat([torch.cat(same) for same in zip(*cut, strict=True)])
+
+
+def write(spec: DecoderSpec, folder: Path) -> Path:
+    """A checkpoint of one layer in which all numbers differ."""
+    dim = spec.head_dim
+    sizes = {"vocab": spec.vocab, "hidden": spec.hidden, "inner": spec.intermediate, "all three": 3 * spec.hidden}
+    sizes |= {"queries": spec.heads * dim, "keys": spec.kv_heads * dim}
+    shapes = {f"{name}.weight": [sizes[n] for n in shape] for name, shape in TENSORS[spec.family].items()}
+    for name in BIASED & TENSORS[spec.family].keys():
+        outputs = 1 if spec.family == "gpt2" else 0
+        shapes[f"{name}.bias"] = [sizes[TENSORS[spec.family][name][outputs]]]
+    tensors, first = {}, 0
+    for name, shape in shapes.items():
+        size = int(torch.Size(shape).numel())
+        tensors[name] = torch.arange(first, first + size, dtype=torch.float32).view(shape)
+        first += size
+    save_file(tensors, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,234 @@
+"""The fast path serves on a new kind of device or build only after a trial."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from services.engine.backends.cpu.build import SOURCE, kernels
+from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.backends.cpu.packing import Packer
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.engine.startup import loading
+from services.engine.startup.preload import preload
+from services.engine.startup.proof import verdict
+from services.engine.startup.proof.trial import trial
+from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial
+from services.errors import SettingsError
+from services.user_folders import user_cache
+
+SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
+KINDS = {
+    "float32": SETTINGS,
+    "blocks of five": replace(SETTINGS, block_size=5),
+    "bfloat16": replace(SETTINGS, dtype="bfloat16"),
+    "int8": replace(SETTINGS, weights="int8"),
+}
+
+
+def bound(settings: EngineSettings) -> float:
+    return bound_of(settings, getattr(torch, settings.dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_model: Callable[[str], Path]) -> None:
+    assert trial(tiny_model(family), KINDS[kind]) <= bound(KINDS[kind]) / 2.5
+
+
+def another_position(patch: pytest.MonkeyPatch) -> None:
+    """Rotations of the position before."""
+    from services.engine.backends.cpu import decoder
+
+    table = decoder.rotary_table
+    patch.setattr(decoder, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])
+
+
+def one_weight(patch: pytest.MonkeyPatch) -> None:
+    """One input of an output of each product counts as zero."""
+    matrix = Packer.matrix
+
+    def wrong(self, linear, gated=False):
+        linear.weight[3, 5] = 0.0
+        return matrix(self, linear, gated)
+
+    patch.setattr(Packer, "matrix", wrong)
+
+
+def another_block(patch: pytest.MonkeyPatch) -> None:
+    """The second block of a request is looked up in another place."""
+    forward = CpuDecoder.forward
+
+    def wrong(self, batch):
+        tables = batch.tables.copy()
+        for i in np.flatnonzero(np.diff(batch.table_starts) > 2):
+            tables[batch.table_starts[i] + 1] = tables[batch.table_starts[i]]
+        return forward(self, replace(batch, tables=tables))
+
+    patch.setattr(CpuDecoder, "forward", wrong)
+
+
+def no_number(patch: pytest.MonkeyPatch) -> None:
+    """One logit is NaN."""
+    logits = CpuDecoder.logits
+
+    def wrong(self, *given):
+        made = logits(self, *given)
+        made[-1, 7] = torch.nan
+        return made
+
+    patch.setattr(CpuDecoder, "logits", wrong)
+
+
+@pytest.mark.parametrize("plant", [another_position, one_weight, another_block, no_number])
+def test_what_is_wrong_is_seen(
+    plant: Callable[[pytest.MonkeyPatch], None], tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert not trial(tiny_model("llama"), SETTINGS) <= bound(SETTINGS)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("pointwise.h", "squares / size +", "squares / (size + 1) +"),
+        ("attention.h", "* heads_.scaling;", "* heads_.scaling * 1.02f;"),
+    ],
+)
+def test_a_wrong_constant_in_a_kernel_is_seen(
+    file: str,
+    right: str,
+    wrong: str,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiled from a copy of the sources."""
+    source = shutil.copytree(SOURCE, tmp_path / "kernels")
+    text = (source / file).read_text()
+    assert right in text
+    (source / file).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(loading, "kernels", functools.partial(kernels, source=source))
+    assert trial(tiny_model("llama"), replace(SETTINGS, cache_dir=tmp_path)) > bound(SETTINGS)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """A cache with the compiled kernels and no verdict."""
+    kernels(user_cache())
+    (tmp_path / "cache" / "kernels").mkdir(parents=True)
+    for library in (user_cache() / "kernels").glob("*.so"):
+        shutil.copy(library, tmp_path / "cache" / "kernels")
+    yield tmp_path / "cache"
+    proven.cache_clear()
+
+
+def keep(cache: Path, folder: Path, settings: EngineSettings, said: str) -> Path:
+    """The file of an earlier start for this model."""
+    spec = loading.fast_path_spec(folder, settings)
+    assert spec
+    file = verdict._file(folder, settings, spec, torch.device("cpu"))
+    assert file.parent == cache / "kernels"
+    file.write_text(said)
+    return file
+
+
+def test_transformers_serve_where_it_failed(
+    tiny_model: Callable[[str], Path], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, settings = tiny_model("llama"), replace(SETTINGS, cache_dir=cache)
+    keep(cache, folder, settings, '{"fault": "its trial was ended by SIGILL"}')
+    engine = Engine.load(folder, preload(folder, settings))
+    assert engine.figures.numerics.endswith(" float32 cpu sdpa fallback")
+    assert type(engine.sampler.search).__name__ == "PlainSearch"  # compiled with the kernels that failed
+    assert f"the fast path does not serve {folder.name} here: its trial was ended by SIGILL" in caplog.text
+
+
+def test_ranks_have_nothing_else_and_refuse(tiny_model: Callable[[str], Path], cache: Path) -> None:
+    folder, settings = tiny_model("llama"), replace(SETTINGS, cache_dir=cache, tp=2)
+    keep(cache, folder, settings, '{"fault": "its trial was ended by SIGILL"}')
+    with pytest.raises(SettingsError, match=r"tp=2, pp=1: ranks are served on the fast path only: .*SIGILL"):
+        preload(folder, settings)
+    with pytest.raises(SettingsError, match="SIGILL"):  # as the process that starts the cluster asks
+        loading.check_ranks(folder, proven(folder, settings))
+
+
+def test_a_trial_is_made_once(tiny_model: Callable[[str], Path], cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the real process; also if the kept verdict is torn."""
+    caplog.set_level(logging.INFO)
+    folder, settings = tiny_model("llama"), replace(SETTINGS, cache_dir=cache)
+    file = keep(cache, folder, settings, '{"fau')
+    for _ in range(2):
+        proven.cache_clear()
+        assert proven(folder, settings) == settings
+    assert file.read_text() == '{"fault": ""}'
+    assert caplog.text.count("trying the fast path") == 1
+    assert Engine.load(folder, proven(folder, settings)).figures.numerics.endswith(" native")
+
+
+def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cache: Path) -> None:
+    settings = replace(SETTINGS, cache_dir=cache)
+    places = {
+        keep(cache, tiny_model(family), replace(settings, **other), "")
+        for family, other in [
+            ("llama", {}),
+            ("llama", {"kv_blocks": 65, "threads": 1, "tp": 2}),  # nothing that kernels compute otherwise
+            ("qwen2", {}),
+            ("llama", {"dtype": "bfloat16"}),
+            ("llama", {"weights": "int8"}),
+            ("llama", {"block_size": 5}),
+        ]
+    }
+    assert len(places) == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "fault", "lasting"),
+    [
+        ("segv", "its trial was ended by SIGSEGV", True),
+        ("ill", "its trial was ended by SIGILL", True),
+        ("killed", "its trial was ended by SIGKILL", False),  # by the kernel, for memory, or by a user
+        ("silent", "its trial ended with status 1: no word of it", False),
+    ],
+)
+def test_a_process_that_crashes_is_a_fault(
+    how: str, fault: str, lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    found = run_trial(tmp_path / f"{how}-model", SETTINGS, "broken_trial")
+    assert (found.fault, found.lasting) == (fault, lasting)
+
+
+def test_what_a_trial_raises_is_a_fault(tmp_path: Path) -> None:
+    """In the real process: a folder without a model."""
+    found = run_trial(tmp_path, SETTINGS)
+    assert found.fault.startswith("its trial raised ModelError: ")
+    assert found.lasting
+
+
+@pytest.mark.chaos
+def test_a_process_with_wrong_kernels_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    folder = make_tiny_model(tmp_path / "wrong-model", with_tokenizer=False)
+    found = run_trial(folder, SETTINGS, "broken_trial")
+    assert "from those of transformers' layers, over 0.0002" in found.fault
+    assert found.lasting
+
+
+def test_settings_cross_to_the_process_whole() -> None:
+    import json
+    from dataclasses import asdict
+
+    settings = replace(SETTINGS, cache_dir=Path("/a/b"), weights="int8")
+    assert read_settings(json.dumps(asdict(settings), default=str)) == settings
