@@ -37,7 +37,7 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 verify: .venv/serve
-	$(BIN)/python -m load.verify
+	$(BIN)/python -m load.bench.verify
 
 bench: .venv/serve
 	$(BIN)/python -m load.bench
@@ -47,7 +47,7 @@ clients: .venv/serve
 		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
 
 simulate: .venv/serve
-	$(BIN)/python -m load.simulate
+	$(BIN)/python -m load.simulation
 
 .venv/python:
 	$(PYTHON) -m venv .venv

@@ -11,8 +11,8 @@ import httpx
 
 from cli.arguments import Parser
 from cli.server import add_server, headers, served_model
-from load.resuming import SILENCE, Comeback
-from load.sse import Answer, Events, StreamError
+from services.client.resuming import SILENCE, Comeback
+from services.client.sse import Answer, Events, StreamError
 from services.errors import OrcaError
 
 

@@ -25,9 +25,9 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
 from load.prompts import BEGINNINGS, QUESTIONS, text_of
-from load.resuming import PATIENCE, SILENCE, Comeback
-from load.sse import Answer, Events, StreamError
 from load.workloads import paper
+from services.client.resuming import PATIENCE, SILENCE, Comeback
+from services.client.sse import Answer, Events, StreamError
 
 BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from load.chaos.history import Connect, Delivery, Done, End, Record, Submit
 from load.chaos.violations import Violation
-from load.sse import position
+from services.client.sse import position
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import orjson
 
-from load.sse import Event, StreamError, parse, position
+from services.client.sse import Event, StreamError, parse, position
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from load.chaos.site_facts import facts
 from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import ChaosJob, jobs, paper_prompts, poison
 from load.server import OrcaServer
-from load.stream_client import open_session
 from load.until import until
+from services.client.streaming import open_session
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
 IDLE = 120.0  # seconds within which the pool must be empty once all clients have ended

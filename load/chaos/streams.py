@@ -11,8 +11,8 @@ import aiohttp
 
 from load.chaos.history import Recorder
 from load.chaos.workload import ChaosJob, deviation, difference
-from load.sse import Answer, Event, StreamError
-from load.stream_client import follow
+from services.client.sse import Answer, Event, StreamError
+from services.client.streaming import follow
 
 
 @dataclass(slots=True)

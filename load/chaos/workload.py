@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from load.prompts import BEGINNINGS, QUESTIONS, text_of
-from load.sse import Answer, Choice
 from load.workloads import paper
+from services.client.sse import Answer, Choice
 
 LOGPROB_TOLERANCE = 1e-4  # transformers' layers in float32 depend on the batch; on the lean path they are equal
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from load.curves import Curve, sweep
 from load.markdown import table
 from load.simulation import faster_transformer, paper_tables
 from load.simulation.cost import Partition
-from load.simulation.curves import Curve, sweep
 from load.simulation.outcome import Served, median_normalized_latency, request_throughput
 from load.simulation.table1 import TABLE_1
 from load.simulation.traces import Arrival, Size, at_once, paper

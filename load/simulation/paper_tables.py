@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from load.curves import LOADS, Curve, best_at
 from load.markdown import table
 from load.simulation import faster_transformer
 from load.simulation.cost import Partition
-from load.simulation.curves import LOADS, Curve, best_at
 from load.simulation.outcome import request_throughput
 from load.simulation.plots import Line, Panel, draw
 from load.simulation.table1 import execution_seconds

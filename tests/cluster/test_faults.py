@@ -27,7 +27,7 @@ from load.chaos.pool_server import keep_history
 from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import ChaosJob, jobs, poison
 from load.server import OrcaServer
-from load.stream_client import open_session
+from services.client.streaming import open_session
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 

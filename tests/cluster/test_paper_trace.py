@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from load.options import Options
+from load.over_http import run_trace
 from load.server import OrcaServer
 from load.stock import load_stock
-from load.stream_client import run_trace
 from load.workloads import paper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

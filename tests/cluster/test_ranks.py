@@ -14,9 +14,9 @@ import pytest
 from tiny_models import make_tiny_model
 
 from load.options import Options
+from load.over_http import Stream, run_trace
 from load.server import OrcaServer
 from load.stock import oracle
-from load.stream_client import Stream, run_trace
 from load.until import until
 from load.workloads import Job
 

@@ -9,7 +9,7 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.sse import Answer, Events, StreamError
+from services.client.sse import Answer, Events, StreamError
 
 CHUNKS = [
     {"id": "c", "choices": [{"index": 0, "text": "he", "token_ids": [1], "finish_reason": None}]},

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.load.locust_run import run_locust
-from tests.load.sse_server import Asked, Frames, Reply, SseServer, frame
+from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from load.chaos.checker import Circumstances, Least, check
 from load.chaos.history import Connect, Delivery, Done, End, Record, Recorder, Submit, read
 from load.chaos.planted import PLANTS, unnoticed
-from load.sse import Event
+from services.client.sse import Event
 from tests.load.chaos.pool_file import (
     acquire,
     append,
@@ -25,7 +25,7 @@ from tests.load.chaos.pool_file import (
     transactions,
     vacate,
 )
-from tests.load.streams import chunk
+from tests.services.client.streams import chunk
 
 POOL = transactions(
     submit("r", 2),

@@ -11,7 +11,7 @@ from load.chaos.faults import FAULTS, plan
 from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
 from load.chaos.workload import ChaosJob, deviation, difference, jobs, paper_prompts, poison
-from load.sse import Answer, Choice
+from services.client.sse import Answer, Choice
 
 JOB = ChaosJob("job", "/", {})
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from load import simulate
+from load.curves import Curve, Point, sweep
+from load.simulation import __main__ as simulate
 from load.simulation import article, paper, paper_tables, plan
-from load.simulation.curves import Curve, Point, sweep
 from load.simulation.outcome import Served
 from load.simulation.paper import Scale
 from load.simulation.priced_pool import Price

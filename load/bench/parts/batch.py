@@ -1,0 +1,167 @@
+"""Batch: what interactive requests feel of a batch behind them, and what the batch gets when nobody else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from load.markdown import table
+from load.options import Options, model_folder
+from load.over_http import Stream, stream
+from load.rounds import in_turn, quantile, spread
+from load.server import OrcaServer
+from load.workloads import Job, any_prompt
+from services.client.streaming import open_session
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+PATIENCE = 600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Each of `users` sends `requests`, one after the other, with pauses of `pause` seconds on average."""
+
+    users: int = 2
+    requests: int = 10
+    pause: float = 0.5
+    prompt: int = 64
+    tokens: int = 48
+    lines: int = 5000
+    line_prompt: int = 64
+    line_tokens: int = 64
+    rounds: int = 3
+    alone: int = 300  # lines of the batch that has the machine for itself
+    null_lines: int = 10_000
+
+
+@dataclass(slots=True)
+class Felt:
+    """What the users of one round felt; `lines`: how many lines were answered meanwhile, a second."""
+
+    streams: list[Stream] = field(default_factory=list)
+    lines: float = 0.0
+
+
+def run(options: Options) -> str:
+    size, flags = Size(), ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
+    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+        asyncio.run(_users(server.url, size, seed=1000))  # warm up
+        variants = {"alone": lambda: quiet(server, size), "with a batch": lambda: behind(server, size)}
+        felt = in_turn(variants, size.rounds)
+        alone = whole(server, lines(size.alone, size))
+    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags, "--null-engine") as server:
+        null = whole(server, lines(size.null_lines, size))
+    return report(size, felt, alone, null)
+
+
+def report(size: Size, felt: dict[str, list[Felt]], alone: float, null: float) -> str:
+    head = ["interactive requests", "TTFT, ms", "p90", "time per token, ms", "p90", "lines/s meanwhile"]
+    return (
+        f"{size.users} users with pauses of {size.pause} s ({size.prompt} tokens in, {size.tokens} out), "
+        f"{size.rounds} rounds of {size.users * size.requests} requests in turn; median of the rounds' medians, least "
+        f"and most; default settings.\n\n"
+        + table(head, [[name, *_cells(rounds)] for name, rounds in felt.items()])
+        + f"\n\nA batch alone, {size.alone} lines ({size.line_prompt} tokens in, {size.line_tokens} out): "
+        f"{size.alone / alone:.1f} lines/s, {size.alone * size.line_tokens / alone:,.0f} output tokens/s. On the null "
+        f"engine {size.null_lines:,} lines in {null:.1f} s: {size.null_lines / null:,.0f} lines/s."
+    )
+
+
+def _cells(rounds: Sequence[Felt]) -> list[str]:
+    first = [[1000 * s.first_token for s in felt.streams] for felt in rounds]
+    each = [[1000 * (s.end - s.first_token) / (len(s.token_ids) - 1) for s in felt.streams] for felt in rounds]
+    cells = []
+    for values in (first, each):
+        cells.append(spread([quantile(one, 0.5) for one in values]))
+        cells.append(f"{quantile([v for one in values for v in one], 0.9):.1f}")
+    return [*cells, spread([felt.lines for felt in rounds])]
+
+
+def quiet(server: OrcaServer, size: Size) -> Felt:
+    """The users alone."""
+    return Felt(asyncio.run(_users(server.url, size, seed=0)))
+
+
+def behind(server: OrcaServer, size: Size) -> Felt:
+    """The same users while a batch is at work."""
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
+        batch = submit(client, lines(size.lines, size))
+        before = until(client, batch, lambda b: b["request_counts"]["completed"] > 0)
+        began = time.perf_counter()
+        streams = asyncio.run(_users(server.url, size, seed=0))
+        after, seconds = client.get(f"/v1/batches/{batch}").json(), time.perf_counter() - began
+        client.post(f"/v1/batches/{batch}/cancel").raise_for_status()
+        until(client, batch, lambda b: b["status"] in ENDED)
+    done = after["request_counts"]["completed"] - before["request_counts"]["completed"]
+    return Felt(streams, done / seconds)
+
+
+async def _users(url: str, size: Size, seed: int) -> list[Stream]:
+    async with open_session(url) as session:
+
+        async def user(number: int) -> list[Stream]:
+            draw, streams = random.Random(seed + number), []
+            for _ in range(size.requests):
+                await asyncio.sleep(draw.expovariate(1 / size.pause))
+                job = Job(any_prompt(size.prompt, random.getrandbits(32)), size.tokens)
+                streams.append(await stream(session, job))
+            return streams
+
+        users = await asyncio.gather(*map(user, range(size.users)))
+        return [stream for streams in users for stream in streams]
+
+
+def lines(count: int, size: Size) -> bytes:
+    """The input file of a batch."""
+
+    def line(number: int) -> bytes:
+        body = {
+            "prompt": any_prompt(size.line_prompt, number),
+            "max_tokens": size.line_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        said = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+        return json.dumps(said).encode() + b"\n"
+
+    return b"".join(map(line, range(count)))
+
+
+def whole(server: OrcaServer, content: bytes) -> float:
+    """Seconds that a batch takes from its creation to its end. Fails unless each line has its one answer."""
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
+        began = time.perf_counter()
+        id = submit(client, content)
+        batch = until(client, id, lambda b: b["status"] in ENDED)
+        seconds = time.perf_counter() - began
+        output = client.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    asked = [json.loads(line)["custom_id"] for line in content.splitlines()]
+    assert [json.loads(line)["custom_id"] for line in output] == asked, f"{len(output)} answers to {len(asked)} lines"
+    return seconds
+
+
+def submit(client: httpx.Client, content: bytes) -> str:
+    """A new batch's id."""
+    sent = {"file": ("lines.jsonl", io.BytesIO(content))}
+    file = client.post("/v1/files", data={"purpose": "batch"}, files=sent).raise_for_status().json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return str(client.post("/v1/batches", json=body).raise_for_status().json()["id"])
+
+
+def until(client: httpx.Client, id: str, condition: Any) -> dict[str, Any]:
+    """The batch as soon as `condition` holds of it."""
+    end = time.monotonic() + PATIENCE
+    while not condition(batch := client.get(f"/v1/batches/{id}").json()):
+        assert time.monotonic() < end, f"{PATIENCE:.0f} s, and still {batch}"
+        time.sleep(0.1)
+    return dict(batch)

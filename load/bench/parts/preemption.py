@@ -1,0 +1,76 @@
+"""Preemption: blocks as they fill against blocks reserved, where limits are long, answers short and blocks few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+from load.answers import Run
+from load.bench.knobs import Oracle, agreement
+from load.in_process import Engine, Setup, run_trace
+from load.markdown import table
+from load.options import Options, load_exact_engine
+from load.rounds import in_turn, spread
+from load.stock import oracle
+from load.stories import story_prompts
+from load.workloads import Job, ending
+from services.scheduling import Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`lengths`: what the answers have, in turn, though each may have `limit` tokens."""
+
+    requests: int = 24
+    limit: int = 512
+    lengths: tuple[int, ...] = (8, 96, 16, 88, 24, 96)
+    kv_blocks: int = 80
+    rounds: int = 2
+
+
+def run(options: Options) -> str:
+    size = Size()
+    prompts = story_prompts(options, size.requests)
+    return report(load_exact_engine(options), oracle(options), size, prompts)
+
+
+def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[list[int]]) -> str:
+    jobs = short_answers(engine, size, prompts)
+    setups = {
+        "reserve": Setup(Knobs(size.requests), kv_blocks=size.kv_blocks),
+        "on_demand": Setup(Knobs(size.requests, admission="on_demand"), kv_blocks=size.kv_blocks),
+    }
+    runs = in_turn({name: partial(run_trace, engine, jobs, setup) for name, setup in setups.items()}, size.rounds)
+    head = ["admission", "seconds", "output tokens/s", "requests at once", "most", "iterations", "preemptions"]
+    lengths = [len(output) for output in runs["reserve"][0].outputs]
+    return (
+        f"{engine.figures.numerics}; {len(jobs)} requests, about {len(prompts[0])} tokens in, at most {size.limit} "
+        f"out, of which a stop token leaves {min(lengths)} to {max(lengths)}, {median(lengths):.0f} in the middle; "
+        f"{size.kv_blocks} KV blocks; {size.rounds} rounds in turn, medians. {agreement(engine, runs, check, 6)}\n\n"
+        + table([*head, "tokens recomputed"], [[name, *cells(rounds)] for name, rounds in runs.items()])
+    )
+
+
+def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> list[Job]:
+    """Jobs that end long before their limit: what they say is looked at first, to choose where each stops."""
+    longest = max(size.lengths)
+    jobs = [Job(prompt, longest) for prompt in prompts[: size.requests]]
+    outputs = run_trace(engine, jobs, Setup(Knobs(size.requests))).outputs
+    return [
+        replace(ending(job, output, size.lengths[i % len(size.lengths)]), max_new_tokens=size.limit)
+        for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
+    ]
+
+
+def cells(runs: Sequence[Run]) -> list[str]:
+    most = max(ran.requests for run in runs for ran in run.ran)
+    counts = [[run.iterations for run in runs], [r.preemptions for r in runs], [r.recomputed for r in runs]]
+    return [
+        spread([run.seconds for run in runs]),
+        spread([run.throughput for run in runs]),
+        f"{median(run.at_once for run in runs):.1f}",
+        str(most),
+        *(f"{median(values):.0f}" for values in counts),
+    ]

@@ -1,0 +1,139 @@
+"""How soon streams go on when the scheduler, or the engine, is killed under them, and where the time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+
+from load.chaos.faults import loaded_engine, owning_schedulers
+from load.chaos.report import Recovery, recovery
+from load.chaos.streams import Outcome, Streams
+from load.chaos.workload import ChaosJob
+from load.markdown import table
+from load.options import Options
+from load.server import OrcaServer
+from load.until import until
+from load.workloads import any_prompt, paper
+from services.client.streaming import open_session
+
+ROUNDS = 5
+STREAMS = 16
+SHORT, OUTPUT = 16, 40  # tokens of a short prompt, and of every answer
+UNDER_WAY = 8  # events that each stream has had when the kill comes
+PATIENCE = 120.0  # seconds
+MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
+VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
+    "scheduler": owning_schedulers,
+    "engine": lambda server: [loaded_engine(server)],
+    "both": lambda server: [loaded_engine(server), *owning_schedulers(server)],
+}
+
+
+def _job(number: int, prompt: list[int]) -> ChaosJob:
+    body = {
+        "prompt": prompt,
+        "max_tokens": OUTPUT,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
+    return ChaosJob(f"recovery {number}, {len(prompt)} tokens", "/v1/completions", body)
+
+
+# what each stream asks: prompts that are hardly any work, and those of the paper's trace, 32 to 512 tokens
+LOADS = {
+    "short": [_job(i, any_prompt(SHORT, i)) for i in range(STREAMS)],
+    "paper's": [_job(i, job.prompt) for i, job in enumerate(paper(STREAMS))],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Seconds: until streams went on, of the phases before the first iteration was done, until there were spares."""
+
+    recovery: Recovery
+    phases: list[float]  # detection, seat, attachment, recomputation
+    loading: float  # of the attachment
+    recomputed: int  # tokens
+    spares: float
+
+
+def run(options: Options) -> str:
+    flags = ["--model", options.model, "--device", options.device, "--dtype", options.dtype, "--gateways", "2"]
+    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+        kills = asyncio.run(_all(server))
+    rows = []
+    for (prompts, victim), done in kills.items():
+        rows.append([prompts, victim, "median", *map(statistics.median, zip(*map(_figures, done), strict=True))])
+        rows.append([prompts, victim, "worst", *_figures(max(done, key=lambda kill: kill.recovery.first))])
+    head = ["prompts", "killed", "", "first token", "all streams", "detection", "seat", "attach", "of it weights"]
+    head += ["recomputation", "tokens recomputed", "spares again"]
+    body = [[f"{value:.2f}" if isinstance(value, float) else value for value in row] for row in rows]
+    return (
+        f"Seconds after SIGKILL under {STREAMS} streams, {ROUNDS} times each. A spare takes over, so no process is "
+        "started and nothing imported. The first iteration computes all requests anew, prompt and tokens. Each kill "
+        "waits for the spares that the one before has used up: one that comes sooner waits for what is left of that "
+        f"time. Prompts have {SHORT} tokens, or the lengths of the paper's trace.\n\n{table(head, body)}"
+    )
+
+
+def _figures(kill: Kill) -> list[float]:
+    detection, seat, attach, recomputation = kill.phases
+    each = [kill.recovery.first, kill.recovery.last, detection, seat, attach, kill.loading, recomputation]
+    return [*each, kill.recomputed, kill.spares]
+
+
+async def _all(server: OrcaServer) -> dict[tuple[str, str], list[Kill]]:
+    kills = {}
+    async with open_session(server.url) as session:
+        for prompts, jobs in LOADS.items():
+            undisturbed = Streams(session, None, PATIENCE)
+            await undisturbed.learn(jobs)
+            await until(server.has_spares, PATIENCE)
+            for victim in VICTIMS:
+                done = [await _kill(server, session, victim, jobs, undisturbed) for _ in range(ROUNDS)]
+                kills[prompts, victim] = done
+    return kills
+
+
+async def _kill(
+    server: OrcaServer, session: aiohttp.ClientSession, victim: str, jobs: list[ChaosJob], undisturbed: Streams
+) -> Kill:
+    """One kill under fresh streams. Raises RuntimeError if any of them is not as undisturbed."""
+    streams = Streams(session, None, PATIENCE)
+    streams.expected = undisturbed.expected
+    tasks = [asyncio.create_task(streams.run(job)) for job in jobs]
+    outcomes = streams.outcomes
+    await until(lambda: _under_way(outcomes), PATIENCE, every=0.01)
+    recomputed = sum(len(o.job.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
+    pids = await asyncio.to_thread(VICTIMS[victim], server)
+    at, unix = time.monotonic(), time.time()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.gather(*tasks)
+    if bad := [o.error or o.wrong for o in outcomes if o.error or o.wrong]:
+        raise RuntimeError(f"{len(bad)} of {STREAMS} streams are not as undisturbed: {bad[0]}")
+    metrics = await asyncio.to_thread(server.metrics)
+    moments = [unix, *(metrics[f"orca:recovery_{name}_time_seconds"] for name in MOMENTS)]
+    phases = [after - before for before, after in pairwise(moments)]
+    found = recovery(at, outcomes)
+    assert found is not None, "all streams were open"
+    await until(server.has_spares, PATIENCE)
+    loading = metrics["orca:recovery_loading_seconds"]
+    return Kill(found, phases, loading, recomputed, time.monotonic() - at)
+
+
+def _under_way(outcomes: list[Outcome]) -> bool:
+    return len(outcomes) == STREAMS and all(len(outcome.arrivals) >= UNDER_WAY for outcome in outcomes)

@@ -1,0 +1,30 @@
+"""The simulator: `python -m load.simulation [--part NAME ...] [--out FOLDER]` prints tables and draws plots.
+
+docs/simulator.md has what it printed.
+
+A part is a module of `load.simulation` with `HELP`, and `run(out) -> str` that returns markdown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from load.parts import parser as part_parser
+from load.simulation import article, paper, plan
+
+PARTS = {"paper": paper, "article": article, "plan": plan}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    about = {name: part.HELP for name, part in PARTS.items()}
+    parser = part_parser(
+        "load.simulation", "Orca's real loop and scheduler on virtual time, around engines that only cost time.", about
+    )
+    parser.add_argument("--out", type=Path, help="a folder for plots (PNG); without it none are drawn")
+    given = parser.parse_args(arguments)
+    for name in given.part or PARTS:
+        print(f"## {name}\n\n{PARTS[name].run(given.out)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Streams from a running server, timed as its user sees them; they come back by themselves when a connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from services.client.resuming import PATIENCE, SILENCE, Comeback
+from services.client.sse import Answer, Event, Events
+
+
+def open_session(url: str, key: str | None = None) -> aiohttp.ClientSession:
+    """For any number of streams of any length; `key`: the API key of all of them."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers)
+
+
+async def follow(
+    session: aiohttp.ClientSession,
+    path: str,
+    body: dict[str, Any],
+    answer: Answer,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_connect: Callable[[str], None] = lambda last_id: None,
+    patience: float = PATIENCE,
+    headers: Mapping[str, str] | None = None,
+) -> Comeback:
+    """POST `body` with `headers` and fill `answer` to its `[DONE]`, over as many connections as it takes.
+
+    `on_connect` is told the id of the event to go on after, `on_event` each event once `answer` took or refused it.
+    Raises StreamError for an error of the server's, for a stream that does not go on where it stopped, and after
+    `patience` seconds without a sign of life.
+    """
+    comeback = Comeback(answer, patience)
+    while not answer.done:
+        on_connect(answer.last_id)
+        try:
+            async with session.post(path, json=body, headers={**(headers or {}), **comeback.headers()}) as response:
+                if response.status == 200:
+                    await _read(response, answer, on_event)
+                    pause = 0.0 if answer.done else comeback.broken("the stream ended without [DONE]")
+                else:
+                    after = response.headers.get("Retry-After")
+                    pause = comeback.refused(response.status, after, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            pause = comeback.broken(f"the connection broke: {error!r}")
+        await asyncio.sleep(pause)
+    return comeback
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, on_event: Callable[[Event], None]) -> None:
+    events = Events()
+    async for line in response.content:
+        event = events.feed(line)
+        if event is not None:
+            try:
+                answer.feed(event)
+            finally:
+                on_event(event)
+            if answer.done:
+                return
