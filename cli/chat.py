@@ -12,7 +12,7 @@ import httpx
 from cli.arguments import Parser
 from cli.server import add_server, headers, served_model
 from services.client.resuming import SILENCE, Comeback
-from services.client.sse import Answer, Events, StreamError
+from services.client.sse import Events, StreamedAnswer, StreamError
 from services.errors import OrcaError
 
 
@@ -68,7 +68,7 @@ class Chat:
     def _stream(self) -> Iterator[str]:
         """The answer's text so far, each time it grew."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
-        answer = Answer()
+        answer = StreamedAnswer()
         comeback = Comeback(answer)
         try:
             while not answer.done:
@@ -79,7 +79,9 @@ class Chat:
             raise OrcaError(str(error)) from error
 
 
-def _connection(client: httpx.Client, body: dict[str, Any], answer: Answer, comeback: Comeback) -> Iterator[bool]:
+def _connection(
+    client: httpx.Client, body: dict[str, Any], answer: StreamedAnswer, comeback: Comeback
+) -> Iterator[bool]:
     """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:

@@ -24,10 +24,9 @@ from locust import FastHttpUser, constant, events, task
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
-from load.prompts import BEGINNINGS, QUESTIONS, text_of
-from load.workloads import paper
+from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
 from services.client.resuming import PATIENCE, SILENCE, Comeback
-from services.client.sse import Answer, Events, StreamError
+from services.client.sse import Events, StreamedAnswer, StreamError
 
 BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
 
@@ -107,7 +106,7 @@ class StreamingUser(FastHttpUser):
         return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.endpoint.from_tokens(job.prompt)
 
     def _stream(self, body: dict[str, Any]) -> None:
-        answer, first, error = Answer(), None, None
+        answer, first, error = StreamedAnswer(), None, None
         comeback = Comeback(answer, self._options.patience)
         begin = time.perf_counter()
         try:
@@ -125,7 +124,7 @@ class StreamingUser(FastHttpUser):
             self._fire("tpot", (end - first) / (tokens - 1), tokens)
         self._fire("e2e", end, tokens, error)
 
-    def _connection(self, body: dict[str, Any], comeback: Comeback, answer: Answer) -> Iterator[bool]:
+    def _connection(self, body: dict[str, Any], comeback: Comeback, answer: StreamedAnswer) -> Iterator[bool]:
         """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
         # never entered as a context, the response fires no event of its own
         response = self.client.post(

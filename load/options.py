@@ -1,8 +1,10 @@
-"""What every part of the benchmark is told, and the model and engine it names."""
+"""Options of the benchmarks, the model and the engine which they name, and the command line of a program with parts."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -48,3 +50,15 @@ def engine_settings(options: Options) -> EngineSettings:
 def load_exact_engine(options: Options) -> Engine:
     """The real engine in float32, where tokens are the same however they are computed, unless a dtype is asked for."""
     return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
+
+
+def parser(program: str, description: str, parts: Mapping[str, str]) -> ArgumentParser:
+    """Of `python -m program`; `parts` are told by what each says of itself, `part` is those named, None for all."""
+    made = ArgumentParser(
+        prog=f"python -m {program}",
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+        epilog="parts:\n" + "\n".join(f"  {name:14}{about}" for name, about in parts.items()),
+    )
+    made.add_argument("--part", action="append", choices=list(parts), help="run only this part; may be repeated")
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -211,3 +213,10 @@ def _descendants(root: int) -> list[int]:
             found.append(pid)
             queue.append(pid)
     return found
+
+
+async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:
+    """Look `every` so many seconds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(every)

@@ -11,9 +11,9 @@ import importlib
 from pathlib import Path
 
 from load.bench import parts as benches
-from load.machine import machine
 from load.options import Options
-from load.parts import parser as part_parser
+from load.options import parser as part_parser
+from load.report import machine
 from services.user_folders import user_cache
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 
 from load.bench.engine.batches import Batches
-from load.machine import machine
-from load.markdown import table
 from load.options import Options, engine_settings, model_folder
+from load.report import machine, table
 from services.engine import loading
 from services.engine.deadly import DeadlyToken
 from services.engine.engine import Engine

@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 
 from load.bench.vitals import health, memory, print_memory, probed, quantile, settled
-from load.markdown import table
+from load.report import table
 from load.server import OrcaServer
 from services.client.streaming import open_session
 

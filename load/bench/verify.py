@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from load.options import Options
-from load.over_http import run_trace
+from load.over_http import run_over_http
 from load.server import OrcaServer
 from load.stock import alone, load_stock
 from load.workloads import paper
@@ -23,23 +23,23 @@ def main() -> None:
     parser.add_argument("n", nargs="?", type=int, default=64, help="how many requests of the trace")
     parser.add_argument("--model", default="default", help="as `orca serve --model`")
     options = parser.parse_args()
-    jobs = paper(options.n)
+    requests = paper(options.n)
     with (
         tempfile.TemporaryDirectory() as folder,
         OrcaServer(Path(folder), "--model", options.model, "--dtype", "float32") as server,
     ):
-        seconds, streams = asyncio.run(run_trace(server.url, jobs))
+        run = asyncio.run(run_over_http(server.url, requests))
         metrics = server.metrics()
     print(
-        f"{len(jobs)} requests over HTTP in {seconds:.1f} s, peak batch {metrics['orca:peak_batch_size']:.0f}, "
+        f"{len(requests)} requests over HTTP in {run.seconds:.1f} s, peak batch {metrics['orca:peak_batch_size']:.0f}, "
         f"{metrics['orca:mixed_iterations_total']:.0f} of {metrics['orca:iterations_total']:.0f} iterations mixed",
         flush=True,
     )
     model = load_stock(Options(options.model, device="cpu"))
-    different = [i for i, (job, s) in enumerate(zip(jobs, streams, strict=True)) if alone(model, job) != s.token_ids]
+    different = [i for i, answer in enumerate(run.answers) if alone(model, answer.request) != answer.tokens]
     for i in different:
-        print(f"request {i} differs: {len(jobs[i].prompt)} tokens in, {jobs[i].max_new_tokens} out")
-    print(f"{len(jobs) - len(different)} of {len(jobs)} equal stock generate()")
+        print(f"request {i} differs: {len(requests[i].prompt)} tokens in, {requests[i].max_new_tokens} out")
+    print(f"{len(requests) - len(different)} of {len(requests)} equal stock generate()")
     sys.exit(bool(different))
 
 

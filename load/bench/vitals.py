@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from load.markdown import table
+from load.report import table
 from load.server import OrcaServer
 
 PROBE = 0.2  # seconds between looks at /health

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from load.chaos.faults import FAULTS
 from load.chaos.run import ChaosOptions, run
-from load.machine import machine
+from load.report import machine
 
 
 def main() -> None:

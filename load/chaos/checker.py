@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from load.chaos import client_history, pool_history
 from load.chaos.aof import Transaction
 from load.chaos.client_history import ClientHistory, ClientRequest
-from load.chaos.history import Record
+from load.chaos.history import Record, Violation
 from load.chaos.pool_history import PoolHistory
-from load.chaos.violations import Violation
 
 FORGOTTEN = 3.0  # seconds before its death of which a server with `everysec` may have forgotten what it was told
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from load.chaos.history import Connect, Delivery, Done, End, Record, Submit
-from load.chaos.violations import Violation
+from load.chaos.history import Connect, Delivery, Done, End, Record, Submit, Violation
 from services.client.sse import position
 
 

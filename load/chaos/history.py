@@ -1,4 +1,4 @@
-"""What clients saw, as it came over the wire, in a file of one JSON array a line: kind, then the record's fields."""
+"""What clients saw, as it came over the wire, in a file of one JSON array a line; and what a broken rule is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from types import TracebackType
 import orjson
 
 from services.client.sse import Event, StreamError, parse, position
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """`rule` is the short name that tables count by; `what` names who broke it and with which values."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgpack
 
 from load.chaos.aof import Transaction
+from load.chaos.history import Violation
 from load.chaos.leases import Leases
-from load.chaos.violations import Violation
 
 _KEY = re.compile(r"orca:\{[^}]*\}:(\w+):?(.*)", re.DOTALL)
 _LEGAL = {("", "waiting"), ("waiting", "running"), ("running", "waiting"), ("waiting", "ended"), ("running", "ended")}

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from load.chaos.checker import Verdict
 from load.chaos.streams import Outcome
-from load.markdown import table
+from load.report import table
 
 UNDER_WAY = 0.5  # seconds after a fault in which tokens may still come that were sent before
 
@@ -82,10 +82,10 @@ def requests_table(
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
     rows: list[Sequence[object]] = [
         ["requests", len(outcomes)],
-        ["sequences", sum(o.job.choices for o in outcomes)],
+        ["sequences", sum(o.request.choices for o in outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
         ["came back after a broken connection or a refusal", sum(o.came_back > 0 for o in outcomes)],
-        ["poisoned, failed alone as they must", sum(o.job.name == "poison" for o in outcomes)],
+        ["poisoned, failed alone as they must", sum(o.request.name == "poison" for o in outcomes)],
         ["refused or given up for want of time, as they may be", len(refused)],
         ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
         ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],

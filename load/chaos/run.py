@@ -17,15 +17,14 @@ import httpx
 from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import Circumstances, Least, Verdict, check
-from load.chaos.faults import FAULTS, SCHEDULER, Fault, NoTarget, Site, plan
+from load.chaos.faults import FAULTS, Fault, plan
 from load.chaos.planted import PLANTS, unnoticed
-from load.chaos.pool_server import keep_history
 from load.chaos.report import Injection, faults_table, requests_table
-from load.chaos.site_facts import facts
+from load.chaos.site import SCHEDULER, NoTarget, Site, facts, keep_history
 from load.chaos.streams import Outcome, Streams
-from load.chaos.workload import ChaosJob, jobs, paper_prompts, poison
-from load.server import OrcaServer
-from load.until import until
+from load.chaos.workload import paper_prompts, poison, requests
+from load.server import OrcaServer, until
+from load.trace import HttpRequest
 from services.client.streaming import open_session
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
@@ -86,7 +85,7 @@ async def run(options: ChaosOptions) -> bool:
             with history.Recorder(clients, time.time) as recorder:
                 streams = Streams(session, recorder, PATIENCE, options.keys)
                 site = make_site(server, flags, streams, options.deadly_token)
-                kinds = jobs(options.length, options.deadly_token, paper_prompts())
+                kinds = requests(options.length, options.deadly_token, paper_prompts())
                 await streams.learn(kinds)
                 print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
                 watching = asyncio.create_task(watch_schedulers(site, seen))
@@ -106,7 +105,7 @@ async def run(options: ChaosOptions) -> bool:
 
 
 async def under_load(
-    options: ChaosOptions, site: Site, streams: Streams, kinds: list[ChaosJob], draw: random.Random
+    options: ChaosOptions, site: Site, streams: Streams, kinds: list[HttpRequest], draw: random.Random
 ) -> list[Injection]:
     """Keep so many streams open for the time of the run, and hurt the server meanwhile; until all have ended."""
     faults = plan(options.faults, int(options.seconds / options.every), draw)
@@ -223,8 +222,8 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
     if skipped:
         print("Not possible just then: " + ", ".join(f"{name} {times}x" for name, times in skipped.items()) + "\n")
     print(requests_table(outcomes, verdict, unexpected, refused) + "\n")
-    found = [f"failed: {o.number} {o.job.name}: {o.error}" for o in unexpected]
-    found += [f"not as undisturbed: {o.number} {o.job.name}: {o.wrong}" for o in wrong]
+    found = [f"failed: {o.number} {o.request.name}: {o.error}" for o in unexpected]
+    found += [f"not as undisturbed: {o.number} {o.request.name}: {o.wrong}" for o in wrong]
     found += [str(violation) for violation in verdict.violations]
     for line in found[:SHOWN]:
         print(line[:500])
@@ -238,6 +237,6 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
 
 def is_unexpected(outcome: Outcome) -> bool:
     """Only poison fails, and it says why."""
-    if outcome.job.name == "poison":
+    if outcome.request.name == "poison":
         return "died" not in outcome.error
     return bool(outcome.error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from load.parts import parser as part_parser
+from load.options import parser as part_parser
 from load.simulation import article, paper, plan
 
 PARTS = {"paper": paper, "article": article, "plan": plan}

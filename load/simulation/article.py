@@ -16,16 +16,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.markdown import table
+from load.curves import Line, Panel, draw
+from load.report import table
 from load.simulation.cost import Partition
-from load.simulation.hardware import H100_80GB
-from load.simulation.models import LLAMA_70B
-from load.simulation.outcome import Window, percentile
-from load.simulation.plots import Line, Panel, draw
-from load.simulation.pool import SimulatedPool
-from load.simulation.traces import Size
-from load.simulation.users import Users
-from load.simulation.world import Policy, World
+from load.simulation.pool import SimulatedPool, Users
+from load.simulation.specs import H100_80GB, LLAMA_70B
+from load.simulation.world import Policy, Window, World, percentile
+from load.trace import Request
+from load.workloads import sized
 from services.clock import run_in_virtual_time
 
 HELP = "static batches, Orca, and chunked prefill at several token budgets"
@@ -99,12 +97,12 @@ def measure(scale: Scale, token_budget: int | None = None, request_level: bool =
 
 async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     pool, draws = SimulatedPool(), random.Random(seed)
-    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _size(draws)):
+    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _request(draws)):
         await asyncio.sleep(scale.warm_up + scale.seconds)
     window = Window(scale.warm_up, scale.warm_up + scale.seconds)
-    gaps, firsts = window.gaps(pool.served), window.firsts(pool.served)
+    gaps, firsts = window.gaps(pool.answers), window.ttfts(pool.answers)
     return Outcome(
-        window.token_throughput(pool.served),
+        window.token_throughput(pool.answers),
         percentile(gaps, 50),
         percentile(gaps, 99),
         percentile(firsts, 50),
@@ -112,9 +110,9 @@ async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     )
 
 
-def _size(draws: random.Random) -> Size:
+def _request(draws: random.Random) -> Request:
     prompt = LONG_PROMPT if draws.random() < LONG_SHARE else draws.randint(32, 256)
-    return Size(prompt, draws.randint(30, 500))
+    return sized(prompt, draws.randint(30, 500))
 
 
 # --- tables --------------------------------------------------------------------------------------------------

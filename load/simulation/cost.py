@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from load.simulation.hardware import Gpu
-from load.simulation.models import ELEMENT, Model
+from load.simulation.specs import A100_40GB, ELEMENT, GPT_13B, GPT_101B, GPT_175B, GPT_341B, Gpu, Model
 
 Row = tuple[int, int]  # of one request: tokens computed before, tokens to compute
 
@@ -67,3 +66,18 @@ class Partition:
         left = self.gpu.memory * self.ranks * self.stages - self.model.weight_bytes
         assert left > 0, f"{self.model.name} does not fit into {self.ranks * self.stages} {self.gpu.name}"
         return int(left / self.model.slot_bytes)
+
+
+TABLE_1 = {
+    "13B": Partition(GPT_13B, A100_40GB, ranks=1, stages=1),
+    "101B": Partition(GPT_101B, A100_40GB, ranks=8, stages=1),
+    "175B": Partition(GPT_175B, A100_40GB, ranks=8, stages=2),
+    "341B": Partition(GPT_341B, A100_40GB, ranks=8, stages=4),
+}
+
+
+def execution_seconds(partition: Partition, batch: int, prompt: int, output: int) -> float:
+    """What a batch of equal requests takes, one iteration after the other (paper, section 6.1 and figure 9)."""
+    first = partition.iteration([(0, prompt)] * batch, batch).total
+    rest = (partition.iteration([(prompt + i, 1)] * batch, batch).total for i in range(output - 1))
+    return first + sum(rest)

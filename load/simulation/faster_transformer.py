@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from load.simulation.cost import Partition
 from load.simulation.engine import Cost
-from load.simulation.outcome import Served
-from load.simulation.traces import Arrival, Size
+from load.trace import Answer, Request
 
 
 def largest_batch(partition: Partition) -> int:
@@ -25,23 +24,23 @@ def largest_batch(partition: Partition) -> int:
     return partition.num_slots // partition.model.max_model_len
 
 
-def serve(trace: list[Arrival], cost: Cost, max_batch_size: int, microbatch_size: int) -> list[Served]:
-    """`trace`, in order of arrival, to its end."""
-    served: list[Served] = []
+def serve(trace: list[Request], cost: Cost, max_batch_size: int, microbatch_size: int) -> list[Answer]:
+    """Serve `trace`, which is in order of arrival, to its end; answers have times and no tokens."""
+    served: list[Answer] = []
     idle_at = 0.0
     while len(served) < len(trace):
         first = len(served)
         begin = max(idle_at, trace[first].at)
-        batch = [arrival for arrival in trace[first : first + max_batch_size] if arrival.at <= begin]
-        idle_at = begin + batch_seconds([arrival.size for arrival in batch], cost, microbatch_size)
-        served += [Served(a.size.prompt, a.at, [idle_at] * a.size.output) for a in batch]
+        batch = [request for request in trace[first : first + max_batch_size] if request.at <= begin]
+        idle_at = begin + batch_seconds(batch, cost, microbatch_size)
+        served += [Answer(request, request.at, times=[idle_at] * request.max_new_tokens) for request in batch]
     return served
 
 
-def batch_seconds(batch: list[Size], cost: Cost, microbatch_size: int) -> float:
-    """From the first iteration of a batch to the end of its last."""
-    shortest = min(size.prompt for size in batch)
-    longest = max(size.prompt + size.output for size in batch)
+def batch_seconds(batch: list[Request], cost: Cost, microbatch_size: int) -> float:
+    """Seconds from the start of a batch's first iteration to the end of its last."""
+    shortest = min(len(request.prompt) for request in batch)
+    longest = max(len(request.prompt) + request.max_new_tokens for request in batch)
     rows = [len(batch[i : i + microbatch_size]) for i in range(0, len(batch), microbatch_size)]
     left: list[float] = [0.0] * len(rows)  # when each micro-batch left the last stage
     free: list[float] = []  # when each stage will be free

@@ -8,14 +8,12 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.markdown import table
+from load.curves import Line, Panel, draw
+from load.report import table
 from load.simulation.cost import IterationTime, Row
-from load.simulation.outcome import Window, percentile
-from load.simulation.plots import Line, Panel, draw
-from load.simulation.priced_pool import Price, PricedPool
-from load.simulation.traces import Size
-from load.simulation.users import Users
-from load.simulation.world import Policy, World
+from load.simulation.pool import Price, PricedPool, Users
+from load.simulation.world import Policy, Window, World, percentile
+from load.workloads import sized
 from services.clock import run_in_virtual_time
 
 HELP = "where one pool server saturates, and what a shard more buys"
@@ -96,7 +94,7 @@ async def _carry(engines: int, load: Load) -> Carried:
     policy = Policy(load.running, num_slots=load.running * 512, max_model_len=512)
     async with World(pool, cost, policy, engines):
         users = round(engines * load.running * (1 + load.waiting))
-        async with Users(pool, users, lambda: Size(PROMPT, sizes.randint(*OUTPUTS))):
+        async with Users(pool, users, lambda: sized(PROMPT, sizes.randint(*OUTPUTS))):
             await asyncio.sleep(load.iteration)
             pool.begin()
             await asyncio.sleep(load.warm_up)
@@ -111,8 +109,8 @@ async def _carry(engines: int, load: Load) -> Carried:
         exchange=statistics.mean(exchanges),
         exchange_p99=percentile(exchanges, 99),
         filled=sampled / (iterations * load.running),
-        tokens=window.token_throughput(pool.served),
-        gap_p99=percentile([gap for gap in window.gaps(pool.served) if gap], 99),  # tokens of a commit come together
+        tokens=window.token_throughput(pool.answers),
+        gap_p99=percentile([gap for gap in window.gaps(pool.answers) if gap], 99),  # tokens of a commit come together
     )
 
 

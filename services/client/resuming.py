@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from services.client.sse import Answer, StreamError
+from services.client.sse import StreamedAnswer, StreamError
 
 PATIENCE = 120.0  # seconds without a sign of life
 SILENCE = 60.0  # seconds without a byte after which a connection is taken for dead: servers say something each 15 s
@@ -28,7 +28,9 @@ class Comeback:
     before the next, or raise StreamError when there is no point in one.
     """
 
-    def __init__(self, answer: Answer, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, answer: StreamedAnswer, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.key = secrets.token_hex(16)
         self.times = 0  # how often the client had to come back
         self._answer = answer

@@ -76,7 +76,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """What a stream has held so far, over all the connections that brought it.
 
     Where events have ids, `feed` checks that each goes on where the one before it stopped.

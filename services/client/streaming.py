@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from services.client.resuming import PATIENCE, SILENCE, Comeback
-from services.client.sse import Answer, Event, Events
+from services.client.sse import Event, Events, StreamedAnswer
 
 
 def open_session(url: str, key: str | None = None) -> aiohttp.ClientSession:
@@ -23,7 +23,7 @@ async def follow(
     session: aiohttp.ClientSession,
     path: str,
     body: dict[str, Any],
-    answer: Answer,
+    answer: StreamedAnswer,
     on_event: Callable[[Event], None] = lambda event: None,
     on_connect: Callable[[str], None] = lambda last_id: None,
     patience: float = PATIENCE,
@@ -52,7 +52,7 @@ async def follow(
     return comeback
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, on_event: Callable[[Event], None]) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]) -> None:
     events = Events()
     async for line in response.content:
         event = events.feed(line)

@@ -1,3 +1,3 @@
-"""The floor of an iteration on this machine, and what the engine takes beside it; see `load.bench.engine`."""
+"""The engine beside the floor of its machine; see `load.bench.engine.__main__`."""
 
-import services.engine  # noqa: F401  says how threads wait, which torch reads when it is loaded
+import services.engine  # noqa: F401  sets how threads wait, which torch reads when it is loaded

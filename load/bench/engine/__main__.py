@@ -1,7 +1,7 @@
-"""The engine against its machine, in this process, without Ray and Redis: `python -m load.bench.engine`.
+"""`python -m load.bench.engine`: the engine beside what its machine can do, without Ray or Redis.
 
-Prints floor, time and ratio of each phase, where the time of an increment iteration goes, and what sampling and the log
-probabilities of prompts cost; see docs/performance.md.
+Prints the floor, the time and their ratio for each phase, where the time of an increment iteration goes, and what
+sampling and the log probabilities of prompts cost. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from load.bench.engine.machine_rates import measure_rates
-from load.bench.engine.model_shape import ModelShape
-from load.bench.engine.perplexity import measure_perplexities, perplexities_table
-from load.bench.engine.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Subject
-from load.bench.engine.report import Report, phases_table, rates_table, shares_table
-from load.bench.engine.sampling import measure_sampling, sampling_table
-from load.bench.engine.scoring import measure_scoring, scoring_table
-from load.bench.engine.shares import measure_shares
-from load.machine import machine
+from load.bench.engine.floor import ModelShape
+from load.bench.engine.perplexity import Perplexity, measure_perplexities, perplexities_table
+from load.bench.engine.phases import CONTEXT, MAX_BATCH_SIZE, PHASES, Measured, Subject, phases_table
+from load.bench.engine.rates import MachineRates, measure_rates, rates_table
+from load.bench.engine.sampling import (
+    Sampling,
+    Scoring,
+    measure_sampling,
+    measure_scoring,
+    sampling_table,
+    scoring_table,
+)
+from load.bench.engine.shares import Shares, measure_shares, shares_table
+from load.bench.engine.timing import FULL, Scale
 from load.options import Options, engine_settings, model_folder
+from load.report import machine
 from services.engine import placement
 from services.engine.engine import Engine
 from services.engine.model_config import load_config
@@ -30,7 +38,27 @@ from services.user_folders import user_cache
 PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
 
 
-def main(arguments: list[str] | None = None) -> None:
+@dataclass(slots=True)
+class Report:
+    """All that a run measured. `load` has the load averages of a minute before and after."""
+
+    machine: str
+    numerics: str
+    rates: MachineRates
+    matrix: tuple[int, int]  # inputs and outputs of the product whose rates are measured
+    load: list[float]
+    phases: list[Measured] = field(default_factory=list)
+    shares: Shares | None = None
+    sampling: list[Sampling] = field(default_factory=list)
+    scoring: list[Scoring] = field(default_factory=list)
+    perplexities: list[Perplexity] = field(default_factory=list)
+
+    def json(self) -> dict[str, Any]:
+        """As plain lists and dicts."""
+        return {**asdict(self), "phases": [one.json() for one in self.phases]}
+
+
+def main(arguments: list[str] | None = None, scale: Scale = FULL) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.engine", description="The engine against its machine.")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
@@ -42,13 +70,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir, given.weights, not given.stock)
-    report = run(options, given.part or PARTS)
+    report = run(options, given.part or PARTS, scale)
     if given.json:
         given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
 
 
-def run(options: Options, parts: Sequence[str]) -> Report:
-    """Measure the machine, then the engine in these parts; prints as it goes."""
+def run(options: Options, parts: Sequence[str], scale: Scale) -> Report:
+    """Measure the machine, then the engine in these parts, and print each as soon as it is measured."""
     folder = model_folder(options)
     settings = engine_settings(options)
     engine = Engine.load(folder, settings)
@@ -56,7 +84,7 @@ def run(options: Options, parts: Sequence[str]) -> Report:
     decoder = engine.decoder
     shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]
-    rates = measure_rates(device, decoder.weight_dtype, *shape.widest)
+    rates = measure_rates(device, decoder.weight_dtype, *shape.widest, scale)
     report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)
     print(f"{report.machine}; {report.numerics}; load average {load[0]:.1f}\n")
     print(rates_table(rates, report.matrix), flush=True)
@@ -66,16 +94,16 @@ def run(options: Options, parts: Sequence[str]) -> Report:
             report.shares = measure_shares(engine, MAX_BATCH_SIZE, CONTEXT)
             print(shares_table(report.shares), flush=True)
         elif part == "sampler":
-            report.sampling = list(measure_sampling(engine, device))
+            report.sampling = list(measure_sampling(engine, device, scale))
             print(sampling_table(report.sampling), flush=True)
         elif part == "scoring":
-            report.scoring = list(measure_scoring(engine))
+            report.scoring = list(measure_scoring(engine, scale))
             print(scoring_table(report.scoring), flush=True)
         elif part == "perplexity":
             report.perplexities = list(measure_perplexities(folder, settings))
             print(perplexities_table(report.perplexities), flush=True)
         else:
-            measured = list(PHASES[part](Subject(engine, shape, rates)))
+            measured = list(PHASES[part](Subject(engine, shape, rates, scale)))
             report.phases += measured
             print(phases_table(measured), flush=True)
     load.append(os.getloadavg()[0])

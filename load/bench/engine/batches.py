@@ -1,20 +1,81 @@
-"""Batches: iterations of one kind, put together by hand, with no scheduler."""
+"""Iterations put together by hand, without a scheduler, and a record of the iterations that an engine ran."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from load.bench.engine.follower import Follower, Ran
+from load.bench.engine.floor import Span
+from load.in_process import Engine as AnyEngine
 from services.engine.engine import Engine
-from services.messages import EngineFigures, Iteration, NewRequest
+from services.messages import EngineFigures, Iteration, IterationResult, NewRequest
 from services.requests import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An iteration that the engine ran, with the seconds inside the engine."""
+
+    spans: tuple[Span, ...]
+    seconds: float
+
+    @property
+    def is_increment(self) -> bool:
+        """Whether each of its requests computed one token after others."""
+        return all(span.tokens == 1 and span.context for span in self.spans)
+
+
+@dataclass(slots=True)
+class _Request:
+    computed: int
+    length: int
+
+
+class Follower:
+    """Passes iterations on to `engine` and records them in `ran`."""
+
+    def __init__(self, engine: AnyEngine) -> None:
+        self.ran: list[Ran] = []
+        self._engine = engine
+        self._requests: dict[str, _Request] = {}
+
+    @property
+    def figures(self) -> EngineFigures:
+        return self._engine.figures
+
+    def reset(self, epoch: str) -> None:
+        self._requests.clear()
+        self._engine.reset(epoch)
+
+    def run(self, iteration: Iteration) -> IterationResult:
+        result = self._engine.run(iteration)
+        assert not result.failed, f"{result.failed}"
+        spans = self._spans(iteration)
+        for id in result.tokens:
+            self._requests[id].length += 1
+        if spans:
+            self.ran.append(Ran(spans, result.elapsed))
+        return result
+
+    def _spans(self, iteration: Iteration) -> tuple[Span, ...]:
+        for id in iteration.released:
+            self._requests.pop(id, None)
+        for new in iteration.new:
+            self._requests[new.id] = _Request(new.num_computed_tokens, len(new.token_ids))
+        spans = []
+        for id, tokens in iteration.scheduled.items():
+            request = self._requests[id]
+            spans.append(Span(request.computed, tokens, request.computed + tokens == request.length))
+            request.computed += tokens
+        return tuple(spans)
+
 
 EPOCH = "batches"
 
 
 class Batches:
-    """Runs batches of requests that have nothing in common. Each call begins with an engine that knows no request."""
+    """Runs batches of requests that share no prefix. Each call starts with an engine that has no request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -22,29 +83,29 @@ class Batches:
         self._draw = random.Random(0).randrange
 
     def fits(self, batch: int, tokens: int) -> bool:
-        """Whether so many requests of so many tokens each can be held at once."""
+        """Whether the engine can hold `batch` requests of `tokens` tokens each."""
         return self._known(tokens) and batch * self._blocks(tokens) <= self._figures.num_blocks
 
     def fits_mixed(self, batch: int, tokens: int, prompts: int, length: int) -> bool:
-        """Whether prompts can be held beside them."""
+        """The same with `prompts` prompts of `length` tokens beside them."""
         blocks = batch * self._blocks(tokens) + prompts * self._blocks(length)
         return self._known(max(tokens, length)) and blocks <= self._figures.num_blocks
 
     def increments(self, batch: int, context: int, iterations: int) -> list[Ran]:
-        """`batch` requests go on by a token each from `context` tokens, whole blocks, whose keys and values are
-        random numbers."""
+        """In each iteration `batch` requests compute a token each, the first one after `context` tokens, whose keys and
+        values are random numbers; `context` is a multiple of the block size."""
         return self.mixed(batch, context, 0, 0, iterations)
 
     def initiations(self, prompts: int, length: int, iterations: int) -> list[Ran]:
-        """Each iteration computes so many prompts of `length` tokens, all new."""
+        """Each iteration computes `prompts` new prompts of `length` tokens."""
         return self.mixed(0, 0, prompts, length, iterations)
 
     def mixed(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> list[Ran]:
-        """Both in each iteration: increments of the same requests, and prompts that are new each time."""
+        """Both in each iteration: increments of the same requests, and new prompts."""
         return list(self.one_by_one(batch, context, prompts, length, iterations))
 
     def one_by_one(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> Iterator[Ran]:
-        """As above; each iteration is run when it is asked for."""
+        """As `mixed`; each iteration runs when the caller asks for it."""
         assert context % self._figures.block_size == 0, f"{context = } {self._figures.block_size = }"
         blocks = self._blocks(context + iterations)
         self._fill(batch * blocks)
@@ -64,7 +125,7 @@ class Batches:
             yield follower.ran[-1]
 
     def whole(self, batch: int, prompt: int, output: int) -> list[Ran]:
-        """`batch` equal requests from their prompts to their ends, one iteration after the other."""
+        """`batch` equal requests from their prompts to their last tokens, one iteration after the other."""
         follower = self._follower()
         ids = [str(i) for i in range(batch)]
         new = [self._new(id, prompt, 0) for id in ids]
@@ -94,7 +155,7 @@ class Batches:
         return tokens <= self._figures.max_model_len
 
     def _fill(self, blocks: int) -> None:
-        """Write to the first blocks: pages nobody has written to are all one page, read from cache."""
+        """Write to the first blocks: pages that were never written to are all one page, which is read from cache."""
         cache = self._engine._cache
         for store in (*cache.keys, *cache.values):
             store[:blocks].uniform_(-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What short weights and short keys and values cost in quality: the perplexity of one fixed text."""
+"""What short weights and short keys and values cost in quality, by the perplexity of one fixed text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from load.markdown import table
+from load.report import table
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, NewRequest
@@ -30,7 +30,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log likelihood of `tokens` tokens, each after all before it."""
+    """exp of the mean negative log likelihood of `tokens` tokens, each given all tokens before it."""
 
     numerics: str
     weights: str
@@ -40,7 +40,7 @@ class Perplexity:
 
 
 def measure_perplexities(folder: Path, settings: EngineSettings) -> Iterator[Perplexity]:
-    """Of the model in `folder` with each way to keep weights, keys and values that its path has."""
+    """The perplexity of the model in `folder` for each way to store weights, keys and values."""
     ids = text_ids(folder)
     for variant in VARIANTS:
         engine = Engine.load(folder, replace(settings, kv_blocks=len(ids) // settings.block_size + 1, **variant))
@@ -57,7 +57,7 @@ def measure_perplexities(folder: Path, settings: EngineSettings) -> Iterator[Per
 
 
 def text_ids(folder: Path) -> list[int]:
-    """The text in the tokens of the model in `folder`."""
+    """The token ids of the text with the tokenizer of the model in `folder`."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT.read_text()).ids
 
 
@@ -66,8 +66,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def perplexity(engine: Engine, ids: list[int]) -> float | None:
-    """Of `ids`, in the engine's first blocks, as the log probabilities of a prompt; None on a rank that has no logits.
-    All ranks must be told to."""
+    """The perplexity of `ids`, from the log probabilities of a prompt in the engine's first blocks; None on a rank that
+    has no logits. All ranks must call it."""
     engine.reset(EPOCH)
     new = NewRequest("text", ids, len(ids), SamplingParams(1, logprobs=0, prompt_logprobs=0))
     blocks = list(range(-(-len(ids) // engine.figures.block_size)))
@@ -84,7 +84,7 @@ def perplexity(engine: Engine, ids: list[int]) -> float | None:
 
 
 def perplexities_table(found: list[Perplexity]) -> str:
-    """Each beside the first."""
+    """Each compared with the first."""
     first = found[0].value
     rows = [[p.weights, p.cache, p.tokens, f"{p.value:.4f}", f"{p.value / first - 1:+.3%}"] for p in found]
     return table(["weights", "keys and values", "tokens", "perplexity", "beside the first"], rows)

@@ -1,4 +1,4 @@
-"""What sampling costs: a call of the sampler for each kind of settings, beside an increment iteration of the model."""
+"""What sampling costs, and what the log probabilities of a prompt cost, compared with an iteration of the model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from load.bench.engine.batches import Batches
-from load.bench.engine.timing import seconds_of
-from load.markdown import table
+from load.bench.engine.batches import EPOCH, Batches
+from load.bench.engine.timing import FULL, Scale, Seconds, seconds_of
+from load.report import table
 from services.engine.engine import Engine
 from services.engine.rows import Row
+from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
-BATCHES = (32, 256)
-CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties look at
-OUTPUT = 384  # tokens that penalties look at
+CONTEXT = 128  # tokens of each request of the iteration, and of the prompts that penalties read
+OUTPUT = 384  # output tokens that penalties read
 STEPS = 4  # increment iterations, the first of which is not counted
-LOGITS = (3.2, 8.0)  # standard deviation of the logits, and what the likeliest is above the next: like the model's own
+LOGITS = (3.2, 8.0)  # like the model's: their standard deviation, and the largest lead of the likeliest token
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -43,8 +43,8 @@ LIMITED: dict[str, dict[str, Any]] = {  # not part of the mix
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Seconds of a call of the sampler for `batch` requests, and of an increment iteration of as many; None where as
-    many do not fit."""
+    """Seconds of a call of the sampler for `batch` requests, and of an increment iteration of the same number; None
+    where they do not fit."""
 
     kind: str
     batch: int
@@ -53,22 +53,22 @@ class Sampling:
     iteration: float | None
 
 
-def measure_sampling(engine: Engine, device: torch.device) -> Iterator[Sampling]:
-    """All kinds, each the settings of all requests, then a mix of them. The iterations are greedy."""
+def measure_sampling(engine: Engine, device: torch.device, scale: Scale = FULL) -> Iterator[Sampling]:
+    """Each kind of settings for all requests, then a mix of them. The iterations are greedy."""
     vocab = engine.figures.vocab_size
-    for batch in BATCHES:
+    for batch in scale.sampler_batches:
         iteration = _iteration(engine, batch)
-        logits = _logits(batch, vocab).to(device)  # float32, as the lean path has them
+        logits = _logits(batch, vocab).to(device)  # float32, as on the lean path
         alone = {kind: [one] for kind, one in (KINDS | LIMITED).items()}
         for kind, several in {**alone, "a mix": list(KINDS.values())}.items():
             rows = _rows(batch, vocab, several)
             with torch.inference_mode():
-                seconds = seconds_of([partial(engine.sampler.sample, logits, rows)], device).best
+                seconds = seconds_of([partial(engine.sampler.sample, logits, rows)], device, scale).best
             yield Sampling(kind, batch, vocab, seconds, iteration)
 
 
 def sampling_table(measured: list[Sampling]) -> str:
-    """Milliseconds, and the share of the iteration."""
+    """Milliseconds, and their share of an iteration."""
     rows = []
     for one in measured:
         beside = ["does not fit", ""]
@@ -79,7 +79,7 @@ def sampling_table(measured: list[Sampling]) -> str:
 
 
 def _iteration(engine: Engine, batch: int) -> float | None:
-    """Seconds of an increment iteration, a median."""
+    """Median seconds of an increment iteration."""
     batches, block = Batches(engine), engine.figures.block_size
     context = CONTEXT // block * block
     if not batches.fits(batch, context + STEPS):
@@ -88,7 +88,7 @@ def _iteration(engine: Engine, batch: int) -> float | None:
 
 
 def _logits(batch: int, vocab: int) -> torch.Tensor:
-    """Normal, but for the likeliest of some requests."""
+    """Normally distributed, except for the likeliest token of each request."""
     generator = torch.Generator().manual_seed(0)
     deviation, lead = LOGITS
     logits = torch.randn(batch, vocab, generator=generator) * deviation
@@ -97,7 +97,7 @@ def _logits(batch: int, vocab: int) -> torch.Tensor:
 
 
 def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[Row]:
-    """Requests that have these settings in turn, far into their output."""
+    """Requests with these settings in turn, far into their output."""
     draw = random.Random(0)
     rows = []
     for i in range(batch):
@@ -106,3 +106,51 @@ def _rows(batch: int, vocab: int, several: list[dict[str, Any]]) -> list[Row]:
         sampling = replace(sampling, allowed_token_ids=sampling.allowed_token_ids[:vocab])
         rows.append(Row(str(i), tokens, CONTEXT, sampling))
     return rows
+
+
+LENGTH = 512  # tokens of a prompt that is scored
+ASKED = (None, 0, 1, 20)  # prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The time of an iteration of one prompt of `tokens` tokens with `asked` as its prompt_logprobs."""
+
+    asked: int | None
+    tokens: int
+    seconds: Seconds
+
+
+def measure_scoring(engine: Engine, scale: Scale = FULL) -> Iterator[Scoring]:
+    """All kinds in turn, so that what slows the machine slows all of them."""
+    figures, draw = engine.figures, random.Random(0)
+    length = min(LENGTH, figures.max_model_len - 1)
+    seconds: dict[int | None, list[float]] = {asked: [] for asked in ASKED}
+    for _ in range(1 + scale.scoring_rounds):
+        for asked, taken in seconds.items():
+            prompt = [draw.randrange(figures.vocab_size) for _ in range(length)]
+            taken.append(_seconds(engine, prompt, asked))
+    for asked, (_, *counted) in seconds.items():
+        yield Scoring(asked, length, Seconds(min(counted), statistics.median(counted)))
+
+
+def scoring_table(measured: list[Scoring]) -> str:
+    """Milliseconds, and each kind compared with a prompt that is not scored."""
+    plain = measured[0].seconds
+    rows = []
+    for one in measured:
+        best, median = one.seconds
+        name = "none" if one.asked is None else one.asked
+        rows.append([name, one.tokens, f"{best * 1e3:,.1f}", f"{median * 1e3:,.1f}", f"{best / plain.best:.2f}"])
+    return table(["prompt_logprobs", "tokens", "best, ms", "median, ms", "beside none"], rows)
+
+
+def _seconds(engine: Engine, prompt: list[int], asked: int | None) -> float:
+    """Seconds of one iteration that computes the prompt and samples a token."""
+    sampling = SamplingParams(1, temperature=0.0, logprobs=None if asked is None else 0, prompt_logprobs=asked)
+    blocks = list(range(-(-len(prompt) // engine.figures.block_size)))
+    engine.reset(EPOCH)
+    new = NewRequest("one", prompt, len(prompt), sampling)
+    result = engine.run(Iteration(EPOCH, 0, {"one": len(prompt)}, [new], {"one": blocks}))
+    assert not result.failed, result.failed
+    return result.elapsed

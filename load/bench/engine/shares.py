@@ -1,4 +1,4 @@
-"""Shares: where the time of an increment iteration goes, by the kernels' own clock or by torch's profiler."""
+"""Where the time of an increment iteration goes, measured by the kernels' own clock or by torch's profiler."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from load.bench.engine.batches import Batches
+from load.report import table
 from services.engine.engine import Engine
 from services.engine.native.decoder import NativeDecoder
 
 ITERATIONS = 4
 OUTSIDE = "Python and the cost of starting an operation"
 
-# which operations are what, by the last part of their name; the rest are "small operations"
+# the class of an operation by the last part of its name; all others are "small operations"
 CLASSES = {
     "projections and output": ("mm", "addmm", "bmm", "linear", "matmul", "mkldnn_linear", "_mkl_linear"),
     "attention": (),
     "KV written and gathered": ("index_select", "index_copy_", "index_fill_"),
     "sampler": ("max", "amax", "argmax", "topk", "sort", "isfinite", "log_softmax", "cumsum"),
 }
-# the same of what has it anywhere in its name, as CUDA's kernels do
+# the class by a part of the name, for CUDA's kernels
 WITHIN = {
     "attention": ("scaled_dot_product", "flash", "fmha", "_attend"),
     "projections and output": ("gemm", "gemv", "splitK", "nvjet", "cutlass", "_multiply"),
     "KV written and gathered": ("_place", "index_put", "indexSelect"),
     "sampler": ("MaxOps", "MaxNan", "ArgMax", "topk", "Sort", "sort"),
 }
-FILLING = ("uniform_", "distribution")  # of the cache, before the iterations
+FILLING = ("uniform_", "distribution")  # operations that fill the cache before the iterations
 NAME = 72  # characters of a kernel's name that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of an iteration of this batch and context: the share of each class, adding up to 1, and the costliest operations
-    as (name, calls of an iteration, share). The profiler's own cost is in its shares, most of all in `OUTSIDE`; the
-    kernels' own clock costs nothing and tells no operations."""
+    """The shares of an iteration with this batch and context by class, which add up to 1, and the costliest operations
+    as (name, calls per iteration, share). The profiler's own cost is included, mostly in `OUTSIDE`. The kernels' own
+    clock costs nothing and knows no operations."""
 
     batch: int
     context: int
@@ -46,7 +47,7 @@ class Shares:
 
 
 def measure_shares(engine: Engine, batch: int, context: int) -> Shares:
-    """Of increment iterations."""
+    """Measure increment iterations."""
     Batches(engine).increments(batch, context, 2)
     if isinstance(engine.decoder, NativeDecoder):
         return _told(engine, engine.decoder, batch, context)
@@ -62,7 +63,7 @@ def _told(engine: Engine, decoder: NativeDecoder, batch: int, context: int) -> S
 
 
 def _profiled(engine: Engine, batch: int, context: int) -> Shares:
-    """On CUDA the times are those of its kernels."""
+    """On CUDA the times are those of the kernels."""
     batches = Batches(engine)
     on_cuda = torch.cuda.is_available() and "cuda" in engine.figures.numerics
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
@@ -71,7 +72,7 @@ def _profiled(engine: Engine, batch: int, context: int) -> Shares:
     whole = sum(one.seconds for one in ran)
     times: list[tuple[str, int, float]] = []
     for event in profiled.key_averages():
-        if on_cuda and event.device_type != DeviceType.CUDA:  # what it started has an entry of its own
+        if on_cuda and event.device_type != DeviceType.CUDA:  # what it launched has an entry of its own
             continue
         own = event.self_device_time_total if on_cuda else event.self_cpu_time_total
         if not any(word in event.key for word in FILLING):
@@ -90,3 +91,13 @@ def _class(operation: str) -> str:
     exact = (kind for kind, names in CLASSES.items() if name in names)
     within = (kind for kind, words in WITHIN.items() if any(word in operation for word in words))
     return next(exact, None) or next(within, "small operations")
+
+
+def shares_table(shares: Shares) -> str:
+    classes = [[name, f"{share:.1%}"] for name, share in shares.classes.items()]
+    title = f"An increment iteration at batch {shares.batch}, context {shares.context}:"
+    said = f"{title}\n\n{table(['what', 'share'], classes)}"
+    if not shares.operations:
+        return said
+    operations = [[name, f"{calls:,.0f}", f"{share:.1%}"] for name, calls, share in shares.operations]
+    return f"{said}\n\nBy torch's profiler:\n\n" + table(["operation", "calls", "share"], operations)

@@ -1,6 +1,6 @@
-"""The engine on a GPU, with random weights of real configurations: `python -m load.bench.gpu --model gpt-13b`.
+"""`python -m load.bench.gpu --model gpt-13b`: the engine on a GPU, with random weights of real configurations.
 
-Neither Ray nor Redis, pydantic or a network is needed. See docs/performance.md.
+It needs no Ray, Redis, pydantic or network. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -13,63 +13,64 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from load.bench.engine.report import rates_table, shares_table
+from load.bench.engine.rates import rates_table
 from load.bench.engine.sampling import measure_sampling, sampling_table
-from load.bench.engine.shares import measure_shares
-from load.bench.gpu.bench import Bench, Found
+from load.bench.engine.shares import measure_shares, shares_table
+from load.bench.gpu.bench import FULL, Bench, Budget, Found, GpuScale
 from load.bench.gpu.beside import generate
-from load.bench.gpu.budget import Budget
 from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
 from load.bench.gpu.iterations import graphs, increments, initiations, mixed
-from load.machine import machine
-from load.parts import parser as part_parser
+from load.options import parser as part_parser
+from load.report import machine
 from services.engine.settings import EngineSettings
 
 
 def rates(bench: Bench) -> Found:
-    """What the floors of all parts are of."""
+    """The rates that the floors of all parts are computed from."""
     return Found(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
 
 
 def sampler(bench: Bench) -> Found:
-    found = list(measure_sampling(bench.engine, bench.device))
+    found = list(measure_sampling(bench.engine, bench.device, bench.scale))
     return Found(sampling_table(found), [asdict(one) for one in found])
 
 
 def shares(bench: Bench) -> Found:
-    """At the largest batch there is a goal for, with the first context."""
+    """The shares of the largest batch with the first context."""
     of = bench.configuration
     found = measure_shares(bench.engine, of.batches[-1], of.contexts[0])
     return Found(shares_table(found), asdict(found))
 
 
 PARTS: dict[str, tuple[Callable[[Bench], Found], str]] = {
-    "rates": (rates, "what the machine reaches: the floors are of it"),
-    "increments": (increments, "increment iterations against the floor"),
-    "initiations": (initiations, "initiation iterations against the floor"),
-    "mixed": (mixed, "iterations of both kinds against the two apart"),
+    "rates": (rates, "what the machine reaches, which the floors are computed from"),
+    "increments": (increments, "increment iterations compared with the floor"),
+    "initiations": (initiations, "initiation iterations compared with the floor"),
+    "mixed": (mixed, "iterations of both kinds compared with both run apart"),
     "graphs": (graphs, "increment iterations as CUDA graphs and kernel by kernel"),
-    "sampler": (sampler, "what sampling costs beside an increment iteration"),
+    "sampler": (sampler, "what sampling costs, beside an increment iteration"),
     "section-6.1": (section_6_1, "the paper's figure 9: the engine alone"),
-    "generate": (generate, "transformers' generate and continuous batching beside ours"),
-    "section-6.2": (section_6_2, "the paper's figure 10: both ways to schedule, in real time, with the time left"),
+    "generate": (generate, "transformers' generate and continuous batching, compared with ours"),
+    "section-6.2": (section_6_2, "the paper's figure 10: both policies in real time, in the time left"),
     "shares": (shares, "where the time of an increment iteration goes; only if named"),
 }
-# a profiler that was there once slows down what is launched kernel by kernel afterwards
+# torch's profiler stays in the process and slows down kernels that are launched one by one afterwards
 DEFAULT = [part for part in PARTS if part != "shares"]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0, or 1 where a part has failed; the others have run nevertheless."""
+def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
+    """The exit status: 1 if a part has failed. The other parts run nevertheless."""
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = part_parser("load.bench.gpu", "The engine on a GPU, with random weights of real configurations.", about)
     parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
-    parser.add_argument("--minutes", type=float, default=7.5, help="no measurement begins after that (default 7.5)")
+    parser.add_argument(
+        "--minutes", type=float, default=7.5, help="no measurement begins after this time (default 7.5)"
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write what was measured to this file, after each part"
     )
@@ -83,18 +84,18 @@ def main(arguments: list[str] | None = None) -> int:
         lean=not given.stock,
         max_model_len=configuration.max_model_len,
     )
-    bench = Bench(given.model, configuration, settings, budget, given.plots)
+    bench = Bench(given.model, configuration, settings, budget, given.plots, scale)
     return run(bench, given.part or DEFAULT, given.json)
 
 
 def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
-    """Run `parts` in this order; prints as it goes. See `main`."""
+    """Run `parts` in this order and print each as soon as it is measured; returns as `main` does."""
     engine = bench.engine
     figures = engine.figures
     kept = figures.num_blocks * figures.block_size
     said = f"{machine()}; {bench.device_name}; {figures.model}, {figures.numerics}"
     print(f"{said}; random weights; keys and values of {kept:,} tokens", flush=True)
-    del engine  # `release` gives its memory back only if nobody holds it
+    del engine  # so that `release` can free its memory
     found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
     for part in parts:
         print(f"\n## {bench.name}: {part}\n", flush=True)

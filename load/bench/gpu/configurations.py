@@ -1,4 +1,4 @@
-"""Real configurations of models, and what is measured of each."""
+"""Configurations of real models, and what is measured of each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers import AutoConfig
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A model's config, and the iterations that it is measured at, those that fit.
+    """A model's config, and the iterations at which it is measured, if they fit.
 
-    `initiations`: tokens of an iteration in all, in prompts as long as each context. Goals are shares of the floor's
-    rate. `no_goal`: batches of increments for which there is none. `alone`: batches of section 6.1. `most`: max batch
-    sizes of section 6.2, the ones that matter most first. `trace`: requests of the comparison with transformers.
+    `initiations`: all tokens of an iteration, in prompts as long as each context. Goals are shares of the floor's rate.
+    `no_goal`: batches of increments that have no goal. `alone`: batches of section 6.1. `most`: max batch sizes of
+    section 6.2, the most important ones first. `trace`: requests of the comparison with transformers.
     """
 
     family: str
@@ -86,7 +86,7 @@ QWEN3_0_6B = Configuration(
     no_goal=frozenset({1}),
 )
 
-# runs anywhere in seconds: to try the bench, not to learn from
+# runs anywhere in seconds: to try the bench; its figures mean nothing
 TINY = Configuration(
     "llama",
     {

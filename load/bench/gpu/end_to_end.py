@@ -1,37 +1,37 @@
-"""The paper's section 6.2 in real time: iteration-level against request-level scheduling in one engine (figure 10).
+"""The paper's section 6.2 in real time: iteration-level against request-level scheduling on one engine (figure 10).
 
-The trace is the paper's; arrivals are Poisson, at rates up to what a configuration serves when all requests are there
-at once. What differs from the paper: one process, no HTTP; and the baseline is our own engine, which returns a request
-when it ends and pads nothing.
+The trace is the paper's. Arrivals are Poisson, at rates up to what a configuration serves when all requests are there
+at once. Two things differ from the paper: all runs in one process without HTTP, and the baseline is our own engine,
+which returns a request as soon as it ends and pads nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
 from load.bench.engine.batches import Batches
-from load.bench.gpu.bench import Bench, Found
+from load.bench.gpu.bench import CUT, Bench, Found
 from load.bench.gpu.engine_alone import execution
-from load.bench.gpu.iterations import CUT
-from load.curves import Curve, Point, best_at
-from load.in_process import Engine, Setup, run_trace
-from load.markdown import table
-from load.simulation.outcome import Served, median_normalized_latency, request_throughput
-from load.simulation.paper_tables import panel
-from load.simulation.plots import draw
-from load.simulation.traces import Arrival, at_once, paper, poisson
-from load.workloads import Job, any_prompt
+from load.curves import (
+    Curve,
+    Point,
+    best_at,
+    curves_panel,
+    draw,
+    median_normalized_latency,
+    request_throughput,
+)
+from load.in_process import Engine, Setup, run_in_process
+from load.report import table
+from load.trace import Answer, Request
+from load.workloads import any_prompt, poisson
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 
-LOADS = (0.3, 0.5, 0.7, 0.85, 1.0)  # of what a configuration serves at most
-LEAST = 12  # requests of a trace
-MOST = 256  # of one that is there at once
-LONGEST = 12.0  # seconds of arrivals
-ITERATION, REQUEST, EITHER = "iteration-level", "request-level", "batch of"  # one at a time, both are the same
-LEVELS = (1, 16)  # twice the engine alone with these batches: the paper's level is twice one, too
+MOST = 256  # requests of a trace that is there at once
+ITERATION, REQUEST, EITHER = "iteration-level", "request-level", "batch of"  # with batches of 1 both are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +52,45 @@ class Variant:
 
 
 def section_6_2(bench: Bench) -> Found:
-    """Curves of all variants that there is time for; what both ways to schedule serve at the same latency."""
+    """The curves of all variants that there is time for, and what both policies serve at the same latency."""
     variants = list(_variants(bench.configuration.most))
     _warm_up(bench)
-    levels = {f"twice the engine alone, batch of {n}": 2 * execution(bench, n, 128).normalized for n in LEVELS}
+    loads, alone = bench.scale.loads, {n: execution(bench, n, 128).normalized for n in bench.scale.levels}
+    levels = {f"twice the engine alone, batch of {n}": 2 * seconds for n, seconds in alone.items()}
     curves: list[Curve] = []
     for index, variant in enumerate(variants):
         if bench.budget.spent:
             break
-        curves.append(_curve(bench, variant, (len(variants) - index) * (1 + len(LOADS))))
-        print(_row_said(curves[-1]), flush=True)
-    missing = [v.label for v in variants if v.label not in {c.label for c in curves if len(c.points) == len(LOADS)}]
+        curves.append(_curve(bench, variant, (len(variants) - index) * (1 + len(loads))))
+        print(_line(curves[-1]), flush=True)
+    whole = {curve.label for curve in curves if len(curve.points) == len(loads)}
+    missing = [variant.label for variant in variants if variant.label not in whole]
     drawn = [curve for curve in curves if curve.points]
     if bench.plots and drawn:
         y_most = 12e3 * min(curve.points[0].latency for curve in drawn)
-        shown = panel(bench.name, "median normalized latency, ms/token", drawn, 1e3, y_most, REQUEST)
+        shown = curves_panel(bench.name, "median normalized latency, ms/token", drawn, 1e3, y_most, REQUEST)
         draw(bench.plots / f"{bench.name}-section-6.2.png", [shown])
     ratios = gains(drawn, levels)
-    text = f"{_curves_table(curves)}\n\n{_gains_table(ratios)}"
+    text = f"{_curves_table(curves, loads)}\n\n{_gains_table(ratios)}"
     if missing:
         text += f"\n\n{CUT} Not, or not all, measured: {', '.join(missing)}."
     return Found(text, {"curves": [asdict(curve) for curve in curves], "gains": ratios, "missing": missing})
 
 
-def serve(engine: Engine, trace: list[Arrival], variant: Variant) -> list[Served]:
-    """`trace` in real time, to its end. A latency counts from the moment when the request was due."""
-    jobs = [Job(any_prompt(one.size.prompt, seed), one.size.output, at=one.at) for seed, one in enumerate(trace)]
-    run = run_trace(engine, jobs, variant.setup)
-    for answer in run.answers:
-        assert len(answer.tokens) == answer.job.max_new_tokens, f"{len(answer.tokens)} of {answer.job.max_new_tokens}"
-    return [Served(len(answer.job.prompt), answer.job.at, answer.times) for answer in run.answers]
+def serve(engine: Engine, trace: list[Request], variant: Variant) -> list[Answer]:
+    """Run `trace` in real time, to its end. A latency counts from the moment when the request was due."""
+    prompted = [replace(request, prompt=any_prompt(len(request.prompt), seed)) for seed, request in enumerate(trace)]
+    answers = run_in_process(engine, prompted, variant.setup).answers
+    for answer in answers:
+        expected = answer.request.max_new_tokens
+        assert len(answer.tokens) == expected, f"{len(answer.tokens)} tokens of {expected}"
+        answer.arrived = answer.request.at
+    return list(answers)
 
 
 def gains(curves: list[Curve], levels: dict[str, float]) -> list[dict[str, Any]]:
-    """Requests/s of the best configuration of both kinds at each latency, and the most of all; ratio None where the
-    baseline cannot be so fast under any load."""
+    """Requests/s of the best configuration of each policy at each latency, and at any; the ratio is None where the
+    baseline does not reach that latency under any load."""
     iteration = [curve for curve in curves if not curve.label.startswith(REQUEST)]
     request = [curve for curve in curves if not curve.label.startswith(ITERATION)]
     if not (iteration and request):
@@ -121,7 +125,7 @@ def _variants(sizes: tuple[int, ...]) -> Iterator[Variant]:
 
 
 def _warm_up(bench: Bench) -> None:
-    """What comes only once for a batch size, graphs and compiled kernels, comes here."""
+    """Create what is created once for a batch size: graphs and compiled kernels."""
     batches, batch = Batches(bench.engine), 1
     while batch <= max(bench.configuration.most):
         if batches.fits(batch, 64):
@@ -131,36 +135,37 @@ def _warm_up(bench: Bench) -> None:
 
 
 def _curve(bench: Bench, variant: Variant, points: int) -> Curve:
-    """With the time that there is for each of so many points, of this curve and the later ones."""
-    size = variant.max_batch_size
-    sizes = paper(min(MOST, max(LEAST, 4 * size)))
-    peak = request_throughput(serve(bench.engine, at_once(sizes), variant))
+    """The curve of a variant. The time left is shared by `points` points: those of this curve and of all later ones."""
+    size, scale = variant.max_batch_size, bench.scale
+    peak = request_throughput(serve(bench.engine, scale.lengths(min(MOST, max(scale.least, 4 * size))), variant))
     measured: list[Point] = []
-    for load in LOADS:
+    for load in scale.loads:
         points -= 1
         rate = load * peak
-        seconds = min(LONGEST, 0.8 * bench.budget.share(points))  # the rest is for the requests that still run then
-        count = max(LEAST, round(rate * seconds))
+        seconds = min(scale.longest, 0.8 * bench.budget.share(points))  # the rest is for requests that still run then
+        count = max(scale.least, round(rate * seconds))
         if count / rate > bench.budget.left:
             break
-        served = serve(bench.engine, poisson(paper(count), rate), variant)
-        measured.append(Point(request_throughput(served), median_normalized_latency(served)))
+        answers = serve(bench.engine, poisson(scale.lengths(count), rate), variant)
+        measured.append(Point(request_throughput(answers), median_normalized_latency(answers)))
     return Curve(variant.label, peak, measured)
 
 
 def _cells(curve: Curve) -> list[str]:
-    cells = [f"{point.throughput:.2f}, {point.latency * 1e3:,.1f}" for point in curve.points]
-    return [curve.label, f"{curve.peak:.2f}", *cells, *[""] * (len(LOADS) - len(cells))]
+    return [f"{point.throughput:.2f}, {point.latency * 1e3:,.1f}" for point in curve.points]
 
 
-def _row_said(curve: Curve) -> str:
-    label, peak, *points = _cells(curve)
-    return f"{label}: peak {peak} requests/s; requests/s, ms/token: {'; '.join(points)}"
+def _line(curve: Curve) -> str:
+    return f"{curve.label}: peak {curve.peak:.2f} requests/s; requests/s, ms/token: {'; '.join(_cells(curve))}"
 
 
-def _curves_table(curves: list[Curve]) -> str:
-    head = ["", "peak, requests/s", *(f"{load:.0%} load: requests/s, ms/token" for load in LOADS)]
-    return table(head, map(_cells, curves))
+def _curves_table(curves: list[Curve], loads: tuple[float, ...]) -> str:
+    head = ["", "peak, requests/s", *(f"{load:.0%} load: requests/s, ms/token" for load in loads)]
+    rows = []
+    for curve in curves:
+        missing = [""] * (len(loads) - len(curve.points))
+        rows.append([curve.label, f"{curve.peak:.2f}", *_cells(curve), *missing])
+    return table(head, rows)
 
 
 def _gains_table(found: list[dict[str, Any]]) -> str:

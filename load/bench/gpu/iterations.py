@@ -1,4 +1,4 @@
-"""Iterations by hand: increments, initiations, and both in one, each beside its goal."""
+"""Iterations put together by hand: increments, initiations, and both in one, each compared with its goal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from load.bench.engine.batches import Batches
-from load.bench.engine.measured import Measured, alike
-from load.bench.engine.phases import STEPS, increment, initiation
-from load.bench.gpu.bench import Bench, Found
-from load.markdown import table
+from load.bench.engine.phases import Measured, alike, increment, initiation
+from load.bench.gpu.bench import CUT, Bench, Found
+from load.report import table
 
-MIXED_GOAL = 1.1  # of the sum of the parts run apart
-CUT = "The time is spent: what is missing was not measured."
+MIXED_GOAL = 1.1  # times the sum of both parts run apart
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A phase, and the share of the floor's rate that it is to reach; None: it is only reported."""
+    """A phase, and the share of the floor's rate that is its goal; None: it has no goal."""
 
     measured: Measured
     goal: float | None
@@ -33,7 +31,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Seconds of an iteration of each kind, medians."""
+    """Median seconds of an iteration of each kind."""
 
     name: str
     mixed: float
@@ -50,17 +48,17 @@ class Mixed:
 
 
 def increments(bench: Bench) -> Found:
-    """All contexts and batches that fit."""
+    """Increments of all contexts and batches that fit."""
     return _found(bench, _increments(bench))
 
 
 def initiations(bench: Bench) -> Found:
-    """All totals, in prompts of each context."""
+    """Initiations of all totals, in prompts as long as each context."""
     return _found(bench, _initiations(bench))
 
 
 def mixed(bench: Bench) -> Found:
-    """Increments of each context with prompts of the first one, and both run apart."""
+    """Increments of each context together with prompts as long as the first, and both run apart."""
     found = []
     for one in _mixed(bench):
         found.append(one)
@@ -75,7 +73,7 @@ def mixed(bench: Bench) -> Found:
 
 
 def graphs(bench: Bench) -> Found:
-    """Increments of the first context with the decoder's CUDA graphs and without, where it has any."""
+    """Increments of the first context with the decoder's CUDA graphs and without them, if it has any."""
     decoder: Any = bench.engine.decoder
     captured = getattr(decoder, "graphs", None)
     if captured is None:
@@ -83,7 +81,7 @@ def graphs(bench: Bench) -> Found:
     of, batches, context = bench.configuration, Batches(bench.engine), bench.configuration.contexts[0]
     found = []
     for batch in of.batches:
-        if bench.budget.spent or not batches.fits(batch, context + STEPS):
+        if bench.budget.spent or not batches.fits(batch, context + bench.scale.steps):
             continue
         replayed = increment(bench.subject, batches, batch, context)
         decoder.graphs = None
@@ -110,7 +108,7 @@ def _increments(bench: Bench) -> Iterator[Compared]:
     of, batches = bench.configuration, Batches(bench.engine)
     for context in of.contexts:
         for batch in of.batches:
-            if batches.fits(batch, context + STEPS):
+            if batches.fits(batch, context + bench.scale.steps):
                 goal = None if batch in of.no_goal else of.increment_goal
                 yield Compared(increment(bench.subject, batches, batch, context), goal)
 
@@ -128,10 +126,15 @@ def _mixed(bench: Bench) -> Iterator[Mixed]:
     length = of.contexts[0]
     for context in of.contexts:
         for batch, prompts in of.mixed:
-            if not batches.fits_mixed(batch, context + STEPS, prompts, length):
+            if not batches.fits_mixed(batch, context + bench.scale.steps, prompts, length):
                 continue
             name = f"{batch} increments at {context}, {prompts} x {length} tokens"
-            both = alike(name, batches.mixed(batch, context, prompts, length, STEPS)[1:], subject.shape, subject.rates)
+            both = alike(
+                name,
+                batches.mixed(batch, context, prompts, length, bench.scale.steps)[1:],
+                subject.shape,
+                subject.rates,
+            )
             apart = increment(subject, batches, batch, context), initiation(subject, batches, prompts, length)
             yield Mixed(name, *(one.seconds / one.iterations for one in (both, *apart)))
 

@@ -17,11 +17,9 @@ from pathlib import Path
 
 import httpx
 
-from load.bench.loop_holds.bodies import Attack, attacks
-from load.bench.loop_holds.files import send_batch
-from load.machine import machine
-from load.markdown import table
+from load.bench.loop_holds.bodies import Attack, attacks, send_batch
 from load.options import Options, model_folder
+from load.report import machine, table
 from services.clock import RealClock
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings

@@ -1,10 +1,12 @@
-"""The worst bodies of each route that a gateway reads to their end: as long, as many values, as deep as may be."""
+"""The worst bodies of each route: as long, as many values and as deep as the gateway accepts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import httpx
 import orjson
 
 LONGEST = 8 << 20  # bytes, the default of `max_body_bytes`
@@ -93,3 +95,32 @@ def _said(content: bytes) -> bytes:
 
 def _chat(length: int) -> bytes:
     return _field("messages", _said(_text("hello ", length // 6)))
+
+
+LINE = 8 << 20  # bytes, about
+LINES = 4
+PAUSE = 0.2  # seconds between looks
+LOOKS = 300
+
+
+async def send_batch(client: httpx.AsyncClient) -> str:
+    """Upload it, run it to its end; the batch's status."""
+    content = b"".join(_line(number) for number in range(LINES))
+    sent = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
+    sent.raise_for_status()
+    asked = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = await client.post("/v1/batches", json=asked)
+    made.raise_for_status()
+    for _ in range(LOOKS):
+        batch = (await client.get(f"/v1/batches/{made.json()['id']}")).json()
+        if batch["status"] in ("completed", "failed"):
+            break
+        await asyncio.sleep(PAUSE)
+    return str(batch["status"])
+
+
+def _line(number: int) -> bytes:
+    """One has ids, one empty lists, one text, and one is longer than any body."""
+    kinds = [[12345] * (LINE // 6 - 100), [[]] * (LINE // 3 - 100), "1" * (LINE - 1000), "1" * (31 << 20)]
+    body = {"prompt": kinds[number % len(kinds)], "max_tokens": 1}
+    return orjson.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}) + b"\n"

@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 
-from load.markdown import table
 from load.options import Options, model_folder
-from load.over_http import Stream, stream
-from load.rounds import in_turn, quantile, spread
+from load.over_http import OverHttp
+from load.report import in_turn, quantile, spread, table
 from load.server import OrcaServer
-from load.workloads import Job, any_prompt
+from load.trace import Answer, Request
+from load.workloads import any_prompt
 from services.client.streaming import open_session
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -48,7 +48,7 @@ class Size:
 class Felt:
     """What the users of one round felt; `lines`: how many lines were answered meanwhile, a second."""
 
-    streams: list[Stream] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     lines: float = 0.0
 
 
@@ -78,8 +78,8 @@ def report(size: Size, felt: dict[str, list[Felt]], alone: float, null: float) -
 
 
 def _cells(rounds: Sequence[Felt]) -> list[str]:
-    first = [[1000 * s.first_token for s in felt.streams] for felt in rounds]
-    each = [[1000 * (s.end - s.first_token) / (len(s.token_ids) - 1) for s in felt.streams] for felt in rounds]
+    first = [[1000 * a.ttft for a in felt.answers] for felt in rounds]
+    each = [[1000 * (a.latency - a.ttft) / (len(a.tokens) - 1) for a in felt.answers] for felt in rounds]
     cells = []
     for values in (first, each):
         cells.append(spread([quantile(one, 0.5) for one in values]))
@@ -98,27 +98,28 @@ def behind(server: OrcaServer, size: Size) -> Felt:
         batch = submit(client, lines(size.lines, size))
         before = until(client, batch, lambda b: b["request_counts"]["completed"] > 0)
         began = time.perf_counter()
-        streams = asyncio.run(_users(server.url, size, seed=0))
+        answers = asyncio.run(_users(server.url, size, seed=0))
         after, seconds = client.get(f"/v1/batches/{batch}").json(), time.perf_counter() - began
         client.post(f"/v1/batches/{batch}/cancel").raise_for_status()
         until(client, batch, lambda b: b["status"] in ENDED)
     done = after["request_counts"]["completed"] - before["request_counts"]["completed"]
-    return Felt(streams, done / seconds)
+    return Felt(answers, done / seconds)
 
 
-async def _users(url: str, size: Size, seed: int) -> list[Stream]:
+async def _users(url: str, size: Size, seed: int) -> list[Answer]:
     async with open_session(url) as session:
+        server = OverHttp(session)
 
-        async def user(number: int) -> list[Stream]:
-            draw, streams = random.Random(seed + number), []
+        async def user(number: int) -> list[Answer]:
+            draw, answers = random.Random(seed + number), []
             for _ in range(size.requests):
                 await asyncio.sleep(draw.expovariate(1 / size.pause))
-                job = Job(any_prompt(size.prompt, random.getrandbits(32)), size.tokens)
-                streams.append(await stream(session, job))
-            return streams
+                request = Request(any_prompt(size.prompt, random.getrandbits(32)), size.tokens)
+                answers.append(await server.ask(request))
+            return answers
 
         users = await asyncio.gather(*map(user, range(size.users)))
-        return [stream for streams in users for stream in streams]
+        return [answer for answers in users for answer in answers]
 
 
 def lines(count: int, size: Size) -> bytes:

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from load.answers import Run
-from load.bench.knobs import Oracle, agreement
-from load.in_process import Engine, Setup, run_trace
-from load.markdown import table
+from load.bench.knobs import Oracle, agreement, increment_seconds
+from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_exact_engine
-from load.pace import increment_seconds
-from load.rounds import in_turn, quantile, spread
+from load.report import in_turn, quantile, spread, table
 from load.stock import oracle
-from load.workloads import Job, any_prompt
+from load.trace import Request, Run
+from load.workloads import any_prompt
 from services.scheduling import Knobs
 
 MAX_BATCH_SIZE = 8
@@ -39,12 +37,12 @@ def run(options: Options) -> str:
 
 def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     pace = increment_seconds(engine, size.streams)
-    streams = [Job(any_prompt(32, seed), size.tokens) for seed in range(size.streams)]
-    jobs = [*streams, Job(any_prompt(size.prompt, size.streams), 8, at=size.arrival * pace)]
+    streams = [Request(any_prompt(32, seed), size.tokens) for seed in range(size.streams)]
+    requests = [*streams, Request(any_prompt(size.prompt, size.streams), 8, at=size.arrival * pace)]
     knobs = {"none": Knobs(MAX_BATCH_SIZE)}
     knobs |= {f"{budget} tokens": Knobs(MAX_BATCH_SIZE, token_budget=budget) for budget in size.budgets}
     knobs |= {f"{TARGET * pace * 1e3:.0f} ms between tokens": Knobs(MAX_BATCH_SIZE, tbt_target=TARGET * pace)}
-    variants = {name: partial(run_trace, engine, jobs, Setup(choice)) for name, choice in knobs.items()}
+    variants = {name: partial(run_in_process, engine, requests, Setup(choice)) for name, choice in knobs.items()}
     runs = in_turn(variants, size.rounds)
     head = [
         "budget",

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from load.answers import Run
-from load.bench.knobs import Oracle, agreement
-from load.in_process import Engine, Setup, run_trace
-from load.markdown import table
+from load.bench.knobs import Oracle, agreement, story_prompts
+from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_exact_engine
-from load.rounds import in_turn, spread
+from load.report import in_turn, spread, table
 from load.stock import oracle
-from load.stories import story_prompts
-from load.workloads import Job, ending
+from load.trace import Request, Run
+from load.workloads import ending
 from services.engine.null import NullEngine
 from services.scheduling import Knobs
 
@@ -39,9 +37,12 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
     rows, words = [], []
     for name, one, tokens in (("model", engine, size.tokens), ("none", null, size.null_tokens)):
         for batch in size.batches:
-            jobs = some_stop_early(one, prompts[:batch], tokens)
+            requests = some_stop_early(one, prompts[:batch], tokens)
             runs = in_turn(
-                {f"lookahead {k}": partial(run_trace, one, jobs, Setup(Knobs(batch, lookahead=k))) for k in (0, 1)},
+                {
+                    f"lookahead {k}": partial(run_in_process, one, requests, Setup(Knobs(batch, lookahead=k)))
+                    for k in (0, 1)
+                },
                 size.rounds,
             )
             words.append(f"{name}, {batch}: {agreement(one, runs, None if one is null else check, 1)}")
@@ -54,13 +55,13 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
     )
 
 
-def some_stop_early(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Job]:
+def some_stop_early(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Request]:
     """Every other one, not the first, has a stop token; what they say is looked at first, to choose it."""
-    jobs = [Job(prompt, tokens) for prompt in prompts]
-    outputs = run_trace(engine, jobs, Setup(Knobs(len(jobs)))).outputs
+    requests = [Request(prompt, tokens) for prompt in prompts]
+    outputs = run_in_process(engine, requests, Setup(Knobs(len(requests)))).outputs
     return [
-        ending(job, output, tokens // 2) if i % 2 == 1 else job
-        for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
+        ending(request, output, tokens // 2) if i % 2 == 1 else request
+        for i, (request, output) in enumerate(zip(requests, outputs, strict=True))
     ]
 
 

@@ -8,18 +8,20 @@ import gc
 import tempfile
 from pathlib import Path
 
-from load import in_process, over_http
-from load.markdown import table
+from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_engine
+from load.over_http import run_over_http
+from load.report import table
 from load.server import OrcaServer
-from load.workloads import Job, paper, single
+from load.trace import Request
+from load.workloads import paper, single
 from services.scheduling import Knobs
 
 ALIKE = ("--no-prefix-caching",)  # a later round would find the prompts of the one before
 ROUNDS = 2
 MAX_BATCH_SIZE = 32
 SHOWN = 0.1  # processor seconds of a process at least
-SETUP = in_process.Setup(Knobs(MAX_BATCH_SIZE))
+SETUP = Setup(Knobs(MAX_BATCH_SIZE))
 WORKLOADS = {"paper": paper(), "single": single()}
 
 
@@ -29,10 +31,10 @@ def run(options: Options) -> str:
     flags += ["--max-batch-size", str(MAX_BATCH_SIZE)]
     rows = []
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags, *ALIKE) as server:
-        in_process.run_trace(engine, paper(4, 9), SETUP)  # warm up
-        asyncio.run(over_http.run_trace(server.url, paper(4, 9)))
-        for name, jobs in WORKLOADS.items():
-            rows += [[name, number, *_in_turn(engine, server, jobs)] for number in range(1, ROUNDS + 1)]
+        run_in_process(engine, paper(4, 9), SETUP)  # warm up
+        asyncio.run(run_over_http(server.url, paper(4, 9)))
+        for name, requests in WORKLOADS.items():
+            rows += [[name, number, *_in_turn(engine, server, requests)] for number in range(1, ROUNDS + 1)]
         metrics, spent = server.metrics(), _processor_seconds(server, WORKLOADS["paper"])
     head = ["workload", "round", "in process, s", "over HTTP, s", "ratio", "equal outputs"]
     return (
@@ -46,23 +48,23 @@ def run(options: Options) -> str:
     )
 
 
-def _processor_seconds(server: OrcaServer, jobs: list[Job]) -> list[tuple[str, float]]:
+def _processor_seconds(server: OrcaServer, requests: list[Request]) -> list[tuple[str, float]]:
     """Of each kind of process, the costliest first."""
     before = server.cpu_seconds()
-    asyncio.run(over_http.run_trace(server.url, jobs))
+    asyncio.run(run_over_http(server.url, requests))
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in server.cpu_seconds().items()}
     return sorted(spent.items(), key=lambda item: -item[1])
 
 
-def _in_turn(engine: in_process.Engine, server: OrcaServer, jobs: list[Job]) -> list[str]:
+def _in_turn(engine: Engine, server: OrcaServer, requests: list[Request]) -> list[str]:
     """Seconds in process and over HTTP, their ratio, and how many outputs are equal."""
     gc.collect()
-    alone = in_process.run_trace(engine, jobs, SETUP)
-    seconds, streams = asyncio.run(over_http.run_trace(server.url, jobs))
-    same = sum(s.token_ids == output for s, output in zip(streams, alone.outputs, strict=True))
+    alone = run_in_process(engine, requests, SETUP)
+    served = asyncio.run(run_over_http(server.url, requests))
+    same = sum(output == expected for output, expected in zip(served.outputs, alone.outputs, strict=True))
     return [
         f"{alone.seconds:.1f}",
-        f"{seconds:.1f}",
-        f"{seconds / alone.seconds:.3f}",
-        f"{same} of {len(jobs)}",
+        f"{served.seconds:.1f}",
+        f"{served.seconds / alone.seconds:.3f}",
+        f"{same} of {len(requests)}",
     ]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import aiohttp
 
-from load import over_http
-from load.markdown import table
 from load.options import Options
+from load.over_http import OverHttp, run_over_http
+from load.report import table
 from load.server import OrcaServer
-from load.workloads import Job
+from load.trace import Request
 
 LONE = 300
 STREAMS = (1, 32, 128)
@@ -26,7 +26,7 @@ TOKENS = 256  # of each stream
 def run(options: Options) -> str:
     flags = ["--model", options.model, "--null-engine", "--max-batch-size", "256", "--kv-blocks", "100000"]
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
-        asyncio.run(over_http.run_trace(server.url, [Job([5] * 32, 32)] * 32))  # warm up
+        asyncio.run(run_over_http(server.url, [Request([5] * 32, 32)] * 32))  # warm up
         return lone(server) + "\n\n" + many(server)
 
 
@@ -56,7 +56,7 @@ async def _lone(url: str) -> tuple[list[float], list[float]]:
             async with session.get("/health") as response:
                 await response.read()
             health.append(time.perf_counter() - began)
-            first.append((await over_http.stream(session, Job([5] * 32, 4))).first_token)
+            first.append((await OverHttp(session).ask(Request([5] * 32, 4))).ttft)
     return first, health
 
 
@@ -65,14 +65,13 @@ def many(server: OrcaServer) -> str:
     rows, spent = [], ""
     for count in STREAMS:
         cpu, own, before = server.cpu_seconds(), _own_cpu(), server.metrics()
-        seconds, streams = asyncio.run(over_http.run_trace(server.url, [Job([5] * 32, TOKENS)] * count))
-        tokens = sum(len(stream.token_ids) for stream in streams)
-        chunks = sum(stream.answer.chunks for stream in streams)
-        first = statistics.median(stream.first_token for stream in streams)
+        run = asyncio.run(run_over_http(server.url, [Request([5] * 32, TOKENS)] * count))
+        chunks = sum(answer.chunks for answer in run.answers)
+        first = statistics.median(answer.ttft for answer in run.answers)
         means = _means(before, server.metrics())
-        cells = [f"{tokens / seconds:,.0f}", f"{chunks / seconds:,.0f}", _ms(first)]
+        cells = [f"{run.throughput:,.0f}", f"{chunks / run.seconds:,.0f}", _ms(first)]
         rows.append([count, *cells, *(_ms(means[f"orca:{name}_seconds"]) for name in ("iteration", "exchange"))])
-        spent = _cpu_line(cpu, server.cpu_seconds(), _own_cpu() - own, tokens)
+        spent = _cpu_line(cpu, server.cpu_seconds(), _own_cpu() - own, run.tokens)
     head = ["streams", "tokens/s", "chunks/s", "TTFT median, ms", "iteration, ms", "exchange, ms"]
     return f"Streams of {TOKENS} tokens at once:\n\n{table(head, rows)}\n\nCPU per token at {STREAMS[-1]}: {spent}."
 

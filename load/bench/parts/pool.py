@@ -17,8 +17,8 @@ from pathlib import Path
 import redis
 
 from load.bench.parts.scheduling import p99
-from load.markdown import table
 from load.options import Options
+from load.report import table
 from services.messages import Commit, Exchange, NewSequence, Room, Submission
 from services.pool.binaries import ServerBinary, find_servers
 from services.pool.limits import Limits

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from load.answers import Run
-from load.bench.knobs import Oracle, agreement
-from load.in_process import Engine, Setup, run_trace
-from load.markdown import table
+from load.bench.knobs import Oracle, agreement, story_prompts
+from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_exact_engine
-from load.rounds import in_turn, spread
+from load.report import in_turn, spread, table
 from load.stock import oracle
-from load.stories import story_prompts
-from load.workloads import Job, ending
+from load.trace import Request, Run
+from load.workloads import ending
 from services.scheduling import Knobs
 
 
@@ -37,30 +35,32 @@ def run(options: Options) -> str:
 
 
 def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[list[int]]) -> str:
-    jobs = short_answers(engine, size, prompts)
+    requests = short_answers(engine, size, prompts)
     setups = {
         "reserve": Setup(Knobs(size.requests), kv_blocks=size.kv_blocks),
         "on_demand": Setup(Knobs(size.requests, admission="on_demand"), kv_blocks=size.kv_blocks),
     }
-    runs = in_turn({name: partial(run_trace, engine, jobs, setup) for name, setup in setups.items()}, size.rounds)
+    runs = in_turn(
+        {name: partial(run_in_process, engine, requests, setup) for name, setup in setups.items()}, size.rounds
+    )
     head = ["admission", "seconds", "output tokens/s", "requests at once", "most", "iterations", "preemptions"]
     lengths = [len(output) for output in runs["reserve"][0].outputs]
     return (
-        f"{engine.figures.numerics}; {len(jobs)} requests, about {len(prompts[0])} tokens in, at most {size.limit} "
+        f"{engine.figures.numerics}; {len(requests)} requests, about {len(prompts[0])} tokens in, at most {size.limit} "
         f"out, of which a stop token leaves {min(lengths)} to {max(lengths)}, {median(lengths):.0f} in the middle; "
         f"{size.kv_blocks} KV blocks; {size.rounds} rounds in turn, medians. {agreement(engine, runs, check, 6)}\n\n"
         + table([*head, "tokens recomputed"], [[name, *cells(rounds)] for name, rounds in runs.items()])
     )
 
 
-def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> list[Job]:
+def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> list[Request]:
     """Jobs that end long before their limit: what they say is looked at first, to choose where each stops."""
     longest = max(size.lengths)
-    jobs = [Job(prompt, longest) for prompt in prompts[: size.requests]]
-    outputs = run_trace(engine, jobs, Setup(Knobs(size.requests))).outputs
+    requests = [Request(prompt, longest) for prompt in prompts[: size.requests]]
+    outputs = run_in_process(engine, requests, Setup(Knobs(size.requests))).outputs
     return [
-        replace(ending(job, output, size.lengths[i % len(size.lengths)]), max_new_tokens=size.limit)
-        for i, (job, output) in enumerate(zip(jobs, outputs, strict=True))
+        replace(ending(request, output, size.lengths[i % len(size.lengths)]), max_new_tokens=size.limit)
+        for i, (request, output) in enumerate(zip(requests, outputs, strict=True))
     ]
 
 
@@ -70,7 +70,7 @@ def cells(runs: Sequence[Run]) -> list[str]:
     return [
         spread([run.seconds for run in runs]),
         spread([run.throughput for run in runs]),
-        f"{median(run.at_once for run in runs):.1f}",
+        f"{median(run.mean_batch_size for run in runs):.1f}",
         str(most),
         *(f"{median(values):.0f}" for values in counts),
     ]

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from load.answers import Answer, Run
-from load.bench.knobs import Oracle, agreement
+from load.bench.knobs import Oracle, agreement, increment_seconds
 from load.in_process import Engine, InProcess, Setup, serving
-from load.markdown import table
 from load.options import Options, load_exact_engine
-from load.pace import increment_seconds
-from load.rounds import in_turn, spread
+from load.report import in_turn, spread, table
 from load.stock import oracle
-from load.workloads import Job, any_prompt
+from load.trace import Answer, Request, Run
+from load.workloads import any_prompt
 from services.scheduling import Knobs
 
 Users = Callable[[InProcess], Awaitable[list[Answer]]]  # ask all they have to ask
@@ -44,8 +42,10 @@ def run(options: Options) -> str:
 def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     increment_seconds(engine, 4)  # warm up
     system = any_prompt(size.system, 0)
-    questions = [Job(system + any_prompt(size.question, seed), size.answer) for seed in range(1, size.questions + 1)]
-    choices = [Job(any_prompt(size.system, 999), size.answer)] * size.choices
+    questions = [
+        Request(system + any_prompt(size.question, seed), size.answer) for seed in range(1, size.questions + 1)
+    ]
+    choices = [Request(any_prompt(size.system, 999), size.answer)] * size.choices
     workloads: dict[str, Users] = {
         f"{size.questions} questions after {size.system} tokens in common": partial(all_at_once, questions),
         f"{size.choices} answers to one prompt of {size.system} tokens": partial(all_at_once, choices),
@@ -74,8 +74,8 @@ async def _measure(engine: Engine, users: Users, setup: Setup) -> Run:
     return await server.summary(answers)
 
 
-async def all_at_once(jobs: Sequence[Job], server: InProcess) -> list[Answer]:
-    return await asyncio.gather(*map(server.ask, jobs))
+async def all_at_once(requests: Sequence[Request], server: InProcess) -> list[Answer]:
+    return await asyncio.gather(*map(server.ask, requests))
 
 
 async def chats(size: Size, server: InProcess) -> list[Answer]:
@@ -88,7 +88,7 @@ async def _chat(size: Size, seed: int, server: InProcess) -> list[Answer]:
     said, answers = any_prompt(size.chat_system, 1000 + seed), []
     for turn in range(size.turns):
         said = said + any_prompt(size.question, 2000 + seed * size.turns + turn)
-        answers.append(await server.ask(Job(said, size.answer)))
+        answers.append(await server.ask(Request(said, size.answer)))
         said = said + answers[-1].tokens
     return answers
 

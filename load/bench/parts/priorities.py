@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from load.answers import Answer, Run
-from load.bench.knobs import Oracle, agreement
-from load.in_process import Engine, Setup, run_trace
-from load.markdown import table
+from load.bench.knobs import Oracle, agreement, increment_seconds
+from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_exact_engine
-from load.pace import increment_seconds
-from load.rounds import in_turn, spread
+from load.report import in_turn, spread, table
 from load.stock import oracle
-from load.workloads import Job, any_prompt
+from load.trace import Answer, Request, Run
+from load.workloads import any_prompt
 from services.pool.limits import Limits
 from services.scheduling import Knobs
 
@@ -43,9 +41,9 @@ def run(options: Options) -> str:
 def report(engine: Engine, check: Oracle | None, size: Size) -> str:
     pace = increment_seconds(engine, size.places)
     target = TARGET * pace
-    jobs = [Job(any_prompt(size.prompt, seed), size.tokens, priority=1) for seed in range(size.patient)]
-    jobs += [
-        Job(
+    requests = [Request(any_prompt(size.prompt, seed), size.tokens, priority=1) for seed in range(size.patient)]
+    requests += [
+        Request(
             any_prompt(size.prompt, 1000 + seed),
             size.urgent_tokens,
             at=seed * size.every * pace,
@@ -54,7 +52,7 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
         )
         for seed in range(1, size.urgent + 1)
     ]
-    variants = {name: partial(run_trace, engine, jobs, setup) for name, setup in setups(size.places).items()}
+    variants = {name: partial(run_in_process, engine, requests, setup) for name, setup in setups(size.places).items()}
     runs = in_turn(variants, size.rounds)
     head = ["order", "urgent TTFT, s", "max", "in time", "patient TTFT, s", "max", "iterations", "output tokens/s"]
     return (
@@ -76,9 +74,9 @@ def setups(places: int) -> dict[str, Setup]:
 
 def cells(runs: Sequence[Run]) -> list[str]:
     answers = [answer for run in runs for answer in run.answers]
-    urgent = [answer for answer in answers if answer.job.priority < 0]
-    patient = [answer for answer in answers if answer.job.priority > 0]
-    in_time = sum(answer.ttft <= answer.job.ttft for answer in urgent)
+    urgent = [answer for answer in answers if answer.request.priority < 0]
+    patient = [answer for answer in answers if answer.request.priority > 0]
+    in_time = sum(answer.ttft <= answer.request.ttft for answer in urgent)
     iterations = f"{median(run.iterations for run in runs):.0f}"
     throughput = spread([run.throughput for run in runs])
     return [*times(urgent), f"{in_time} of {len(urgent)}", *times(patient), iterations, throughput]

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import aiohttp
 
-from load.chaos.faults import loaded_engine, owning_schedulers
 from load.chaos.report import Recovery, recovery
+from load.chaos.site import loaded_engine, owning_schedulers
 from load.chaos.streams import Outcome, Streams
-from load.chaos.workload import ChaosJob
-from load.markdown import table
 from load.options import Options
-from load.server import OrcaServer
-from load.until import until
+from load.report import table
+from load.server import OrcaServer, until
+from load.trace import HttpRequest
 from load.workloads import any_prompt, paper
 from services.client.streaming import open_session
 
@@ -39,7 +38,7 @@ VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
 }
 
 
-def _job(number: int, prompt: list[int]) -> ChaosJob:
+def _request(number: int, prompt: list[int]) -> HttpRequest:
     body = {
         "prompt": prompt,
         "max_tokens": OUTPUT,
@@ -49,13 +48,13 @@ def _job(number: int, prompt: list[int]) -> ChaosJob:
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    return ChaosJob(f"recovery {number}, {len(prompt)} tokens", "/v1/completions", body)
+    return HttpRequest("/v1/completions", body, f"recovery {number}, {len(prompt)} tokens")
 
 
 # what each stream asks: prompts that are hardly any work, and those of the paper's trace, 32 to 512 tokens
 LOADS = {
-    "short": [_job(i, any_prompt(SHORT, i)) for i in range(STREAMS)],
-    "paper's": [_job(i, job.prompt) for i, job in enumerate(paper(STREAMS))],
+    "short": [_request(i, any_prompt(SHORT, i)) for i in range(STREAMS)],
+    "paper's": [_request(i, request.prompt) for i, request in enumerate(paper(STREAMS))],
 }
 
 
@@ -98,26 +97,26 @@ def _figures(kill: Kill) -> list[float]:
 async def _all(server: OrcaServer) -> dict[tuple[str, str], list[Kill]]:
     kills = {}
     async with open_session(server.url) as session:
-        for prompts, jobs in LOADS.items():
+        for prompts, requests in LOADS.items():
             undisturbed = Streams(session, None, PATIENCE)
-            await undisturbed.learn(jobs)
+            await undisturbed.learn(requests)
             await until(server.has_spares, PATIENCE)
             for victim in VICTIMS:
-                done = [await _kill(server, session, victim, jobs, undisturbed) for _ in range(ROUNDS)]
+                done = [await _kill(server, session, victim, requests, undisturbed) for _ in range(ROUNDS)]
                 kills[prompts, victim] = done
     return kills
 
 
 async def _kill(
-    server: OrcaServer, session: aiohttp.ClientSession, victim: str, jobs: list[ChaosJob], undisturbed: Streams
+    server: OrcaServer, session: aiohttp.ClientSession, victim: str, requests: list[HttpRequest], undisturbed: Streams
 ) -> Kill:
     """One kill under fresh streams. Raises RuntimeError if any of them is not as undisturbed."""
     streams = Streams(session, None, PATIENCE)
     streams.expected = undisturbed.expected
-    tasks = [asyncio.create_task(streams.run(job)) for job in jobs]
+    tasks = [asyncio.create_task(streams.run(request)) for request in requests]
     outcomes = streams.outcomes
     await until(lambda: _under_way(outcomes), PATIENCE, every=0.01)
-    recomputed = sum(len(o.job.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
+    recomputed = sum(len(o.request.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
     pids = await asyncio.to_thread(VICTIMS[victim], server)
     at, unix = time.monotonic(), time.time()
     for pid in pids:

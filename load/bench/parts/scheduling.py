@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from load.markdown import table
 from load.options import Options
+from load.report import table
 from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler

@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from load.markdown import table
 from load.options import Options, model_folder
+from load.report import table
 from load.server import OrcaServer
 
 ROUNDS = 3

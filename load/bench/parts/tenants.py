@@ -14,11 +14,12 @@ from statistics import median
 
 import aiohttp
 
-from load.markdown import table
 from load.options import Options, model_folder
-from load.over_http import Stream, stream
+from load.over_http import OverHttp
+from load.report import table
 from load.server import OrcaServer
-from load.workloads import Job, any_prompt
+from load.trace import Answer, Request
+from load.workloads import any_prompt
 from services.client.streaming import open_session
 
 KEYS = {"key-a": "a", "key-b": "b"}
@@ -48,7 +49,7 @@ class Size:
 class Seen:
     """What B saw, and how many of A's requests had ended by then."""
 
-    streams: list[Stream]
+    answers: list[Answer]
     others: int
 
 
@@ -88,23 +89,25 @@ async def measure(url: str, size: Size, alone: bool) -> dict[str, Seen]:
 
 async def regular(
     session: aiohttp.ClientSession, size: Size, count: int, name: str, after: float = 0.0
-) -> list[Stream]:
+) -> list[Answer]:
     """Streams of requests at a fixed pace, whether those before have ended or not."""
+    server = OverHttp(session)
 
-    async def one(number: int) -> Stream:
+    async def one(number: int) -> Answer:
         await asyncio.sleep((number + after) * size.every)
-        return await stream(session, job(size, f"{name} {number}"))
+        return await server.ask(request(size, f"{name} {number}"))
 
     return list(await asyncio.gather(*map(one, range(count))))
 
 
 @contextlib.asynccontextmanager
-async def flooded(session: aiohttp.ClientSession, size: Size) -> AsyncIterator[list[Stream]]:
+async def flooded(session: aiohttp.ClientSession, size: Size) -> AsyncIterator[list[Answer]]:
     """While `flood` requests that came at once are served; those that have ended. The rest is cancelled."""
-    ended: list[Stream] = []
+    ended: list[Answer] = []
+    server = OverHttp(session)
 
     async def one(number: int) -> None:
-        ended.append(await stream(session, job(size, f"flood {number}")))
+        ended.append(await server.ask(request(size, f"flood {number}")))
 
     tasks = [asyncio.create_task(one(number)) for number in range(size.flood)]
     try:
@@ -117,17 +120,17 @@ async def flooded(session: aiohttp.ClientSession, size: Size) -> AsyncIterator[l
         await asyncio.sleep(size.lead)
 
 
-def job(size: Size, name: str) -> Job:
+def request(size: Size, name: str) -> Request:
     draw = random.Random(name)
-    return Job(any_prompt(size.prompt, draw.getrandbits(32)), draw.randint(size.least, size.most))
+    return Request(any_prompt(size.prompt, draw.getrandbits(32)), draw.randint(size.least, size.most))
 
 
 def rows(setting: str, seen: dict[str, Seen]) -> list[list[str]]:
-    base = median(one.first_token for one in next(iter(seen.values())).streams)
+    base = median(answer.ttft for answer in next(iter(seen.values())).answers)
     lines = []
     for name, one in seen.items():
-        first = [answer.first_token for answer in one.streams]
-        end = [answer.end for answer in one.streams]
+        first = [answer.ttft for answer in one.answers]
+        end = [answer.latency for answer in one.answers]
         cells = [f"{median(first):.3f}", f"{max(first):.3f}", f"{median(first) / base:.2f}"]
         lines.append([setting or "default", name, *cells, f"{median(end):.2f}", str(one.others)])
     return lines

@@ -6,8 +6,9 @@ import pytest
 
 from load.bench import __main__ as bench
 from load.bench.parts import policies, scheduling
-from load.in_process import Setup, run_trace
-from load.workloads import Job, paper
+from load.in_process import Setup, run_in_process
+from load.trace import Request
+from load.workloads import paper
 from services.engine.null import NullEngine
 from services.errors import EngineLost
 from services.messages import EngineFigures, Iteration, IterationResult
@@ -20,12 +21,12 @@ def engine() -> NullEngine:
 
 
 def test_both_policies_give_each_job_its_tokens(engine: NullEngine) -> None:
-    jobs = paper(12)
+    requests = paper(12)
     setups = [Setup(Knobs(4), scheduler=policy) for policy in policies.POLICIES.values()]
-    runs = [run_trace(engine, jobs, setup) for setup in setups]
+    runs = [run_in_process(engine, requests, setup) for setup in setups]
     for run in runs:
-        assert [len(output) for output in run.outputs] == [job.max_new_tokens for job in jobs]
-        assert run.iterations >= max(job.max_new_tokens for job in jobs)
+        assert [len(output) for output in run.outputs] == [request.max_new_tokens for request in requests]
+        assert run.iterations >= max(request.max_new_tokens for request in requests)
     assert runs[0].outputs == runs[1].outputs
 
 
@@ -36,11 +37,11 @@ class LostEngine(NullEngine):
 
 def test_an_engine_that_is_lost_ends_the_run(engine: NullEngine) -> None:
     with pytest.raises(EngineLost, match="in iteration 1"):
-        run_trace(LostEngine(engine.figures), paper(2), Setup(Knobs(4)))
+        run_in_process(LostEngine(engine.figures), paper(2), Setup(Knobs(4)))
 
 
 def test_the_policies_table(engine: NullEngine) -> None:
-    report = policies.report(engine, {"tiny": [Job([5] * 4, 3), Job([5] * 4, 1), Job([5] * 4, 2)]})
+    report = policies.report(engine, {"tiny": [Request([5] * 4, 3), Request([5] * 4, 1), Request([5] * 4, 2)]})
     assert report.startswith("null; max_batch_size 2.")
     assert [line.split(" | ")[:2] for line in report.splitlines()[4:]] == [
         ["| tiny", "iteration-level"],

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
-from load.answers import Answer, Run
 from load.bench.parts import chunking, lookahead, preemption, prefix, priorities
 from load.in_process import Engine
 from load.options import Options, load_exact_engine
 from load.stock import oracle
-from load.workloads import Job, any_prompt
+from load.trace import Answer, Request, Run
+from load.workloads import any_prompt
 from services.engine.null import NullEngine
 from services.messages import EngineFigures, Iteration, IterationResult
 
-Oracle = Callable[[Job], list[int]]
+Oracle = Callable[[Request], list[int]]
 PROMPTS = [any_prompt(16, seed) for seed in range(6)]
 
 # a part, a size for a model of 256 positions, rows of its table
@@ -89,11 +89,11 @@ def test_a_part_fails_where_a_knob_changes_tokens(name: str) -> None:
 def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracle) -> None:
     part, size, _ = PARTS["prefix"]
     with pytest.raises(AssertionError, match="generate\\(\\) gives"):
-        part.report(engine, lambda job: [*check(job)[:-1], 0], size)
+        part.report(engine, lambda request: [*check(request)[:-1], 0], size)
 
 
 def test_streams_that_end_before_the_prompt_comes_have_no_time_between_tokens() -> None:
-    stream, prompt = (Answer(Job([5], 2), arrived, [1, 2], [arrived + 1, arrived + 2]) for arrived in (0.0, 7.0))
+    stream, prompt = (Answer(Request([5], 2), arrived, [1, 2], [arrived + 1, arrived + 2]) for arrived in (0.0, 7.0))
     assert chunking.cells([Run([stream, prompt], [], {})])[:4] == ["-", "-", "-", "0"]
 
 

@@ -10,14 +10,15 @@ import pytest
 from load.chaos.faults import FAULTS, plan
 from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
-from load.chaos.workload import ChaosJob, deviation, difference, jobs, paper_prompts, poison
-from services.client.sse import Answer, Choice
+from load.chaos.workload import deviation, difference, paper_prompts, poison, requests
+from load.trace import HttpRequest
+from services.client.sse import Choice, StreamedAnswer
 
-JOB = ChaosJob("job", "/", {})
+REQUEST = HttpRequest("/", {}, "request")
 
 
 def outcome(*arrivals: float, began: float = 0.0, end: float = 99.0) -> Outcome:
-    return Outcome(JOB, 0, began, arrivals=list(arrivals), end=end)
+    return Outcome(REQUEST, 0, began, arrivals=list(arrivals), end=end)
 
 
 def test_recovery_is_where_the_silence_after_the_fault_ended() -> None:
@@ -46,8 +47,10 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
 
 
-def answer() -> Answer:
-    return Answer({0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2)
+def answer() -> StreamedAnswer:
+    return StreamedAnswer(
+        {0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,22 +75,22 @@ def test_what_is_as_undisturbed() -> None:
     assert difference(answer(), got) == ""
     got.completion_tokens = 3
     assert "3 tokens counted" in difference(answer(), got)
-    assert "choices [0]" in difference(answer(), Answer({0: Choice()}, completion_tokens=2))
+    assert "choices [0]" in difference(answer(), StreamedAnswer({0: Choice()}, completion_tokens=2))
 
 
 def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
-    made = jobs(32, never=9)
-    assert len({job.name for job in made}) == len(made)
-    assert all(job.body["logit_bias"] == {"9": -100} for job in made)
-    keys = {key for job in made for key in job.body}
+    made = requests(32, never=9)
+    assert len({request.name for request in made}) == len(made)
+    assert all(request.body["logit_bias"] == {"9": -100} for request in made)
+    keys = {key for request in made for key in request.body}
     assert {"n", "stop", "seed", "logprobs", "top_logprobs", "presence_penalty", "repetition_penalty"} <= keys
-    assert {job.path for job in made} == {"/v1/completions", "/v1/chat/completions"}
+    assert {request.path for request in made} == {"/v1/completions", "/v1/chat/completions"}
     assert 9 in poison(9).body["prompt"]
 
 
 def test_prompts_may_be_longer_and_then_begin_differently() -> None:
-    made = jobs(32, 9, [40, 200])
-    texts = [job.body.get("prompt") or job.body["messages"][0]["content"] for job in made]
+    made = requests(32, 9, [40, 200])
+    texts = [request.body.get("prompt") or request.body["messages"][0]["content"] for request in made]
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     assert all(100 < len(text) < 250 for text in firsts[::2])
     assert all(700 < len(text) < 1000 for text in firsts[1::2])

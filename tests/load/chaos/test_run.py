@@ -11,19 +11,20 @@ import pytest
 
 from load.chaos import __main__ as command
 from load.chaos.checker import Least, check
-from load.chaos.faults import Fault, NoTarget, Site
+from load.chaos.faults import Fault
+from load.chaos.history import Violation
 from load.chaos.report import Injection
 from load.chaos.run import ChaosOptions, hurt, inject, losses, tell
+from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Streams
-from load.chaos.violations import Violation
-from load.chaos.workload import ChaosJob
+from load.trace import HttpRequest
 
 OPTIONS = ChaosOptions(Path(), 60, 10, 2, 0, 32, "tiny", 1, 1, 9, "strict", ["engine"], [408, 429], [])
 SITE: Any = None  # the faults of these tests touch nothing
 
 
 def outcome(name: str = "greedy", **fields: object) -> Outcome:
-    return replace(Outcome(ChaosJob(name, "/", {}), 0, 1.0, arrivals=[1.0, 2.0, 4.5], end=5.0), **fields)
+    return replace(Outcome(HttpRequest("/", {}, name), 0, 1.0, arrivals=[1.0, 2.0, 4.5], end=5.0), **fields)
 
 
 def told(capsys: pytest.CaptureFixture[str], *outcomes: Outcome, violations: tuple[Violation, ...] = ()) -> str:
@@ -55,7 +56,7 @@ def test_a_run_in_which_nothing_was_lost(capsys: pytest.CaptureFixture[str]) -> 
     [
         ({"error": "no sign of life"}, "| lost | 1 |"),
         ({"wrong": "choice 0: text"}, "| wrong | 1 |"),
-        ({"job": ChaosJob("poison", "/", {})}, "| lost | 1 |"),  # it must fail
+        ({"request": HttpRequest("/", {}, "poison")}, "| lost | 1 |"),  # it must fail
     ],
 )
 def test_what_became_of_a_request_makes_the_run_fail(

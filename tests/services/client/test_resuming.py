@@ -11,7 +11,7 @@ import pytest
 
 from cli.chat import Chat
 from services.client.resuming import Comeback
-from services.client.sse import Answer, Event, StreamError
+from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow, open_session
 from services.errors import OrcaError
 from tests.services.client.sse_server import Asked, Reply, SseServer, frame
@@ -35,13 +35,13 @@ def start(asked: Asked) -> list[int] | None:
     return [int(n) for n in asked.last_id.partition(":")[2].split(".")] if asked.last_id else None
 
 
-def ask(server: SseServer, patience: float = 10.0) -> Answer:
-    async def run() -> Answer:
+def ask(server: SseServer, patience: float = 10.0) -> StreamedAnswer:
+    async def run() -> StreamedAnswer:
         async with open_session(server.url) as session:
             await follow(session, "/v1/completions", {"prompt": "x"}, answer, patience=patience)
             return answer
 
-    answer = Answer()
+    answer = StreamedAnswer()
     return asyncio.run(run())
 
 
@@ -128,7 +128,7 @@ def test_a_server_that_is_not_there_is_given_up_at_last() -> None:
 
 def test_patience_is_counted_from_the_last_sign_of_life() -> None:
     now = 0.0
-    answer = Answer()
+    answer = StreamedAnswer()
     comeback = Comeback(answer, patience=10, clock=lambda: now)
     pauses = []
     for _ in range(9):

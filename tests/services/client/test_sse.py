@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.client.sse import Answer, Event, Events, StreamError, position
+from services.client.sse import Event, Events, StreamedAnswer, StreamError, position
 from tests.services.client.streams import chunk as told_chunk
 from tests.services.client.streams import events, told
 
@@ -26,8 +26,8 @@ def event(chunk: dict | str, id: str = "") -> Event:
     return Event(chunk if isinstance(chunk, str) else json.dumps(chunk), id)
 
 
-def read(*chunks: dict | str) -> Answer:
-    answer = Answer()
+def read(*chunks: dict | str) -> StreamedAnswer:
+    answer = StreamedAnswer()
     for chunk in chunks:
         answer.feed(event(chunk))
     answer.check()
@@ -57,7 +57,7 @@ def test_whole_completion_with_the_reason_beside_the_last_text() -> None:
 
 
 def test_only_text_counts_as_first_token() -> None:
-    answer = Answer()
+    answer = StreamedAnswer()
     chunks = [chat(""), chat(None), chat("x"), chat(None, "stop"), USAGE]
     assert [answer.feed(event(c)) for c in chunks] == [False, False, True, False, False]
 
@@ -84,7 +84,7 @@ def test_what_is_no_whole_answer(chunks: list, message: str) -> None:
 TWO = told("r", [[5, 6, 7], [8]])
 
 
-def follow(answer: Answer, *parts: list[Event]) -> Answer:
+def follow(answer: StreamedAnswer, *parts: list[Event]) -> StreamedAnswer:
     for part in parts:
         for one in part:
             answer.feed(one)
@@ -93,7 +93,7 @@ def follow(answer: Answer, *parts: list[Event]) -> Answer:
 
 def test_tokens_of_each_choice_over_two_connections() -> None:
     first = events(TWO)[:4]
-    answer = follow(Answer(), first)
+    answer = follow(StreamedAnswer(), first)
     assert answer.last_id == "r:2.1"
     follow(answer, events(told("r", [[5, 6, 7], [8]], start=[2, 1])))
     assert [answer.choices[i].token_ids for i in (0, 1)] == [[5, 6, 7], [8]]
@@ -112,40 +112,40 @@ def test_tokens_of_each_choice_over_two_connections() -> None:
     ],
 )
 def test_a_stream_that_does_not_go_on_where_it_stopped(wrong: list[Event]) -> None:
-    answer = follow(Answer(), events(TWO)[:4])
+    answer = follow(StreamedAnswer(), events(TWO)[:4])
     with pytest.raises(StreamError, match=r"was due|an event's id is not"):
         follow(answer, wrong)
 
 
 def test_opening_events_count_the_choices_opened_so_far_and_usage_counts_too() -> None:
-    answer = follow(Answer(), [event(told_chunk(0, "", []), "r:0"), event(told_chunk(1, "", []), "r:0.0")])
+    answer = follow(StreamedAnswer(), [event(told_chunk(0, "", []), "r:0"), event(told_chunk(1, "", []), "r:0.0")])
     follow(answer, events(TWO)[1:-1], [event(USAGE, "r:4.3"), Event("[DONE]")])
     answer.check()
     with pytest.raises(StreamError, match="was due"):
-        follow(Answer(), events(TWO)[:-1], [event(USAGE, "r:4.2")])
+        follow(StreamedAnswer(), events(TWO)[:-1], [event(USAGE, "r:4.2")])
 
 
 def test_an_id_that_does_not_count_its_choice() -> None:
     with pytest.raises(StreamError, match="does not count choice 1"):
-        Answer().feed(event(told_chunk(1, "x", [1]), "r:1"))
+        StreamedAnswer().feed(event(told_chunk(1, "x", [1]), "r:1"))
 
 
 def test_an_id_that_does_not_fit_the_tokens_beside_it() -> None:
     with pytest.raises(StreamError, match="was due"):
-        Answer().feed(event(told_chunk(0, "x", [1, 2]), "r:1"))
+        StreamedAnswer().feed(event(told_chunk(0, "x", [1, 2]), "r:1"))
 
 
 def test_a_choice_that_ends_twice() -> None:
     with pytest.raises(StreamError, match="ended twice"):
-        follow(Answer(), [event(chat("x", "stop")), event(chat("y", "stop"))])
+        follow(StreamedAnswer(), [event(chat("x", "stop")), event(chat("y", "stop"))])
 
 
 def test_a_request_that_was_forgotten_comes_again_from_its_first_token() -> None:
-    answer = follow(Answer(), events(TWO)[:4])
+    answer = follow(StreamedAnswer(), events(TWO)[:4])
     answer.restart()
     follow(answer, events(told("s", [[5, 6, 7], [8]])))
     assert (answer.request, answer.choices[0].token_ids) == ("s", [5, 6, 7])
-    other = follow(Answer(), events(TWO)[:4])
+    other = follow(StreamedAnswer(), events(TWO)[:4])
     other.restart()
     with pytest.raises(StreamError, match="began otherwise"):
         follow(other, events(told("s", [[5, 9, 7], [8]])))
@@ -156,7 +156,7 @@ def test_log_probabilities_of_both_formats() -> None:
     chat_chunk["choices"][0]["logprobs"] = {"content": [{"token": "x", "logprob": -0.5}]}
     completion_chunk["choices"][0]["logprobs"] = {"token_logprobs": [-0.25, -1.0], "tokens": ["x", "y"]}
     for chunk, logprobs in ((chat_chunk, [-0.5]), (completion_chunk, [-0.25, -1.0])):
-        answer = Answer()
+        answer = StreamedAnswer()
         answer.feed(event(chunk))
         assert answer.choices[0].logprobs == logprobs
 

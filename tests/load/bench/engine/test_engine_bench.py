@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,34 +10,33 @@ import torch
 from tiny_models import make_tiny_model
 
 from load.bench.engine import __main__ as engine_bench
-from load.bench.engine import bandwidth, machine_rates, phases, sampling, scoring, timing
-from load.bench.engine.follower import Follower
-from load.bench.engine.multiplying import ways
-from load.bench.engine.operations import Span
+from load.bench.engine.batches import Follower
+from load.bench.engine.floor import Span
+from load.bench.engine.rates import measure_rates, ways
+from load.bench.engine.sampling import KINDS, LIMITED
+from load.bench.engine.timing import Scale
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.messages import EngineFigures, Iteration, NewRequest
 from services.requests import SamplingParams
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "BUDGET", 0.0)
-    monkeypatch.setattr(timing, "WINDOW", 0.0001)
-    monkeypatch.setattr(machine_rates, "ROW_COUNTS", (1, 32))
-    for module in (machine_rates, bandwidth):
-        monkeypatch.setattr(module, "last_level_cache", lambda device: 1 << 20)
-    monkeypatch.setattr(phases, "paper", partial(paper, 34))
-    monkeypatch.setattr(phases, "TIMES", 1)
-    monkeypatch.setattr(phases, "STEPS", 4)
-    monkeypatch.setattr(sampling, "BATCHES", (3, 8))
-    monkeypatch.setattr(scoring, "ROUNDS", 1)
+SHORT = Scale(
+    window=0.0001,
+    budget=0.0,
+    row_counts=(1, 32),
+    cache=1 << 20,
+    steps=4,
+    times=1,
+    sampler_batches=(3, 8),
+    scoring_rounds=1,
+    trace=paper(34),
+)
 
 
 def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_tiny_model(tmp_path / "tiny", max_position_embeddings=1024)
     out = tmp_path / "out.json"
-    engine_bench.main(["--model", str(folder), "--device", "cpu", "--dtype", "float32", "--json", str(out)])
+    engine_bench.main(["--model", str(folder), "--device", "cpu", "--dtype", "float32", "--json", str(out)], SHORT)
     printed = capsys.readouterr().out
     found = json.loads(out.read_text())
     measured = {phase["name"]: phase for phase in found["phases"]}
@@ -63,7 +61,7 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (whole["weights"], whole["cache"]) == ("float32", "float32")
     assert all(abs(other["value"] / whole["value"] - 1.0) < 0.05 for other in others)
     assert {(one["kind"], one["batch"]) for one in found["sampling"]} == {
-        (kind, batch) for kind in [*sampling.KINDS, *sampling.LIMITED, "a mix"] for batch in (3, 8)
+        (kind, batch) for kind in [*KINDS, *LIMITED, "a mix"] for batch in (3, 8)
     }
     assert all(one["seconds"] > 0.0 for one in found["sampling"])
     assert all(one["iteration"] > 0.0 for one in found["sampling"])
@@ -74,7 +72,7 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_measured_rates_are_plausible() -> None:
     """A machine that runs this moves more than 10 MB and less than 100 TB a second, and so on."""
-    rates = machine_rates.measure_rates(torch.device("cpu"), torch.float32, 256, 512)
+    rates = measure_rates(torch.device("cpu"), torch.float32, 256, 512, SHORT)
     assert 1e7 < rates.bandwidth < 1e14
     assert [rate.rows for rate in rates.matrix] == [1, 32]
     assert all(1e6 < rate.operations < 1e15 for rate in rates.matrix)

@@ -7,10 +7,8 @@ import torch
 from tiny_models import FAMILIES
 from transformers import AutoConfig
 
-from load.bench.engine.floor import floor
-from load.bench.engine.machine_rates import MachineRates, MatrixRate, _at_least
-from load.bench.engine.model_shape import Matrix, ModelShape
-from load.bench.engine.operations import Operation, Span, operations
+from load.bench.engine.floor import Matrix, ModelShape, Operation, Span, floor, operations
+from load.bench.engine.rates import MachineRates, MatrixRate, _at_least
 
 SHAPE = ModelShape(
     layers=2,

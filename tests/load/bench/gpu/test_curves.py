@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from load.bench.gpu import end_to_end
-from load.bench.gpu.budget import Budget
+from load.bench.gpu.bench import Budget, GpuScale
 from load.bench.gpu.end_to_end import EITHER, ITERATION, REQUEST, Variant, gains
 from load.curves import Curve, Point
-from load.simulation.outcome import Served
-from load.simulation.traces import Arrival
+from load.trace import Answer, Request
 
 SLOW = Curve("request-level 8", 2.0, [Point(0.5, 0.1), Point(1.5, 0.3)])
 FAST = Curve("iteration-level 8", 8.0, [Point(2.0, 0.1), Point(6.0, 0.3)])
@@ -38,21 +37,21 @@ def test_there_is_no_ratio_where_the_baseline_is_never_so_fast() -> None:
 
 def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first point takes nearly all of it. Only the engine, whose times these are, is left out."""
-    traces: list[list[Arrival]] = []
+    traces: list[list[Request]] = []
     now = [0.0]
-    bench: Any = SimpleNamespace(engine=None, budget=Budget(3.0, lambda: now[0]))
+    scale = GpuScale(loads=(1.0, 1.1))
+    bench: Any = SimpleNamespace(engine=None, budget=Budget(3.0, lambda: now[0]), scale=scale)
 
-    def serve(engine: object, trace: list[Arrival], variant: Variant) -> list[Served]:
+    def serve(engine: object, trace: list[Request], variant: Variant) -> list[Answer]:
         traces.append(trace)
         now[0] = 0.0 if len(traces) < 2 else 2.9
-        return [Served(8, one.at, [one.at + 2.0]) for one in trace]
+        return [Answer(one, one.at, times=[one.at + 2.0]) for one in trace]
 
     monkeypatch.setattr(end_to_end, "serve", serve)
-    monkeypatch.setattr(end_to_end, "LOADS", (1.0, 1.1))
     curve = end_to_end._curve(bench, Variant(EITHER, 1), 3)
-    assert curve.peak == end_to_end.LEAST / 2.0  # all there at once, ended after 2 s
+    assert curve.peak == scale.least / 2.0  # all there at once, ended after 2 s
     assert len(curve.points) == 1
-    assert [len(trace) for trace in traces] == [end_to_end.LEAST, end_to_end.LEAST]
+    assert [len(trace) for trace in traces] == [scale.least, scale.least]
 
 
 def test_a_variant_names_its_scheduler() -> None:

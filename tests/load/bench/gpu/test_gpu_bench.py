@@ -8,34 +8,35 @@ from typing import Any
 
 import pytest
 
-from load.bench.engine import bandwidth, machine_rates, phases, sampling, timing
+from load.bench.engine import sampling
 from load.bench.gpu import __main__ as gpu_bench
-from load.bench.gpu import beside, end_to_end, engine_alone, iterations
-from load.bench.gpu.budget import Budget
-from load.simulation.traces import Size, paper
+from load.bench.gpu.bench import Budget, GpuScale
+from load.trace import Request
+from load.workloads import paper_lengths, sized
 
 ROW_COUNTS = (1, 32)
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "BUDGET", 0.0)
-    monkeypatch.setattr(timing, "WINDOW", 0.0001)
-    monkeypatch.setattr(machine_rates, "ROW_COUNTS", ROW_COUNTS)
-    for module in (machine_rates, bandwidth):
-        monkeypatch.setattr(module, "last_level_cache", lambda device: 1 << 20)
-    for module in (phases, iterations):
-        monkeypatch.setattr(module, "STEPS", 4)
-    monkeypatch.setattr(phases, "TIMES", 1)
-    monkeypatch.setattr(sampling, "BATCHES", (3,))
-    monkeypatch.setattr(engine_alone, "OUTPUT", 4)
-    monkeypatch.setattr(engine_alone, "TIMES", 1)
-    monkeypatch.setattr(end_to_end, "LOADS", (0.5, 1.0))
-    monkeypatch.setattr(end_to_end, "LEAST", 4)
-    monkeypatch.setattr(end_to_end, "LEVELS", (1,))
-    monkeypatch.setattr(end_to_end, "LONGEST", 0.2)
-    for module in (end_to_end, beside):
-        monkeypatch.setattr(module, "paper", lambda n: [Size(one.prompt // 8, one.output // 8 + 1) for one in paper(n)])
+def short_lengths(n: int) -> list[Request]:
+    return [sized(len(one.prompt) // 8, one.max_new_tokens // 8 + 1) for one in paper_lengths(n)]
+
+
+SHORT = GpuScale(
+    window=0.0001,
+    budget=0.0,
+    row_counts=ROW_COUNTS,
+    cache=1 << 20,
+    steps=4,
+    times=1,
+    sampler_batches=(3,),
+    output=4,
+    lengths=short_lengths,
+    loads=(0.5, 1.0),
+    least=4,
+    longest=0.2,
+    levels=(1,),
+    continuous_tokens=512,
+)
 
 
 def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[str, Any]]:
@@ -43,7 +44,7 @@ def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[st
     out = folder / "out.json"
     asked = [argument for part in parts for argument in ("--part", part)]
     told = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--minutes", str(minutes), "--json", str(out)]
-    status = gpu_bench.main([*told, "--plots", str(folder), *asked])
+    status = gpu_bench.main([*told, "--plots", str(folder), *asked], SHORT)
     return status, json.loads(out.read_text())
 
 
@@ -86,8 +87,7 @@ def test_both_ways_to_schedule_in_real_time(tmp_path: Path, capsys: pytest.Captu
     assert "| any: the most they serve |" in capsys.readouterr().out
 
 
-def test_transformers_gives_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "CONTINUOUS_TOKENS", 512)
+def test_transformers_gives_the_same_tokens(tmp_path: Path) -> None:
     status, found = bench(tmp_path, "generate")
     assert (status, found["parts"]["generate"]["failed"]) == (0, {})
     measured = found["parts"]["generate"]["measured"]

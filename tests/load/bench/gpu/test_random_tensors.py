@@ -11,10 +11,11 @@ from tiny_models import FAMILIES
 from transformers import AutoConfig
 
 from load.bench.engine.batches import Batches
-from load.bench.engine.operations import Span
+from load.bench.engine.floor import Span
 from load.bench.gpu.configurations import CONFIGURATIONS
-from load.in_process import Setup, run_trace
-from load.workloads import Job, any_prompt
+from load.in_process import Setup, run_in_process
+from load.trace import Request
+from load.workloads import any_prompt
 from services.engine.engine import Engine
 from services.engine.random_tensors import RandomTensors
 from services.engine.settings import EngineSettings
@@ -33,10 +34,10 @@ def load(folder: Path, family: str, lean: bool) -> Engine:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_both_paths_have_the_same_weights(tmp_path: Path, family: str) -> None:
-    jobs = [Job(any_prompt(20, seed), 12) for seed in range(3)]
+    requests = [Request(any_prompt(20, seed), 12) for seed in range(3)]
     engines = [load(tmp_path / family, family, lean) for lean in (True, False)]
     assert engines[0].decoder.path != engines[1].decoder.path
-    outputs = [run_trace(engine, jobs, Setup(Knobs(3))).outputs for engine in engines]
+    outputs = [run_in_process(engine, requests, Setup(Knobs(3))).outputs for engine in engines]
     assert outputs[0] == outputs[1]
 
 

@@ -1,11 +1,26 @@
-"""Rounds: variants run in turn, several times, so that what disturbs the machine disturbs all of them alike."""
+"""What the reports of all programs share: the machine, tables, and variants that run in turn."""
 
 from __future__ import annotations
 
 import gc
+import os
+import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; all columns but the first are aligned to the right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def machine() -> str:
+    """The machine in a line, for the head of a report."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{platform.machine()}, {cpus} cores, Python {platform.python_version()}"
+
 
 T = TypeVar("T")
 
