@@ -1,4 +1,4 @@
-"""`orca chat`: talk to a running server; the answer streams as it is made, and goes on when a connection breaks."""
+"""`orca chat`: talk to a running server. The answer is streamed, and resumed when the connection breaks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> None:
 
 
 class Chat:
-    """A conversation: each turn is sent with all before it."""
+    """A conversation: each turn is sent together with all earlier ones."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Chat:
         }
 
     def say(self, text: str) -> None:
-        """Send `text`, print the answer piece by piece."""
+        """Send `text` and print the answer as it arrives."""
         self._messages.append({"role": "user", "content": text})
         said = ""
         for so_far in self._stream():
             print(so_far[len(said) :], end="", flush=True)
-            said = max(said, so_far, key=len)  # a request that the server forgot is said again from its first token
+            said = max(said, so_far, key=len)  # a server that forgot the request sends it again from its first token
         print()
         self._messages.append({"role": "assistant", "content": said})
 
     def _stream(self) -> Iterator[str]:
-        """The answer's text so far, each time it grew."""
+        """The answer's text so far, each time it has grown."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
         answer = StreamedAnswer()
         comeback = Comeback(answer)
@@ -82,7 +82,7 @@ class Chat:
 def _connection(
     client: httpx.Client, body: dict[str, Any], answer: StreamedAnswer, comeback: Comeback
 ) -> Iterator[bool]:
-    """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
+    """Stream over one connection: for each event, whether it held text. Waits at the end unless `[DONE]` came."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:
             if not response.is_success:

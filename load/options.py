@@ -1,4 +1,4 @@
-"""Options of the benchmarks, the model and the engine which they name, and the command line of a program with parts."""
+"""The options of the benchmarks, the model and engine that they name, and the command line of a program with parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.user_folders import user_cache
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`model` as in `orca serve --model`."""
+    """What a benchmark runs on. `model` is as in `orca serve --model`."""
 
     model: str = "default"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -28,7 +28,7 @@ class Options:
 
 
 def model_folder(options: Options) -> Path:
-    """The model as a folder of this machine; what takes long is told on stderr."""
+    """The model as a local folder; downloads and conversions are reported on stderr."""
     return resolve(
         options.model,
         options.cache_dir,
@@ -37,7 +37,7 @@ def model_folder(options: Options) -> Path:
 
 
 def load_engine(options: Options) -> Engine:
-    """The real engine, in this process."""
+    """The engine with its model, in this process."""
     return Engine.load(model_folder(options), engine_settings(options))
 
 
@@ -48,12 +48,13 @@ def engine_settings(options: Options) -> EngineSettings:
 
 
 def load_exact_engine(options: Options) -> Engine:
-    """The real engine in float32, where tokens are the same however they are computed, unless a dtype is asked for."""
+    """The same in float32, unless the options name a dtype: then the order of computation does not change tokens."""
     return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
 
 
 def parser(program: str, description: str, parts: Mapping[str, str]) -> ArgumentParser:
-    """Of `python -m program`; `parts` are told by what each says of itself, `part` is those named, None for all."""
+    """The parser of `python -m program`. `parts`: the description of each part by its name. The argument `part` has the
+    names that were given; None: all."""
     made = ArgumentParser(
         prog=f"python -m {program}",
         description=description,

@@ -1,4 +1,4 @@
-"""What the reports of all programs share: the machine, tables, and variants that run in turn."""
+"""What the reports of all programs share: tables, the machine, and variants that run in turn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeVar
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; all columns but the first are aligned to the right."""
+    """A Markdown table; all columns except the first are right-aligned."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def machine() -> str:
-    """The machine in a line, for the head of a report."""
+    """A line that describes this machine, for the head of a report."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{platform.machine()}, {cpus} cores, Python {platform.python_version()}"
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def in_turn(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each variant returned, round by round."""
+    """Run all variants in each round, so that what disturbs the machine disturbs all of them; returns the results."""
     done: dict[str, list[T]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
@@ -36,12 +36,12 @@ def in_turn(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """The median over the rounds, with the least and the most."""
+    """The median with the minimum and the maximum."""
     low, high = min(values), max(values)
     return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share `q` of them lies: one of them, the next one up."""
+    """The quantile `q` of `values`: one of them, the larger one where `q` falls between two."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

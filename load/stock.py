@@ -1,4 +1,4 @@
-"""The oracle: the model as transformers runs it by itself."""
+"""The oracle: the model as stock transformers runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from load.trace import Request
 
 
 def load_stock(options: Options) -> Any:
-    """In float32, on the device of the options."""
+    """The model in float32, on the device of the options."""
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,7 +22,7 @@ def load_stock(options: Options) -> Any:
 
 
 def alone(model: Any, request: Request) -> list[int]:
-    """What stock greedy `generate()` makes of a request, nothing else in the batch; the model's own EOS is ignored."""
+    """The tokens of stock greedy `generate()` for `request` alone; the model's own EOS is ignored."""
     prompt = torch.tensor([request.prompt], device=model.device)
     stops: dict[str, Any] = {"eos_token_id": list(request.stop_token_ids) or None}
     if not request.stop_token_ids:

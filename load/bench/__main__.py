@@ -1,4 +1,4 @@
-"""The benchmarks: `python -m load.bench [--part NAME ...]` prints a markdown table each, as docs/benchmarks.md has it.
+"""`python -m load.bench [--part NAME ...]`: the benchmarks of docs/benchmarks.md; each prints a Markdown table.
 
 A part is a module of `load.bench.parts` with `run(options) -> str`, which returns markdown. Only the parts that run are
 imported: a machine with a GPU may have neither Ray nor Redis, and some parts need neither.
@@ -18,12 +18,12 @@ from services.user_folders import user_cache
 
 
 def parts() -> dict[str, str]:
-    """The parts there are, by name, with what each says of itself."""
+    """The description of each part by its name."""
     return {file.stem: _about(file) for file in sorted(Path(benches.__path__[0]).glob("[!_]*.py"))}
 
 
 def _about(file: Path) -> str:
-    """The first line of a module's docstring, without importing it."""
+    """The first line of a module's docstring, read without an import of the module."""
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 

@@ -28,8 +28,8 @@ from services.engine.native.decoder import NativeDecoder
 from services.user_folders import user_cache
 
 CPU = torch.device("cpu")
-STEPS = 24  # iterations of each kind that are counted; one before them is not
-KINDS = {  # increments, their context, prompts, their length
+STEPS = 24  # iterations of each kind, after one that is not counted
+KINDS = {  # number and context of the increments, number and length of the prompts
     "increment, batch 1": (1, 512, 0, 0),
     "increment, batch 4": (4, 512, 0, 0),
     "increment, batch 32": (32, 512, 0, 0),
@@ -40,7 +40,7 @@ KINDS = {  # increments, their context, prompts, their length
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An engine with the kernels of one folder, and weights and a cache of its own."""
+    """An engine with the kernels of one folder, and with its own weights and cache."""
 
     name: str
     engine: Engine
@@ -50,7 +50,7 @@ class Variant:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.kernels_in_turn", description=__doc__)
     parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/native/kernels")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one; may be repeated")
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="run only this kind; may be repeated")
     parser.add_argument("--model", default="default", help="as of orca serve")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, length: int) -> str:
-    """A table of what each took."""
+    """The table of the times of each variant."""
     going = [Batches(one.engine).one_by_one(batch, context, prompts, length, 1 + STEPS) for one in variants]
     rounds = zip(*going, strict=True)
     next(rounds)
@@ -94,7 +94,7 @@ def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
 
 
 def _blocks(size: int) -> int:
-    """What the largest of all kinds needs."""
+    """The blocks that the largest kind needs."""
     return max(
         batch * -(-(context + 1 + STEPS) // size) + prompts * -(-length // size)
         for batch, context, prompts, length in KINDS.values()

@@ -1,8 +1,8 @@
 """`python -m load.bench.overload [--times 1,2,5,10] [--seconds 40] [-- FLAGS of orca serve]`: too much load.
 
-An open loop of clients that leave after `PATIENCE` seconds, at multiples of the measured capacity, and the memory of
-all processes; then connections that wait, idle, send half a request or do not read. Another process asks `/health` all
-the time. Prints Markdown tables.
+First an open loop of clients that leave after `PATIENCE` seconds, at multiples of the measured capacity. Then
+connections that wait, idle, send half a request or do not read. Another process requests `/health` all the time.
+Prints Markdown tables, also of the memory of all processes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KINDS = ("waiting streams", "idle", "half-open", "slow readers")
 
 @dataclass(slots=True)
 class Results:
-    """Of one open loop; times in seconds. `ends`: when those that were answered whole ended, on the monotonic clock."""
+    """The results of one open loop; times in seconds. `ends`: when the whole answers ended, on the monotonic clock."""
 
     sent: int = 0
     ends: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)  # of those that were answered whole
+    first: list[float] = field(default_factory=list)  # of whole answers
     whole: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     left: int = 0
@@ -42,7 +42,7 @@ class Results:
 
 
 async def one(session: aiohttp.ClientSession, number: int, results: Results, patience: float = PATIENCE) -> None:
-    """A client: asks, reads a stream to its end, or leaves."""
+    """A client: sends a request and reads the stream to its end, or leaves after `patience` seconds."""
     body = {"prompt": f"Story {number}:", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     results.sent += 1
     began = time.monotonic()
@@ -69,7 +69,7 @@ async def one(session: aiohttp.ClientSession, number: int, results: Results, pat
 
 
 async def capacity(url: str, clients: int, seconds: float) -> float:
-    """Answers per second with as many clients as keep the batch full, the first third of the time left out."""
+    """Answers per second of `clients` clients that keep the batch full; the first third of the time is not counted."""
     results, began = Results(), time.monotonic()
 
     async def ask_on(session: aiohttp.ClientSession, client: int) -> None:
@@ -82,9 +82,9 @@ async def capacity(url: str, clients: int, seconds: float) -> float:
 
 
 async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, float]:
-    """Clients that come at `rate` a second whatever becomes of those before; at the end all leave.
+    """Clients that arrive at `rate` per second, whatever happens to earlier ones; at the end all leave.
 
-    Returns what came of them, and the answers per second of the second half of the time.
+    Returns their results, and the answers per second in the second half of the time.
     """
     results, began = Results(), time.monotonic()
     tasks = []
@@ -93,7 +93,7 @@ async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, flo
             if (wait := began + number / rate - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
             elif number % 16 == 0:
-                await asyncio.sleep(0)  # this process is late: those that were sent need their turn
+                await asyncio.sleep(0)  # this process is late: let the requests that were sent proceed
             tasks.append(asyncio.create_task(one(session, number, results)))
         half = sum(end - began > seconds / 2 for end in results.ends) / (time.monotonic() - began - seconds / 2)
         for task in tasks:
@@ -103,7 +103,7 @@ async def open_loop(url: str, rate: float, seconds: float) -> tuple[Results, flo
 
 
 async def attack(kind: str, url: str, port: int, count: int, seconds: float) -> str:
-    """Hold `count` connections of this kind; says what became of them."""
+    """Hold `count` connections of this kind; returns what became of them in words."""
     if kind == "waiting streams":
         results = Results()
         async with open_session(url) as session:
@@ -180,7 +180,7 @@ def overload(server: OrcaServer, times: list[float], seconds: float) -> None:
 
 
 async def watched(kind: str, server: OrcaServer, count: int, seconds: float) -> tuple[str, dict[str, float]]:
-    """What became of an attack, and the memory towards its end."""
+    """What became of the connections, and the memory near their end."""
     task = asyncio.create_task(attack(kind, server.url, server.port, count, seconds))
     await asyncio.sleep(0.8 * seconds)
     held = await asyncio.to_thread(memory, server)

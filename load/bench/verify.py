@@ -1,6 +1,6 @@
 """`python -m load.bench.verify [N]`: the paper's trace over HTTP in float32, compared with stock `generate()`.
 
-Prints a line per request that differs and ends with status 1 if one does. All 64 take some minutes on two cores.
+Prints a line for each request that differs, and ends with status 1 if one does. All 64 take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from load.workloads import paper
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.verify", description=__doc__)
-    parser.add_argument("n", nargs="?", type=int, default=64, help="how many requests of the trace")
+    parser.add_argument("n", nargs="?", type=int, default=64, help="number of requests of the trace")
     parser.add_argument("--model", default="default", help="as `orca serve --model`")
     options = parser.parse_args()
     requests = paper(options.n)

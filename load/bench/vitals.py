@@ -1,4 +1,4 @@
-"""What a server looks like from outside while it is pressed: memory by process, and how long `/health` takes."""
+"""A server under pressure as seen from outside: memory by process, and how long `/health` takes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import httpx
 from load.report import table
 from load.server import OrcaServer
 
-PROBE = 0.2  # seconds between looks at /health
+PROBE = 0.2  # seconds between requests of /health
 PROBE_TIMEOUT = 2.0
-PROCESSES = {  # what they are, and what of their titles tells it
+PROCESSES = {  # a kind of process, and the part of its title that identifies it
     "gateways": "orca:gateway",
     "schedulers": "orca:scheduler",
     "engines": "ray::EngineActor",
     "HAProxy": "bin/haproxy",
 }
-SETTLED = 60.0  # seconds for what was left behind to be cancelled
+SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 
 
 def settled(server: OrcaServer) -> str:
-    """Wait until the pool has no request that waits or runs; says how many seconds that took."""
+    """Wait until no request waits or runs in the pool; returns the seconds that this took, in words."""
     began = time.monotonic()
     while (spent := time.monotonic() - began) < SETTLED:
         with contextlib.suppress(httpx.HTTPError):
@@ -38,7 +38,7 @@ def settled(server: OrcaServer) -> str:
 
 
 def memory(server: OrcaServer) -> dict[str, float]:
-    """MiB of our processes' own pages, by what they are, those of one kind added up."""
+    """The memory of our processes in MiB (PSS) by kind; processes of one kind are added up."""
     found: dict[str, float] = {}
     pool = server.pool_server()
     for pid in {*server.cluster(), *pool}:
@@ -60,7 +60,7 @@ def print_memory(memories: list[tuple[str, dict[str, float]]]) -> None:
 
 
 def probe(url: str, stop: Flag, out: multiprocessing.Queue[list[float]]) -> None:
-    """Another process: how long /health takes; infinity where it does not answer."""
+    """Measure how long /health takes, in a process of its own; infinity if it does not answer."""
     times = []
     with httpx.Client(timeout=PROBE_TIMEOUT) as client:
         while not stop.wait(PROBE):
@@ -75,7 +75,7 @@ def probe(url: str, stop: Flag, out: multiprocessing.Queue[list[float]]) -> None
 
 @contextlib.contextmanager
 def probed(url: str) -> Iterator[list[float]]:
-    """Asks /health from another process meanwhile; the times are there afterwards."""
+    """Probe /health from another process meanwhile; the list has the times afterwards."""
     times: list[float] = []
     stop = multiprocessing.Event()
     out: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
@@ -90,7 +90,7 @@ def probed(url: str) -> Iterator[list[float]]:
 
 
 def health(times: list[float]) -> tuple[str, str]:
-    """How many of all looks were answered, and the time of the slowest, s."""
+    """How many probes were answered, and the time of the slowest in seconds."""
     answered = [t for t in times if t < float("inf")]
     return f"{len(answered)} of {len(times)}", quantile(answered, 1)
 

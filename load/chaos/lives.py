@@ -1,10 +1,10 @@
 """`python -m load.chaos.lives`: owners of an engine die again and again; answers must equal those of a quiet run.
 
-The real scheduler and the real engine, in this process, without pool and Ray: thousands of deaths in some minutes. An
-owner lives for some iterations under knobs drawn at random (whole prompts and chunks, reserved blocks and blocks on
-demand, shared prefixes, lookahead) with too few blocks. Then what it has not committed is lost, and the next one
-recomputes all that is open, on the same engine or on one with other threads. Tokens and log probabilities must be equal
-to the last bit to those of each request alone, on one thread. Ends with status 1 if one is not.
+It runs the real scheduler and the real engine in this process, without pool and Ray: thousands of deaths in a few
+minutes. An owner lives for some iterations with settings drawn at random (whole prompts and chunks, reserved blocks and
+blocks on demand, shared prefixes, lookahead) and with too few blocks. Then all that it has not committed is lost, and
+the next owner recomputes all open requests, on the same engine or on one with another number of threads. Tokens and
+log probabilities must equal those of each request alone, to the last bit. The exit status is 1 if one does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.messages import Claim, Commit, EngineFigures, Iteration, Iteration
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
-AT_ONCE = 16  # requests that are open
+AT_ONCE = 16  # open requests
 LONGEST_LIFE = 40  # iterations
 KNOBS = (
     Knobs(16),
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Asked:
-    """A request, its undisturbed answer, and how much of its answer is committed."""
+    """A request, its undisturbed answer, and how many of its tokens are committed."""
 
     id: str
     prompt: list[int]
@@ -57,20 +57,20 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Told:
-    """What happened, and each difference that was found."""
+class Findings:
+    """What happened, and all differences that were found."""
 
     deaths: int = 0
     iterations: int = 0
     answers: int = 0
     tokens: int = 0  # committed and compared
-    recomputed: int = 0  # tokens that new owners found committed
+    recomputed: int = 0  # committed tokens that new owners recomputed
     wrong: list[str] = field(default_factory=list)
 
 
 def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, draw: random.Random) -> list[Asked]:
-    """Greedy and seeded ones with log probabilities, some with penalties. Every second prompt begins as an earlier one
-    does."""
+    """Greedy and seeded requests with log probabilities, some with penalties. Every second prompt shares a prefix with
+    an earlier one."""
     made: list[Asked] = []
     for number in range(count):
         prompt = [draw.randrange(vocab) for _ in range(draw.randint(1, longest_prompt))]
@@ -91,7 +91,7 @@ def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, d
 
 
 def learn(engine: Engine, asked: Sequence[Asked]) -> None:
-    """The undisturbed answers: each request alone, its prompt whole."""
+    """Compute the undisturbed answers: each request alone, its prompt in one chunk."""
     for one in asked:
         owner = _Owner(engine, f"quiet-{one.id}", Knobs(1), engine.figures.num_blocks)
         owner.add([one])
@@ -106,29 +106,29 @@ def learn(engine: Engine, asked: Sequence[Asked]) -> None:
 
 def disturb(
     engines: Sequence[Engine], asked: Sequence[Asked], blocks: int, deaths: int, draw: random.Random, until: float = 0.0
-) -> Told:
-    """So many owners one after the other, or until `time.monotonic() >= until` if that is later. All requests are asked
-    again and again; `blocks` is what an owner has."""
-    told, waiting, open_ = Told(), deque[Asked](), list[Asked]()
-    while told.deaths < deaths or time.monotonic() < until:
+) -> Findings:
+    """Run `deaths` owners one after the other, and more until `time.monotonic() >= until`. All requests are submitted
+    repeatedly; each owner has `blocks` blocks."""
+    findings, waiting, open_ = Findings(), deque[Asked](), list[Asked]()
+    while findings.deaths < deaths or time.monotonic() < until:
         while len(open_) < AT_ONCE:
             if not waiting:
                 waiting.extend(draw.sample(list(asked), len(asked)))
             if (one := waiting.popleft()) not in open_:
                 open_.append(one)
-        told.recomputed += sum(one.committed for one in open_)
-        owner = _Owner(draw.choice(engines), f"{told.deaths}", draw.choice(KNOBS), blocks)
-        _live(owner, open_, draw, told)
-        told.deaths += 1
+        findings.recomputed += sum(one.committed for one in open_)
+        owner = _Owner(draw.choice(engines), f"{findings.deaths}", draw.choice(KNOBS), blocks)
+        _live(owner, open_, draw, findings)
+        findings.deaths += 1
         for one in [one for one in open_ if one.committed == one.sampling.max_new_tokens]:
             open_.remove(one)
             one.committed = 0
-            told.answers += 1
-    return told
+            findings.answers += 1
+    return findings
 
 
-def _live(owner: _Owner, open_: list[Asked], draw: random.Random, told: Told) -> None:
-    """Requests come in two parts, so that a prefix is asked for while it is being computed."""
+def _live(owner: _Owner, open_: list[Asked], draw: random.Random, findings: Findings) -> None:
+    """The life of an owner. Requests arrive in two parts, so that a prefix is needed while it is computed."""
     order = draw.sample(open_, len(open_))
     late = draw.randrange(len(order))
     owner.add(order[late:])
@@ -139,24 +139,24 @@ def _live(owner: _Owner, open_: list[Asked], draw: random.Random, told: Told) ->
             owner.add(order[:late])
         if not owner.iterate(pace if iteration else 1.0, draw):
             break
-        told.iterations += 1
+        findings.iterations += 1
         if draw.random() < 0.8:
             for commit in owner.commits():
-                _compare(by_id[commit.id], commit.index, commit.tokens, commit.logprobs or [], owner, told)
+                _compare(by_id[commit.id], commit.index, commit.tokens, commit.logprobs or [], owner, findings)
     owner.die()
 
 
 def _compare(
-    one: Asked, index: int, tokens: list[int], logprobs: Sequence[Logprobs], owner: _Owner, told: Told
+    one: Asked, index: int, tokens: list[int], logprobs: Sequence[Logprobs], owner: _Owner, findings: Findings
 ) -> None:
     assert index == one.committed, f"{one.id}: committed from {index}, {one.committed} were"
     end = index + len(tokens)
-    told.tokens += len(tokens)
+    findings.tokens += len(tokens)
     if (tokens, list(logprobs)) != (one.tokens[index:end], one.logprobs[index:end]):
         due = list(zip(one.tokens, one.logprobs, strict=True))[index:end]
         at = next(i for i, pair in enumerate(zip(tokens, logprobs, strict=True)) if pair != due[i])
         what = f"{one.id} token {index + at}: got {tokens[at]} {logprobs[at]}, undisturbed {due[at]}"
-        told.wrong.append(f"death {told.deaths}, {owner.knobs}, {owner.engine.figures.numerics}: {what}")
+        findings.wrong.append(f"death {findings.deaths}, {owner.knobs}, {owner.engine.figures.numerics}: {what}")
     one.committed = end
 
 
@@ -170,7 +170,7 @@ class _Owner:
         self._sent: deque[Iteration] = deque()
 
     def add(self, asked: Sequence[Asked]) -> None:
-        """The first of `asked` has the first rank of those that are added now."""
+        """Add requests; their order is that of their ranks."""
         claims = [
             Claim(one.id, float(rank), one.prompt, one.tokens[: one.committed], one.sampling)
             for rank, one in enumerate(asked)
@@ -178,7 +178,8 @@ class _Owner:
         self._scheduler.add(claims)
 
     def iterate(self, pace: float, draw: random.Random | None = None) -> bool:
-        """Send what can be sent, mostly, and run the oldest; false where there is nothing to run."""
+        """Send the iterations that can be sent, fewer at random if `pace` is under 1, and run the oldest. False if
+        there is none."""
         while iteration := self._scheduler.select():
             self._sent.append(iteration)
             if draw and draw.random() > pace:
@@ -192,7 +193,7 @@ class _Owner:
         return self._scheduler.take_commits()
 
     def die(self) -> None:
-        """The engine still runs what it was sent, for nobody."""
+        """The engine still runs the iterations that it was sent, and their results are lost."""
         for iteration in self._sent:
             self.engine.run(iteration)
 
@@ -201,26 +202,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m load.chaos.lives", description=__doc__)
     parser.add_argument("--model", default="default", help="as `orca serve --model`")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2, 4], help="of each engine that takes part")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2, 4], help="number of threads of each engine")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--deaths", type=int, default=0, help="at least so many")
-    parser.add_argument("--requests", type=int, default=48, help="different ones")
-    parser.add_argument("--prompt", type=int, default=300, help="tokens of the longest")
-    parser.add_argument("--output", type=int, default=48, help="tokens of the longest")
+    parser.add_argument("--deaths", type=int, default=0, help="at least this many")
+    parser.add_argument("--requests", type=int, default=48, help="number of different requests")
+    parser.add_argument("--prompt", type=int, default=300, help="tokens of the longest one")
+    parser.add_argument("--output", type=int, default=48, help="tokens of the longest one")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    told = _run(given)
+    findings = _run(given)
     print(
-        f"{told.deaths} deaths, {told.iterations} iterations, {told.answers} answers, {told.tokens} tokens compared, "
-        f"{told.recomputed} committed tokens computed again, {len(told.wrong)} differences"
+        f"{findings.deaths} deaths, {findings.iterations} iterations, {findings.answers} answers, "
+        f"{findings.tokens} tokens compared, {findings.recomputed} committed tokens computed again, "
+        f"{len(findings.wrong)} differences"
     )
-    for line in told.wrong[:20]:
+    for line in findings.wrong[:20]:
         print(line)
-    sys.exit(bool(told.wrong))
+    sys.exit(bool(findings.wrong))
 
 
-def _run(given: argparse.Namespace) -> Told:
+def _run(given: argparse.Namespace) -> Findings:
     from services.config import load
     from services.engine.engine import Engine as Loaded
     from services.engine.settings import EngineSettings

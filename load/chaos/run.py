@@ -1,4 +1,4 @@
-"""A chaos run from the server's start to the verdict."""
+"""A chaos run, from the start of the server to the verdict."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from load.trace import HttpRequest
 from services.client.streaming import open_session
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
-IDLE = 120.0  # seconds within which the pool must be empty once all clients have ended
-SHOWN = 20  # violations
-ATTEMPTS = 3  # at a fault that has no target, or no stream to hit
+IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
+SHOWN = 20  # violations that are printed
+ATTEMPTS = 3  # to inject a fault that had no target, or no open stream
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """As `python -m load.chaos --help` says; the server's data and the histories go to `folder`."""
+    """The options of `python -m load.chaos --help`. The server's data and the histories are written to `folder`."""
 
     folder: Path
     seconds: float
@@ -54,19 +54,19 @@ class ChaosOptions:
 
     @property
     def least(self) -> Least:
-        """An answer a minute for each stream, a quarter of the usual tokens for each, a fault each four times `every`
-        seconds: half of the time and more may be lost to faults."""
+        """One answer per minute for each stream, a quarter of the usual tokens for each answer, one fault in four times
+        `every` seconds: more than half of the time may be lost to faults."""
         answers = max(1, int(self.streams * self.seconds / 60))
         return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
 
     @property
     def keys(self) -> list[str]:
-        """An API key for each tenant; none where one tenant is all there is."""
+        """An API key for each tenant; none if there is only one tenant."""
         return [f"key-{number}" for number in range(self.tenants)] if self.tenants > 1 else []
 
 
 async def run(options: ChaosOptions) -> bool:
-    """Prints the tables; whether all rules held, and the checker finds what is planted."""
+    """Run and print the tables; returns whether all rules held and the checker found all planted violations."""
     data = options.folder / "data"
     data.mkdir()
     flags = ["--model", options.model, "--dtype", "float32", "--engines", str(options.engines), "--gateways", "2"]
@@ -107,7 +107,7 @@ async def run(options: ChaosOptions) -> bool:
 async def under_load(
     options: ChaosOptions, site: Site, streams: Streams, kinds: list[HttpRequest], draw: random.Random
 ) -> list[Injection]:
-    """Keep so many streams open for the time of the run, and hurt the server meanwhile; until all have ended."""
+    """Keep streams open for the time of the run and inject faults meanwhile; returns when all streams have ended."""
     faults = plan(options.faults, int(options.seconds / options.every), draw)
     over = asyncio.Event()
     load = asyncio.create_task(streams.keep(kinds, options.streams, over))
@@ -122,7 +122,7 @@ async def under_load(
 
 
 async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
-    """Keep in `seen` when each scheduler process was last seen alive, for ever."""
+    """Record in `seen` when each scheduler process was last seen alive, until cancelled."""
     while True:
         now = time.time()
         for pid in await asyncio.to_thread(site.server.pids, SCHEDULER):
@@ -131,8 +131,8 @@ async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
 
 
 def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
-    """When the pool's server died (Unix time, s) and may have forgotten something; a second after the fault began, for
-    it to be found and killed."""
+    """When the pool's server died (Unix time, s) and may have forgotten something: a second after the fault began,
+    which is the time to find and kill it."""
     if options.durability == "strict":
         return []
     unix = time.time() - time.monotonic()
@@ -140,7 +140,7 @@ def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
 
 
 def start(data: Path, flags: list[str], port: int = 0) -> OrcaServer:
-    """A server that is ready and keeps its file's history."""
+    """A server that is ready and keeps the history of its pool's file."""
     server = OrcaServer(data, *flags, port=port)
     server.__enter__()
     keep_history(data)
@@ -161,9 +161,9 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
 async def hurt(
     site: Site, faults: list[Fault], every: float, seconds: float, streams: Streams, count: int
 ) -> list[Injection]:
-    """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds. Each waits
-    until half of `count` streams are open, for it to hurt. One that had no target, or no stream under it, is made
-    again later."""
+    """Inject one fault after the other for `seconds` seconds, `every` seconds apart or when the last one is over. Each
+    fault waits until half of `count` streams are open. A fault that had no target, or no open stream, is repeated
+    later."""
     injections, end = [], time.monotonic() + seconds
     waiting = deque((fault, ATTEMPTS) for fault in faults)
     while waiting:
@@ -194,7 +194,7 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
 
 
 async def idle(site: Site) -> None:
-    """Wait until nothing waits or runs in the pool, for `IDLE` seconds at most: what is left then is a violation."""
+    """Wait until no request waits or runs in the pool, at most `IDLE` seconds; what is left then is a violation."""
     end = time.monotonic() + IDLE
     while time.monotonic() < end:
         try:
@@ -207,7 +207,7 @@ async def idle(site: Site) -> None:
 
 
 def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict) -> bool:
-    """Prints the tables and whatever is wrong."""
+    """Print the tables and everything that is wrong; returns whether nothing is."""
     least = options.least
     refused = [o for o in outcomes if o.status in options.refusals]
     unexpected = [o for o in outcomes if o not in refused and is_unexpected(o)]
@@ -236,7 +236,7 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
 
 
 def is_unexpected(outcome: Outcome) -> bool:
-    """Only poison fails, and it says why."""
+    """Whether a request should not have ended like this: only poison fails, and its error tells why."""
     if outcome.request.name == "poison":
         return "died" not in outcome.error
     return bool(outcome.error)

@@ -1,4 +1,4 @@
-"""The requests of a chaos run: a fixed set of all kinds, and whether an answer is the undisturbed one."""
+"""The requests of a chaos run, a fixed set of all kinds, and the comparison of an answer with the undisturbed one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from load.trace import HttpRequest
 from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
 from services.client.sse import Choice, StreamedAnswer
 
-LOGPROB_TOLERANCE = 1e-4  # transformers' layers in float32 depend on the batch; on the lean path they are equal
+LOGPROB_TOLERANCE = 1e-4  # for transformers' layers in float32, which depend on the batch; the lean path is exact
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
 def requests(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[HttpRequest]:
-    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them.
+    """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
+    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`.
 
-    `prompts` are lengths in tokens, about, that prompts are filled up to, one for each request in turn. All begin
-    differently, so that none is found in the cache of another.
+    `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
+    so that none is found in the prefix cache.
     """
     made = []
     for number, request in enumerate(_requests(length)):
@@ -28,14 +29,14 @@ def requests(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[Htt
 
 
 def paper_prompts() -> list[int]:
-    """Lengths as the paper draws them (section 6.2): U(32, 512), of the trace of the benchmarks."""
+    """The prompt lengths of the paper's trace (section 6.2), U(32, 512)."""
     return [len(request.prompt) for request in paper(16)]
 
 
 def _longer(body: dict[str, Any], number: int, tokens: int) -> dict[str, Any]:
     if not tokens:
         return body
-    before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: what there is already, about
+    before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: about the tokens of the prompt itself
     if "messages" in body:
         messages = [said | {"content": before + said["content"]} for said in body["messages"]]
         return body | {"messages": messages}
@@ -67,7 +68,7 @@ def _requests(length: int) -> list[HttpRequest]:
 
 
 def poison(token: int) -> HttpRequest:
-    """A request that kills each engine that computes it, where the setting `deadly_token` is `token`."""
+    """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
     return HttpRequest("/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4}, "poison")
 
 
@@ -81,7 +82,7 @@ def _chat(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
 
 
 def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
-    """What in `got` is not as undisturbed; empty if nothing."""
+    """How `got` differs from the undisturbed answer; empty if it does not."""
     if expected.choices.keys() != got.choices.keys():
         return f"choices {sorted(got.choices)}, expected {sorted(expected.choices)}"
     if expected.completion_tokens != got.completion_tokens:
@@ -104,7 +105,7 @@ def _difference(expected: Choice, got: Choice) -> str:
 
 
 def deviation(expected: StreamedAnswer, got: StreamedAnswer) -> float:
-    """The largest difference of a log probability, of all choices and as far as both go."""
+    """The largest difference of a log probability in all choices, as far as both answers go."""
     both = [(choice, got.choices[index]) for index, choice in expected.choices.items() if index in got.choices]
     return max((worst for pair in both for worst in _deviations(*pair)), default=0.0)
 

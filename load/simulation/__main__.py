@@ -1,8 +1,7 @@
-"""The simulator: `python -m load.simulation [--part NAME ...] [--out FOLDER]` prints tables and draws plots.
+"""`python -m load.simulation [--part NAME ...] [--out FOLDER]`: the simulator; prints tables and draws plots.
 
-docs/simulator.md has what it printed.
-
-A part is a module of `load.simulation` with `HELP`, and `run(out) -> str` that returns markdown.
+docs/simulator.md quotes its output. A part is a module of `load.simulation` with `HELP`, its description, and
+`run(out) -> str`, which returns Markdown.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The paper's baseline: a scheduler that batches requests, on an instance of FasterTransformer (sections 3, 4.2, 6.2).
 
-What the paper says of it, and is modelled here:
+The model follows what the paper says of it:
 
 - the scheduler takes at most `max_batch_size` requests from its queue whenever the instance is idle;
 - the batch is cut into micro-batches, which follow each other through the pipeline (figure 8b);
-- the first iteration processes all requests "as if they all had the same input length as the shortest one". What
-  is left of the longer inputs goes in a token an iteration, as generated tokens do;
-- all requests of the batch are computed until its last one has ended, and only then any of them returns;
-- keys and values take the model's whole length for each request, which bounds the batch (section 6.1).
+- the first iteration processes all requests "as if they all had the same input length as the shortest one". The
+  rest of the longer inputs is processed one token per iteration, like generated tokens;
+- all requests of the batch are computed until the last one has ended, and only then are they returned;
+- each request reserves keys and values for the model's whole length, which bounds the batch (section 6.1).
 
-Its control messages, which go over NCCL and cost the paper's 175B model up to 47% (section 6.1), cost nothing here.
+Its control messages over NCCL, which cost the paper's 175B model up to 47% (section 6.1), are free here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from load.trace import Answer, Request
 
 
 def largest_batch(partition: Partition) -> int:
-    """How many requests fit into memory."""
+    """The number of requests that fit into memory."""
     return partition.num_slots // partition.model.max_model_len
 
 

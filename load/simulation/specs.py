@@ -26,7 +26,7 @@ ADAPTER_EFFICIENCY = 0.9  # [Calculon]
 
 @dataclass(frozen=True, slots=True)
 class RingProtocol:
-    """A way in which NCCL runs a ring over NVLink: seconds to begin, seconds a step, bytes/s of each GPU."""
+    """A protocol with which NCCL runs a ring over NVLink: seconds to start, seconds per step, bytes/s of each GPU."""
 
     base: float
     step: float
@@ -40,7 +40,7 @@ class RingProtocol:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Bytes, bytes/s and 16-bit floating-point operations/s that weights, keys, values and products really get."""
+    """Bytes, bytes/s and 16-bit floating-point operations/s that a GPU really reaches."""
 
     name: str
     memory: float
@@ -50,11 +50,11 @@ class Gpu:
     adapter: float
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds, by the quicker protocol, as NCCL chooses."""
+        """Seconds of the faster protocol, which is the one that NCCL chooses."""
         return min(ring.all_reduce(size, ranks) for ring in self.rings) if ranks > 1 else 0.0
 
     def hand_over(self, size: float) -> float:
-        """Seconds until `size` bytes that each GPU of a stage sends are with its peer of the next."""
+        """Seconds to send `size` bytes from each GPU of a stage to its peer in the next stage."""
         return HAND_OVER_LATENCY + size / self.adapter
 
 
@@ -88,16 +88,16 @@ ELEMENT = 2  # bytes of a weight, a key or an activation: fp16 in the paper, bf1
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder. Widths are counted in elements of a token in one layer."""
+    """A decoder model. Widths are elements of one token in one layer."""
 
     name: str
     layers: int
     hidden: int
     layer_params: int  # of the linear operations of one layer
-    query_width: int  # all query heads
+    query_width: int  # of all query heads
     kv_width: int  # keys and values together
     vocabulary: int
-    embeddings: int  # tables of [vocabulary, hidden]: 1 where input and output share theirs
+    embeddings: int  # tables [vocabulary, hidden]: 1 if input and output share one
     max_model_len: int
 
     @property
@@ -110,14 +110,14 @@ class Model:
 
     @property
     def slot_bytes(self) -> int:
-        """What the keys and values of a token take, in all layers (a slot of the paper, section 4.2)."""
+        """Bytes of the keys and values of a token in all layers (a slot in section 4.2 of the paper)."""
         return ELEMENT * self.kv_width * self.layers
 
 
 def gpt(name: str, layers: int, hidden: int) -> Model:
-    """GPT as the paper's section 2 has it: QKV, attention out and an MLP of four times the width; GPT-3's vocabulary.
+    """GPT as in section 2 of the paper: QKV, attention out and an MLP of four times the width; GPT-3's vocabulary.
 
-    Sequences of 2,048 tokens (section 6, Models).
+    The maximum length is 2,048 tokens (section 6, Models).
     """
     return Model(name, layers, hidden, 12 * hidden**2, hidden, 2 * hidden, 50_257, 1, 2048)
 

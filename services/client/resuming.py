@@ -1,6 +1,7 @@
-"""How a client comes back to a stream whose connection broke: what to send, after which pause, when to give up.
+"""How a client resumes a stream whose connection broke: what it sends, how long it waits, and when it gives up.
 
-No sockets: `services/client/streaming.py` (asyncio), `load/locustfile.py` (gevent) and `orca chat` (blocking) share it.
+There are no sockets here: `services/client/streaming.py` (asyncio), `load/locustfile.py` (gevent) and `orca chat`
+(blocking) share this.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import orjson
 from services.client.sse import StreamedAnswer, StreamError
 
 PATIENCE = 120.0  # seconds without a sign of life
-SILENCE = 60.0  # seconds without a byte after which a connection is taken for dead: servers say something each 15 s
+SILENCE = 60.0  # seconds without a byte after which a connection counts as dead; a server sends something each 15 s
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
-LONGEST_RETRY_AFTER = 10.0  # of what a server may ask for
+LONGEST_RETRY_AFTER = 10.0  # seconds; a server may ask for more
 
 
 class Comeback:
-    """One request under one `Idempotency-Key`, over as many connections as it takes.
+    """One request under one `Idempotency-Key`, over any number of connections.
 
-    Before each: `headers`. After each that gave no whole answer: `broken` or `refused`, which say how long to wait
-    before the next, or raise StreamError when there is no point in one.
+    Each connection sends `headers`. After a connection that ended without a whole answer the caller calls `broken` or
+    `refused`, which return the seconds to wait before the next one, or raise StreamError if another attempt is useless.
     """
 
     def __init__(
         self, answer: StreamedAnswer, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.key = secrets.token_hex(16)
-        self.times = 0  # how often the client had to come back
+        self.times = 0  # how often the client has reconnected
         self._answer = answer
         self._patience, self._clock = patience, clock
         self._since = clock()  # the last sign of life
@@ -40,27 +41,27 @@ class Comeback:
         self._pause = FIRST_PAUSE
 
     def headers(self) -> dict[str, str]:
-        """The last event's id, where one came, says from where to go on."""
+        """The headers of the next connection; the id of the last event tells the server where to continue."""
         last = self._answer.last_id
         return {"Idempotency-Key": self.key} | ({"Last-Event-ID": last} if last else {})
 
     def broken(self, why: str) -> float:
-        """No answer, or one that ended too early."""
+        """The connection broke, or the stream ended too early."""
         if self._answer.chunks and not self._answer.last_id:
             raise StreamError(f"{why}, and its events have no id to go on from")
         return self._again(why)
 
     def refused(self, status: int, retry_after: str | None, body: bytes) -> float:
-        """A status other than 200."""
+        """The server answered with a status other than 200."""
         error = _openai_error(body)
         why = f"status {status}: {error.get('message') if error else body[:200].decode(errors='replace')}"
         if error and error.get("code") == "request_not_found" and self._answer.last_id:
-            self._answer.restart()  # the same POST without an id gives the same tokens from the first on
+            self._answer.restart()  # the same POST without an id returns the same tokens from the first one on
             return self._again(why)
         passing = retry_after is not None or status >= 500
         if error and (error.get("code") == "generation_failed" or not passing):
             raise StreamError(why, status)
-        if not error and status < 500 and status not in (404, 429):  # a proxy that has no routes yet says 404
+        if not error and status < 500 and status not in (404, 429):  # a proxy that has no routes yet answers 404
             raise StreamError(why, status)
         return max(self._again(why, status), _seconds(retry_after))
 
@@ -87,4 +88,4 @@ def _seconds(retry_after: str | None) -> float:
     try:
         return min(float(retry_after or 0), LONGEST_RETRY_AFTER)
     except ValueError:
-        return 1.0  # a date: proxies send them
+        return 1.0  # an HTTP date, which proxies send

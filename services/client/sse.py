@@ -1,4 +1,4 @@
-"""A streamed answer of an OpenAI server, read line by line. No sockets and no clocks: the caller has both."""
+"""The streamed answer of an OpenAI server, parsed line by line, without sockets and clocks: the caller has both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import orjson
 
 
 class StreamError(Exception):
-    """The stream is not a whole answer; the message says what is wrong with it. `status` is what the server answered
-    instead of one, at last, or the code of an error in mid-stream; 0 where that is not what ended it."""
+    """The stream is not a whole answer; the message tells why. `status` is the HTTP status that the server answered at
+    last, or the code of an error within the stream; 0 if neither ended it."""
 
     def __init__(self, what: str, status: int = 0) -> None:
         super().__init__(what)
@@ -20,21 +20,21 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One server-sent event; `id` is empty where the server gave none."""
+    """One server-sent event; `id` is empty if the server gave none."""
 
     data: str
     id: str = ""
 
 
 class Events:
-    """Lines of a `text/event-stream` in, whole events out."""
+    """Turns the lines of a `text/event-stream` into events."""
 
     def __init__(self) -> None:
         self._data: list[str] = []
         self._id = ""
 
     def feed(self, line: bytes) -> Event | None:
-        """The event that this line ends, if it ends one. Comments and other fields are skipped.
+        """The event which this line ends, or None. Comments and other fields are skipped.
 
         Raises StreamError for a line that is not UTF-8."""
         try:
@@ -54,8 +54,9 @@ class Events:
 
 
 def position(event_id: str) -> tuple[str, list[int]]:
-    """`<request>:<i0>.<i1>...` as the request's id, and for each choice opened so far how many events (tokens and the
-    end, and after the last choice's the usage) were said up to and with this one. Raises StreamError for any other."""
+    """The parts of an event's id `<request>:<i0>.<i1>...`: the request's id, and for each choice opened so far how many
+    events (its tokens, its end, and for the last choice the usage) came up to and including this one. Raises
+    StreamError for an id of any other form."""
     request, colon, counts = event_id.rpartition(":")
     try:
         if colon:
@@ -67,33 +68,33 @@ def position(event_id: str) -> tuple[str, list[int]]:
 
 @dataclass(slots=True)
 class Choice:
-    """What a stream has held of one choice; tokens and log probabilities where they were asked for."""
+    """One choice as far as it was received; tokens and log probabilities only if they were requested."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the tokens said, not of the likeliest
+    logprobs: list[float] = field(default_factory=list)  # of the sampled tokens
     finish_reason: str | None = None
 
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What a stream has held so far, over all the connections that brought it.
+    """The answer as far as it was received, over all the connections of its stream.
 
-    Where events have ids, `feed` checks that each goes on where the one before it stopped.
+    If events have ids, `feed` checks that each event continues where the one before it ended.
     """
 
     choices: dict[int, Choice] = field(default_factory=dict)
-    prompt_tokens: int | None = None  # from the usage chunk, as is the next
+    prompt_tokens: int | None = None  # from the usage chunk, like the next field
     completion_tokens: int | None = None
     done: bool = False
-    request: str = ""  # the server's id of the request, from the events' ids
-    last_id: str = ""  # the last event's
+    request: str = ""  # the server's id of the request, from the ids of events
+    last_id: str = ""  # of the last event
     chunks: int = 0
     _said: list[int] = field(default_factory=list)
     _before: dict[int, Choice] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """The server forgot the request and says it again from its first token: what came before must come again."""
+        """The server forgot the request and sends it again from its first token; what came before must come again."""
         self._before = {
             i: max((choice, self._before.get(i, Choice())), key=lambda c: len(c.text))
             for i, choice in self.choices.items()
@@ -101,10 +102,10 @@ class StreamedAnswer:
         self.choices, self._said, self.request, self.last_id = {}, [], "", ""
 
     def feed(self, event: Event) -> bool:
-        """Take in one event; true if it brought text.
+        """Add one event to the answer; returns whether it held text.
 
-        Raises StreamError for an error frame, for what is no chunk or does not go on where the last one stopped, and
-        for anything after `[DONE]`.
+        Raises StreamError for an error frame, for an event that is no chunk or does not continue where the last one
+        ended, and for anything after `[DONE]`.
         """
         if self.done:
             raise StreamError(f"data after [DONE]: {event.data[:200]}")
@@ -128,7 +129,7 @@ class StreamedAnswer:
 
     def _go_on(self, id: str, chunk: dict[str, Any]) -> None:
         request, counts = position(id)
-        said = self._said + [0] * (len(counts) - len(self._said))  # opening events count the choices opened so far
+        said = self._said + [0] * (len(counts) - len(self._said))  # an opening event counts the choices opened so far
         expected = list(said)
         for choice in chunk.get("choices", ()):
             index, tokens = choice["index"], choice.get("token_ids")
@@ -161,7 +162,7 @@ class StreamedAnswer:
                 raise StreamError(f"choice {index} began otherwise than before: {now.text!r}, {before.text!r}")
 
     def check(self, usage: bool = True) -> None:
-        """Raise StreamError unless the answer is whole: each choice finished, `usage` told, `[DONE]` seen."""
+        """Raise StreamError unless the answer is whole: each choice has ended, `usage` and `[DONE]` were received."""
         if not self.done:
             raise StreamError("the stream ended without [DONE]")
         if not self.choices:
@@ -173,7 +174,7 @@ class StreamedAnswer:
 
 
 def parse(data: str) -> dict[str, Any]:
-    """The chunk in an event's data. Raises StreamError for an error frame and for what is no chunk."""
+    """The chunk in an event's data. Raises StreamError for an error frame and for data that is no chunk."""
     try:
         chunk = orjson.loads(data)
     except ValueError:
@@ -188,5 +189,5 @@ def parse(data: str) -> dict[str, Any]:
 
 
 def _token_logprobs(logprobs: dict[str, Any]) -> Iterator[float]:
-    """Of completions (`token_logprobs`) or chat (`content`)."""
+    """The log probabilities of a completion (`token_logprobs`) or a chat (`content`)."""
     yield from logprobs.get("token_logprobs") or (entry["logprob"] for entry in logprobs.get("content") or ())

@@ -1,4 +1,4 @@
-"""Streams from a running server, timed as its user sees them; they come back by themselves when a connection breaks."""
+"""Streams from a running server, with asyncio; a stream whose connection breaks is resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.client.sse import Event, Events, StreamedAnswer
 
 
 def open_session(url: str, key: str | None = None) -> aiohttp.ClientSession:
-    """For any number of streams of any length; `key`: the API key of all of them."""
+    """A session for any number of streams of any length, which all send the API key `key`."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers)
@@ -29,11 +29,11 @@ async def follow(
     patience: float = PATIENCE,
     headers: Mapping[str, str] | None = None,
 ) -> Comeback:
-    """POST `body` with `headers` and fill `answer` to its `[DONE]`, over as many connections as it takes.
+    """POST `body` with `headers` and fill `answer` up to its `[DONE]`, over any number of connections.
 
-    `on_connect` is told the id of the event to go on after, `on_event` each event once `answer` took or refused it.
-    Raises StreamError for an error of the server's, for a stream that does not go on where it stopped, and after
-    `patience` seconds without a sign of life.
+    `on_connect` is called before each connection with the id of the event after which to continue, `on_event` with each
+    event after `answer` accepted or refused it. Raises StreamError for an error from the server, for a stream that does
+    not continue where it stopped, and after `patience` seconds without a sign of life.
     """
     comeback = Comeback(answer, patience)
     while not answer.done:

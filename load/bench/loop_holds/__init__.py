@@ -1,1 +1,1 @@
-"""How long a client's bodies hold a gateway's event loop, and what they leave of its memory."""
+"""How long request bodies block a gateway's event loop, and how much memory they leave behind."""

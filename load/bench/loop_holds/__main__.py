@@ -1,6 +1,6 @@
-"""The longest hold of a gateway's event loop by the worst bodies of each route: `python -m load.bench.loop_holds`.
+"""`python -m load.bench.loop_holds`: how long the worst bodies of each route block a gateway's event loop.
 
-A gateway in a process of its own, on a pool with an engine that answers at once. Each body is sent twice at once.
+The gateway runs in a process of its own, on a pool with the null engine. Two copies of each body are sent at once.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from services.text import TextTables
 from services.user_folders import user_cache
 
 POOL, SEAT, LEASE = "holds", "bench/0", 60.0
-AT_ONCE = 2  # of each body
+AT_ONCE = 2  # copies of each body
 PATIENCE = 120.0  # seconds for an answer
 FILES = "/v1/files, /v1/batches"
-AFTERWARDS = 3.0  # seconds until the memory that stays is read
+AFTERWARDS = 3.0  # seconds until the remaining memory is read
 
 
 @dataclass(slots=True)
@@ -49,14 +49,14 @@ class _Seat:
 
 
 class Gateway:
-    """The gateway's process: where it listens, and what it says of itself."""
+    """The gateway's process: its URL, and what it reports."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self._process = process
         self.url = url
 
     async def measure(self) -> tuple[float, float]:
-        """The longest hold since the last call, in ms, and its memory, in MB."""
+        """The longest hold since the last call in ms, and the memory in MB."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
@@ -83,7 +83,7 @@ async def gateway(redis_url: str, model: Path, files: Path) -> AsyncIterator[Gat
 
 @asynccontextmanager
 async def engine(redis_url: str, model: Path) -> AsyncIterator[None]:
-    """A scheduler with an engine that answers at once."""
+    """A scheduler with the null engine."""
     pool = RequestPool(redis_url, POOL)
     epoch = (await pool.acquire(SEAT, "bench", LEASE)).epoch
     null = NullEngine.load(model, EngineSettings())
@@ -103,7 +103,7 @@ async def engine(redis_url: str, model: Path) -> AsyncIterator[None]:
 
 
 async def holds(model: Path, chosen: str) -> str:
-    """The table of the bodies whose name or path has `chosen` in it."""
+    """The table of the bodies whose name or path contains `chosen`."""
     with tempfile.TemporaryDirectory() as folder:
         server = PoolServer(choose_server(), Path(folder))
         url = await server.start()
@@ -119,7 +119,7 @@ async def holds(model: Path, chosen: str) -> str:
 
 async def _rows(one: Gateway, client: httpx.AsyncClient, chosen: str) -> AsyncIterator[list[str]]:
     async with asyncio.timeout(PATIENCE):
-        while not (await client.get("/ready")).is_success:  # noqa: ASYNC110 - nobody sets an event
+        while not (await client.get("/ready")).is_success:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.1)
     await one.measure()
     yield await _idle(one)
@@ -156,7 +156,7 @@ def main() -> None:
         prog="python -m load.bench.loop_holds", description="What holds a gateway's event loop."
     )
     parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
-    parser.add_argument("--only", default="", help="bodies with this in their path or name")
+    parser.add_argument("--only", default="", help="only bodies whose path or name contains this")
     parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     given = parser.parse_args()
     folder = model_folder(Options(given.model, cache_dir=given.cache_dir))

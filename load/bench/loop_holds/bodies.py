@@ -1,4 +1,4 @@
-"""The worst bodies of each route: as long, as many values and as deep as the gateway accepts."""
+"""The worst bodies of each route: the longest, with the most values, and the deepest that a gateway reads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import httpx
 import orjson
 
 LONGEST = 8 << 20  # bytes, the default of `max_body_bytes`
-HEAD = 4096  # bytes left for what is around the long part
+HEAD = 4096  # bytes for the rest of a body around its long part
 STOPS = [f"stop {i} " * 90 for i in range(16)]
 BIASES = {str(i): 1.0 for i in range(1024)}
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A body and where it goes."""
+    """A body and the route to which it is sent."""
 
     name: str
     path: str
@@ -25,7 +25,7 @@ class Attack:
 
 
 def attacks(longest: int = LONGEST) -> Iterator[Attack]:
-    """One after another: all of them at once are 200 MB."""
+    """All attacks, one after the other: together they have 200 MB."""
     room = longest - HEAD
     yield Attack("digits", "/tokenize", _field("prompt", _text("1", room)))
     yield Attack("digits, names", "/tokenize", _field("prompt", _text("1", room), return_token_strs=True))
@@ -69,7 +69,7 @@ def attacks(longest: int = LONGEST) -> Iterator[Attack]:
 
 
 def _field(name: str, long: bytes, **more: object) -> bytes:
-    """An object with the JSON `long` as its field `name`."""
+    """A JSON object whose field `name` is the JSON `long`."""
     return b"{" + orjson.dumps(name) + b":" + long + b"," * bool(more) + orjson.dumps(more)[1:]
 
 
@@ -97,21 +97,21 @@ def _chat(length: int) -> bytes:
     return _field("messages", _said(_text("hello ", length // 6)))
 
 
-LINE = 8 << 20  # bytes, about
+LINE = 8 << 20  # bytes of a line, approximately
 LINES = 4
-PAUSE = 0.2  # seconds between looks
-LOOKS = 300
+PAUSE = 0.2  # seconds between checks of the batch
+CHECKS = 300
 
 
 async def send_batch(client: httpx.AsyncClient) -> str:
-    """Upload it, run it to its end; the batch's status."""
+    """Upload a file of the longest lines that a batch takes, and run it; returns the status of the batch."""
     content = b"".join(_line(number) for number in range(LINES))
     sent = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
     sent.raise_for_status()
     asked = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
     made = await client.post("/v1/batches", json=asked)
     made.raise_for_status()
-    for _ in range(LOOKS):
+    for _ in range(CHECKS):
         batch = (await client.get(f"/v1/batches/{made.json()['id']}")).json()
         if batch["status"] in ("completed", "failed"):
             break
@@ -120,7 +120,7 @@ async def send_batch(client: httpx.AsyncClient) -> str:
 
 
 def _line(number: int) -> bytes:
-    """One has ids, one empty lists, one text, and one is longer than any body."""
+    """A line with ids, with empty lists, with text, or longer than any body, by its number."""
     kinds = [[12345] * (LINE // 6 - 100), [[]] * (LINE // 3 - 100), "1" * (LINE - 1000), "1" * (31 << 20)]
     body = {"prompt": kinds[number % len(kinds)], "max_tokens": 1}
     return orjson.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}) + b"\n"

@@ -1,8 +1,8 @@
-"""A gateway in a process of its own that tells how long its event loop was held.
+"""A gateway in a process of its own, which reports how long its event loop was blocked.
 
 `python -m load.bench.loop_holds.gateway_process REDIS_URL POOL MODEL_FOLDER FILES_FOLDER` prints its URL. For each line
 on its standard input it prints a line of JSON: the longest hold since the last one, in seconds, and its resident
-memory, in bytes. It ends with its input.
+memory, in bytes. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICK = 0.001  # seconds
 
 
 class Meter:
-    """A task that sleeps again and again: what it oversleeps is a hold."""
+    """A task that sleeps repeatedly: the time that it oversleeps is a hold."""
 
     def __init__(self) -> None:
         self.longest = 0.0

@@ -1,1 +1,1 @@
-"""The parts of the benchmark, a module each; see `load.bench`."""
+"""The parts of `python -m load.bench`, one module each."""

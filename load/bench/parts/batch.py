@@ -1,4 +1,4 @@
-"""Batch: what interactive requests feel of a batch behind them, and what the batch gets when nobody else is there."""
+"""Batch: the latency of interactive requests while a batch runs, and the throughput of a batch alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE = 600.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Each of `users` sends `requests`, one after the other, with pauses of `pause` seconds on average."""
+    """Each of `users` users sends `requests` requests one after the other, with mean pauses of `pause` seconds."""
 
     users: int = 2
     requests: int = 10
@@ -40,13 +40,13 @@ class Size:
     line_prompt: int = 64
     line_tokens: int = 64
     rounds: int = 3
-    alone: int = 300  # lines of the batch that has the machine for itself
+    alone: int = 300  # lines of the batch that runs alone
     null_lines: int = 10_000
 
 
 @dataclass(slots=True)
 class Felt:
-    """What the users of one round felt; `lines`: how many lines were answered meanwhile, a second."""
+    """What the users of one round got; `lines`: lines of the batch that were answered per second meanwhile."""
 
     answers: list[Answer] = field(default_factory=list)
     lines: float = 0.0
@@ -88,12 +88,12 @@ def _cells(rounds: Sequence[Felt]) -> list[str]:
 
 
 def quiet(server: OrcaServer, size: Size) -> Felt:
-    """The users alone."""
+    """The users without a batch."""
     return Felt(asyncio.run(_users(server.url, size, seed=0)))
 
 
 def behind(server: OrcaServer, size: Size) -> Felt:
-    """The same users while a batch is at work."""
+    """The same users while a batch runs."""
     with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         batch = submit(client, lines(size.lines, size))
         before = until(client, batch, lambda b: b["request_counts"]["completed"] > 0)
@@ -123,7 +123,7 @@ async def _users(url: str, size: Size, seed: int) -> list[Answer]:
 
 
 def lines(count: int, size: Size) -> bytes:
-    """The input file of a batch."""
+    """The input file of a batch with `count` lines."""
 
     def line(number: int) -> bytes:
         body = {
@@ -139,7 +139,7 @@ def lines(count: int, size: Size) -> bytes:
 
 
 def whole(server: OrcaServer, content: bytes) -> float:
-    """Seconds that a batch takes from its creation to its end. Fails unless each line has its one answer."""
+    """Seconds from the creation of a batch to its end. Raises AssertionError unless each line has one answer."""
     with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         began = time.perf_counter()
         id = submit(client, content)
@@ -152,7 +152,7 @@ def whole(server: OrcaServer, content: bytes) -> float:
 
 
 def submit(client: httpx.Client, content: bytes) -> str:
-    """A new batch's id."""
+    """Create a batch; returns its id."""
     sent = {"file": ("lines.jsonl", io.BytesIO(content))}
     file = client.post("/v1/files", data={"purpose": "batch"}, files=sent).raise_for_status().json()
     body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -160,7 +160,7 @@ def submit(client: httpx.Client, content: bytes) -> str:
 
 
 def until(client: httpx.Client, id: str, condition: Any) -> dict[str, Any]:
-    """The batch as soon as `condition` holds of it."""
+    """Wait until `condition` holds for the batch; returns the batch."""
     end = time.monotonic() + PATIENCE
     while not condition(batch := client.get(f"/v1/batches/{id}").json()):
         assert time.monotonic() < end, f"{PATIENCE:.0f} s, and still {batch}"

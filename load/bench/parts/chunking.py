@@ -16,12 +16,13 @@ from load.workloads import any_prompt
 from services.scheduling import Knobs
 
 MAX_BATCH_SIZE = 8
-TARGET = 5  # times what an iteration takes without the prompt
+TARGET = 5  # times the time of an iteration without the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`arrival` in iterations of the streams alone; they are long enough to outlast the prompt in small chunks."""
+    """`arrival`: when the prompt arrives, in iterations of the streams alone. The streams outlast the prompt even in
+    small chunks."""
 
     streams: int = 4
     tokens: int = 112
@@ -63,7 +64,7 @@ def report(engine: Engine, check: Oracle | None, size: Size) -> str:
 
 def cells(runs: list[Run]) -> list[str]:
     gaps = [gap for run in runs for gap in gaps_meanwhile(run)]
-    times = [median(gaps), quantile(gaps, 0.99), max(gaps)] if gaps else []  # the machine stood still meanwhile
+    times = [median(gaps), quantile(gaps, 0.99), max(gaps)] if gaps else []  # no token came meanwhile
     first = [answer.ttft for run in runs for answer in run.answers[:-1]]
     prompt = spread([run.answers[-1].ttft for run in runs])
     between = [f"{t * 1e3:,.0f}" for t in times] or ["-"] * 3
@@ -71,6 +72,6 @@ def cells(runs: list[Run]) -> list[str]:
 
 
 def gaps_meanwhile(run: Run) -> list[float]:
-    """Between tokens of the streams, from the newcomer's arrival to its first token."""
-    *streams, newcomer = run.answers
-    return [gap for stream in streams for gap in stream.gaps(newcomer.arrived, newcomer.times[0])]
+    """The gaps between tokens of the streams from the arrival of the prompt to its first token."""
+    *streams, prompt = run.answers
+    return [gap for stream in streams for gap in stream.gaps(prompt.arrived, prompt.times[0])]

@@ -1,4 +1,4 @@
-"""Lookahead: the next iteration sent before the result is back; the model's engine, and one that answers at once."""
+"""Lookahead: the next iteration is sent before the result is back, on the model's engine and on the null engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.scheduling import Knobs
 @dataclass(frozen=True, slots=True)
 class Size:
     batches: tuple[int, ...] = (1, 8, 32)
-    tokens: int = 48  # of each request; every other one stops at half of it
+    tokens: int = 48  # of each request; every second request stops at half of them
     null_tokens: int = 512
     rounds: int = 2
 
@@ -56,7 +56,7 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
 
 
 def some_stop_early(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Request]:
-    """Every other one, not the first, has a stop token; what they say is looked at first, to choose it."""
+    """Requests of which every second has a stop token, chosen from its own output."""
     requests = [Request(prompt, tokens) for prompt in prompts]
     outputs = run_in_process(engine, requests, Setup(Knobs(len(requests)))).outputs
     return [
@@ -77,5 +77,5 @@ def cells(off: Sequence[Run], on: Sequence[Run]) -> list[str]:
 
 
 def waiting(run: Run) -> float:
-    """The share of the time in which the engine had nothing to run."""
+    """The share of the time in which the engine had no iteration to run."""
     return 1 - sum(ran.seconds for ran in run.ran) / run.seconds

@@ -1,5 +1,7 @@
-"""The paper's trace, and one stream, over HTTP, pool and Ray, and in process on the same engine; in turn. And whose
-processor time the trace takes over HTTP."""
+"""The paper's trace and one stream over HTTP and in process on the same engine, in turn.
+
+Over HTTP means with gateway, pool and Ray. A second table has the processor time of the server's processes.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from load.trace import Request
 from load.workloads import paper, single
 from services.scheduling import Knobs
 
-ALIKE = ("--no-prefix-caching",)  # a later round would find the prompts of the one before
+ALIKE = ("--no-prefix-caching",)  # otherwise a later round would find the prompts of an earlier one in the cache
 ROUNDS = 2
 MAX_BATCH_SIZE = 32
-SHOWN = 0.1  # processor seconds of a process at least
+SHOWN = 0.1  # processor seconds; processes with less are not shown
 SETUP = Setup(Knobs(MAX_BATCH_SIZE))
 WORKLOADS = {"paper": paper(), "single": single()}
 
@@ -49,7 +51,7 @@ def run(options: Options) -> str:
 
 
 def _processor_seconds(server: OrcaServer, requests: list[Request]) -> list[tuple[str, float]]:
-    """Of each kind of process, the costliest first."""
+    """Processor seconds of each kind of process, in falling order."""
     before = server.cpu_seconds()
     asyncio.run(run_over_http(server.url, requests))
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in server.cpu_seconds().items()}
@@ -57,7 +59,7 @@ def _processor_seconds(server: OrcaServer, requests: list[Request]) -> list[tupl
 
 
 def _in_turn(engine: Engine, server: OrcaServer, requests: list[Request]) -> list[str]:
-    """Seconds in process and over HTTP, their ratio, and how many outputs are equal."""
+    """The seconds in process and over HTTP, their ratio, and how many outputs are equal."""
     gc.collect()
     alone = run_in_process(engine, requests, SETUP)
     served = asyncio.run(run_over_http(server.url, requests))

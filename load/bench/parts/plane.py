@@ -1,4 +1,4 @@
-"""The plane alone: HTTP, gateway, pool, scheduler and Ray around an engine that answers at once."""
+"""The plane alone: HTTP, gateway, pool, scheduler and Ray around the null engine, which answers at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(options: Options) -> str:
 
 
 def lone(server: OrcaServer) -> str:
-    """The time to first token of a request that is alone, and its parts."""
+    """The time to first token of a lone request, and its parts."""
     before = server.metrics()
     first, health = asyncio.run(_lone(server.url))
     spent = _means(before, server.metrics())
@@ -61,7 +61,7 @@ async def _lone(url: str) -> tuple[list[float], list[float]]:
 
 
 def many(server: OrcaServer) -> str:
-    """Tokens a second of streams at once, and which processes spent the time."""
+    """Tokens per second of concurrent streams, and the processes that spend the time."""
     rows, spent = [], ""
     for count in STREAMS:
         cpu, own, before = server.cpu_seconds(), _own_cpu(), server.metrics()
@@ -88,7 +88,7 @@ def _own_cpu() -> float:
 
 
 def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """The mean of each histogram of seconds between two readings."""
+    """The mean of each histogram of seconds, over the time between two readings."""
     names = [name.removesuffix("_sum") for name in after if name.endswith("_seconds_sum")]
     change = {name: after[name] - before.get(name, 0.0) for name in after}
     return {name: change[f"{name}_sum"] / max(1.0, change[f"{name}_count"]) for name in names}

@@ -18,7 +18,7 @@ def run(options: Options) -> str:
 
 
 def report(engine: Engine, workloads: dict[str, list[Request]]) -> str:
-    """The table of `workloads` under both policies."""
+    """The table of all workloads under both policies."""
     measure(engine, paper(4, seed=9), Scheduler)  # warm up
     rows = [measured(engine, name, requests, policy) for name, requests in workloads.items() for policy in POLICIES]
     head = ["workload", "scheduling", "iterations", "seconds", "output tokens/s"]

@@ -1,8 +1,8 @@
-"""What the pool costs: `submit` and `exchange` on each server found, 10,000 sequences waiting.
+"""What the pool costs: `submit` and `exchange` on each server that is installed, with 10,000 sequences waiting.
 
-Round trips of the real class over a unix socket, Python client included, and the processor time of the server in them,
-which bounds what one server can do. Each exchange commits a token, or eight, to each of `n` running sequences and
-offers no room.
+Measured are round trips of the real class over a Unix socket, with its Python client, and the processor time of the
+server in them, which bounds the load of one server. Each exchange commits one token, or eight, to each of `n` running
+sequences and offers no room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from services.requests import SamplingParams
 
 WAITING = 10_000
 RUNNING = (1, 32, 256)
-LATE = 8  # tokens for each sequence, where exchanges come later than iterations
+LATE = 8  # tokens of each sequence, if an exchange comes after several iterations
 SEAT = "bench/0"
 PROMPT = list(range(256))
 LEASE = 60.0
@@ -36,7 +36,7 @@ LEASE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Seconds of each call, and of the server's processor for one of them."""
+    """The seconds of each call, and the mean processor seconds of the server in one."""
 
     times: list[float]
     server: float
@@ -47,7 +47,7 @@ def run(options: Options) -> str:
 
 
 async def report(waiting: int, rounds: int) -> str:
-    """The table over all servers; `rounds` exchanges each."""
+    """The table of all servers, with `rounds` exchanges each."""
     rows = []
     for binary in find_servers():
         rows += [
@@ -62,7 +62,7 @@ async def report(waiting: int, rounds: int) -> str:
 
 
 async def measure(binary: ServerBinary, waiting: int, rounds: int) -> dict[str, Calls]:
-    """What each call takes on one server."""
+    """The times of each kind of call on one server."""
     with tempfile.TemporaryDirectory() as folder:
         server = PoolServer(binary, Path(folder))
         url = await server.start()
@@ -81,7 +81,7 @@ async def measure(binary: ServerBinary, waiting: int, rounds: int) -> dict[str, 
 
 
 def _processor_seconds(url: str) -> float:
-    """What the server's process has used."""
+    """Processor seconds of the server's process so far."""
     with redis.Redis.from_url(url) as client:
         cpu = client.info("cpu")
     return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
@@ -114,7 +114,7 @@ async def _exchange(pool: RequestPool, url: str, running: int, rounds: int, toke
         start = time.perf_counter()
         await pool.exchange(exchange)
         times.append(time.perf_counter() - start)
-        if step % 50 == 0:  # the gateway lives, so that events are written for it
+        if step % 50 == 0:  # keeps the gateway alive, so that events are written for it
             await pool.heartbeat("gateway", step + running * rounds, {})
     server = (_processor_seconds(url) - before) / rounds
     await pool.release(SEAT, epoch)

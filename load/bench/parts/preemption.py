@@ -1,4 +1,4 @@
-"""Preemption: blocks as they fill against blocks reserved, where limits are long, answers short and blocks few."""
+"""Preemption: blocks allocated on demand against blocks reserved, with long limits, short answers and few blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.scheduling import Knobs
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`lengths`: what the answers have, in turn, though each may have `limit` tokens."""
+    """`lengths`: the tokens of the answers in turn, each of which may have up to `limit`."""
 
     requests: int = 24
     limit: int = 512
@@ -54,7 +54,7 @@ def report(engine: Engine, check: Oracle | None, size: Size, prompts: Sequence[l
 
 
 def short_answers(engine: Engine, size: Size, prompts: Sequence[list[int]]) -> list[Request]:
-    """Jobs that end long before their limit: what they say is looked at first, to choose where each stops."""
+    """Requests that end long before their limit, each by a stop token chosen from its own output."""
     longest = max(size.lengths)
     requests = [Request(prompt, longest) for prompt in prompts[: size.requests]]
     outputs = run_in_process(engine, requests, Setup(Knobs(size.requests))).outputs

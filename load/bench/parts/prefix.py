@@ -1,4 +1,4 @@
-"""Prefix caching: a shared system prompt, several answers to one prompt, the turns of chats; with it and without."""
+"""Prefix caching on and off: a shared system prompt, several answers to one prompt, the turns of chats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from load.trace import Answer, Request, Run
 from load.workloads import any_prompt
 from services.scheduling import Knobs
 
-Users = Callable[[InProcess], Awaitable[list[Answer]]]  # ask all they have to ask
+Users = Callable[[InProcess], Awaitable[list[Answer]]]  # send all their requests
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """In tokens: the `system` prompt of all, a chat's own, a `question`, an `answer`."""
+    """Tokens of the `system` prompt that all share, of a chat's own, of a `question` and of an `answer`; and how many
+    requests there are."""
 
     system: int = 512
     chat_system: int = 128
@@ -79,7 +80,7 @@ async def all_at_once(requests: Sequence[Request], server: InProcess) -> list[An
 
 
 async def chats(size: Size, server: InProcess) -> list[Answer]:
-    """Each chat asks its next question once the last is answered; its prompt is all that was said."""
+    """Chats that ask the next question once the last one is answered; the prompt is the whole chat so far."""
     done = await asyncio.gather(*(_chat(size, seed, server) for seed in range(size.chats)))
     return [answer for answers in done for answer in answers]
 

@@ -1,4 +1,4 @@
-"""Priorities: the time to first token of an urgent class while another keeps every place busy."""
+"""Priorities: the time to first token of an urgent class while requests of another class keep the batch full."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from load.workloads import any_prompt
 from services.pool.limits import Limits
 from services.scheduling import Knobs
 
-TARGET = 12  # the urgent class's time to first token, times what an iteration takes
+TARGET = 12  # of the urgent class's time to first token, in times of an iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`every` so many iterations' time an urgent request arrives."""
+    """`every`: the time between urgent requests, in times of an iteration."""
 
     places: int = 4
     patient: int = 16
@@ -83,6 +83,6 @@ def cells(runs: Sequence[Run]) -> list[str]:
 
 
 def times(answers: Sequence[Answer]) -> list[str]:
-    """Median and most of the times to first token."""
+    """The median and the maximum of the times to first token."""
     values = [answer.ttft for answer in answers]
     return [f"{median(values):.2f}", f"{max(values):.2f}"]

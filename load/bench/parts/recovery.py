@@ -1,4 +1,4 @@
-"""How soon streams go on when the scheduler, or the engine, is killed under them, and where the time goes."""
+"""How soon streams continue after the scheduler or the engine was killed, and where the time goes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.client.streaming import open_session
 ROUNDS = 5
 STREAMS = 16
 SHORT, OUTPUT = 16, 40  # tokens of a short prompt, and of every answer
-UNDER_WAY = 8  # events that each stream has had when the kill comes
+UNDER_WAY = 8  # events of each stream before the kill
 PATIENCE = 120.0  # seconds
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
 VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
@@ -51,7 +51,7 @@ def _request(number: int, prompt: list[int]) -> HttpRequest:
     return HttpRequest("/v1/completions", body, f"recovery {number}, {len(prompt)} tokens")
 
 
-# what each stream asks: prompts that are hardly any work, and those of the paper's trace, 32 to 512 tokens
+# short prompts, and those of the paper's trace with 32 to 512 tokens
 LOADS = {
     "short": [_request(i, any_prompt(SHORT, i)) for i in range(STREAMS)],
     "paper's": [_request(i, request.prompt) for i, request in enumerate(paper(STREAMS))],
@@ -60,7 +60,8 @@ LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Seconds: until streams went on, of the phases before the first iteration was done, until there were spares."""
+    """Seconds until streams continued, of the phases before the end of the first iteration, and until there were
+    spares."""
 
     recovery: Recovery
     phases: list[float]  # detection, seat, attachment, recomputation
@@ -110,7 +111,7 @@ async def _all(server: OrcaServer) -> dict[tuple[str, str], list[Kill]]:
 async def _kill(
     server: OrcaServer, session: aiohttp.ClientSession, victim: str, requests: list[HttpRequest], undisturbed: Streams
 ) -> Kill:
-    """One kill under fresh streams. Raises RuntimeError if any of them is not as undisturbed."""
+    """One kill under new streams. Raises RuntimeError if the answer of one differs from the undisturbed one."""
     streams = Streams(session, None, PATIENCE)
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(request)) for request in requests]

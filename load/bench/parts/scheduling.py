@@ -1,4 +1,4 @@
-"""What the scheduler's decisions cost: `select` and `update` beside a full batch, no engine."""
+"""What the scheduler's decisions cost: `select` and `update` with a full batch, without an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def p99(values: list[float]) -> float:
 
 
 def everything(running: int) -> Knobs:
-    """All that costs time in a decision."""
+    """Every setting that costs time in a decision."""
     return Knobs(
         running,
         token_budget=2 * running + 64,
@@ -48,7 +48,7 @@ def everything(running: int) -> Knobs:
 
 
 def measure(running: int, knobs: Knobs, iterations: int = ITERATIONS) -> dict[str, list[float]]:
-    """Seconds of each call over so many iterations of `running` increment requests, behind whom one waits."""
+    """Seconds of each call in iterations of `running` increment requests, while one more request waits."""
     scheduler = Scheduler(
         epoch="e",
         figures=EngineFigures("m", 1024, running * 64, 16, 100, "n"),
@@ -56,22 +56,21 @@ def measure(running: int, knobs: Knobs, iterations: int = ITERATIONS) -> dict[st
         eos_token_ids=[0],
     )
     sampling = SamplingParams(900)
-    first = Claim(
-        "", 0.0, [5] * 100, [], sampling, ttft=0.001, waited=1.0
-    )  # who is late looks at all for one that yields
+    # a request that is past its target looks for one to preempt
+    first = Claim("", 0.0, [5] * 100, [], sampling, ttft=0.001, waited=1.0)
     scheduler.add([replace(first, id=f"{i:032x}/0", rank=float(i)) for i in range(running + 1)])
-    flights: deque[Iteration] = deque()
+    in_flight: deque[Iteration] = deque()
     times: dict[str, list[float]] = {"select": [], "update": [], "take_commits": [], "room": []}
     while len(times["room"]) < iterations:
         taken, iteration = timed(scheduler.select)
         assert iteration is not None
-        flights.append(iteration)
-        if len(flights) < knobs.depth:
+        in_flight.append(iteration)
+        if len(in_flight) < knobs.depth:
             continue
         room_taken, _ = timed(scheduler.room)
-        update_taken, _ = timed(partial(scheduler.update, answer(flights.popleft())))
+        update_taken, _ = timed(partial(scheduler.update, answer(in_flight.popleft())))
         commits_taken, _ = timed(scheduler.take_commits)
-        if len(iteration.scheduled) == sum(iteration.scheduled.values()) == running:  # prompts are computed
+        if len(iteration.scheduled) == sum(iteration.scheduled.values()) == running:  # all prompts are computed
             for name, seconds in zip(times, (taken, update_taken, commits_taken, room_taken), strict=True):
                 times[name].append(seconds)
     return times

@@ -1,4 +1,4 @@
-"""How long `orca serve` takes to be ready, the first time and later, and what its processes cost until then."""
+"""How long `orca serve` takes to be ready, the first time and later, and the processor time until then."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from load.report import table
 from load.server import OrcaServer
 
 ROUNDS = 3
-LOOK = 0.05  # seconds between questions whether there are spares
-SHOWN = 0.5  # seconds of a process at least
+LOOK = 0.05  # seconds between checks for spares
+SHOWN = 0.5  # processor seconds; processes with less are not shown
 
 
 def run(options: Options) -> str:
@@ -30,7 +30,7 @@ def run(options: Options) -> str:
 
 
 def _start(flags: list[str]) -> dict[str, float]:
-    """Seconds until ready, and until there are spares; processor seconds until then, all and by process."""
+    """Seconds until it is ready and until it has spares; processor seconds until then, in all and by process."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as data, OrcaServer(Path(data), *flags) as server:
         ready = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Two tenants: the time to first token of one that sends a request a second while the other floods the server."""
+"""Two tenants: the time to first token of one that sends a request per second while the other floods the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from load.workloads import any_prompt
 from services.client.streaming import open_session
 
 KEYS = {"key-a": "a", "key-b": "b"}
-SETTINGS = (  # what a server may be told beside its defaults, to bound an iteration
+SETTINGS = (  # flags that bound an iteration, in addition to the defaults
     "",
     "--max-batch-size 8",
     "--tbt-target 0.03 --token-budget 256",
@@ -33,8 +33,8 @@ SETTINGS = (  # what a server may be told beside its defaults, to bound an itera
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """B sends `requests`, one every `every` seconds; A's flood has `flood` requests, there at once `lead` seconds
-    earlier. All are alike: `prompt` tokens in, `least` to `most` out; fresh prompts, so that none finds its prefix."""
+    """B sends `requests` requests, one every `every` seconds. A's flood has `flood` requests, all sent `lead` seconds
+    earlier. Each has `prompt` tokens in and `least` to `most` out. All prompts differ, so that no prefix is cached."""
 
     requests: int = 25
     every: float = 1.0
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What B saw, and how many of A's requests had ended by then."""
+    """The answers to B, and how many of A's requests had ended by then."""
 
     answers: list[Answer]
     others: int
@@ -72,7 +72,7 @@ def run(options: Options) -> str:
 
 
 async def measure(url: str, size: Size, alone: bool) -> dict[str, Seen]:
-    """What B saw; `alone`: also where B and A are one tenant."""
+    """What B saw; `alone`: also if B and A are one tenant."""
     async with open_session(url, "key-a") as a, open_session(url, "key-b") as b:
         await regular(b, size, 3, "warm up")
         both = await asyncio.gather(regular(b, size, size.requests, "b"), regular(a, size, size.requests, "a", 0.5))
@@ -90,7 +90,7 @@ async def measure(url: str, size: Size, alone: bool) -> dict[str, Seen]:
 async def regular(
     session: aiohttp.ClientSession, size: Size, count: int, name: str, after: float = 0.0
 ) -> list[Answer]:
-    """Streams of requests at a fixed pace, whether those before have ended or not."""
+    """Send requests at a fixed pace, whether earlier ones have ended or not."""
     server = OverHttp(session)
 
     async def one(number: int) -> Answer:
@@ -102,7 +102,7 @@ async def regular(
 
 @contextlib.asynccontextmanager
 async def flooded(session: aiohttp.ClientSession, size: Size) -> AsyncIterator[list[Answer]]:
-    """While `flood` requests that came at once are served; those that have ended. The rest is cancelled."""
+    """Send `flood` requests at once and yield those that have ended; at the end the others are cancelled."""
     ended: list[Answer] = []
     server = OverHttp(session)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
-from load.chaos.lives import Told, disturb, learn, requests
+from load.chaos.lives import Findings, disturb, learn, requests
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, IterationResult
@@ -30,7 +30,7 @@ def engines(folder: Path, **changes: Any) -> list[Engine]:
     return [Engine.load(folder, replace(settings, threads=threads)) for threads in (1, 2)]
 
 
-def told(engines: Sequence[Any], deaths: int, length: int = 100) -> Told:
+def findings(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings:
     draw = random.Random(1)
     asked = requests(20, length, length // 4, VOCAB, draw)
     learn(engines[0], asked)
@@ -40,14 +40,14 @@ def told(engines: Sequence[Any], deaths: int, length: int = 100) -> Told:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bits_do_not_depend_on_who_died_meanwhile(folder: Path, dtype: str) -> None:
     one, two = engines(folder, dtype=dtype)
-    found = told([one, one, two], deaths=8)
+    found = findings([one, one, two], deaths=8)
     assert found.wrong == []
     assert found.recomputed
     assert found.answers
 
 
 class Faulty:
-    """An engine of which one result in a hundred is off by as little as can be told."""
+    """An engine of which one result in a hundred is off by as little as can be findings."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runs = engine, 0
@@ -65,7 +65,7 @@ class Faulty:
 
 def test_a_single_bit_is_found_out(folder: Path) -> None:
     one, two = engines(folder)
-    assert told([one, Faulty(two)], deaths=12).wrong
+    assert findings([one, Faulty(two)], deaths=12).wrong
 
 
 @pytest.mark.chaos
@@ -73,5 +73,5 @@ def test_a_single_bit_is_found_out(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_thousands_of_deaths(folder: Path, dtype: str) -> None:
     one, two = engines(folder, dtype=dtype)
-    found = told([one, one, two], deaths=2000, length=200)
+    found = findings([one, one, two], deaths=2000, length=200)
     assert found.wrong == []
