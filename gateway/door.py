@@ -49,12 +49,12 @@ class Door:
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
-        encoded = iter(text_tokens(self._model, texts, special, "prompt"))
+        whole = fields.truncate_prompt_tokens is None
+        encoded = iter(text_tokens(self._model, texts, special, "prompt", whole))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
         # What is cut is not what the client wrote: it is echoed as its tokens say.
-        whole = fields.truncate_prompt_tokens is None
         given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
         return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from gateway.schemas.chat import Message
 
+PART = 1 << 18  # characters
 
-def text_tokens(model: ServedModel, texts: Sequence[str], add_special_tokens: bool, param: str) -> list[list[int]]:
-    """The token ids of each text. Raises ApiError for one that is longer than any prompt of the model."""
+
+def text_tokens(
+    model: ServedModel, texts: Sequence[str], add_special_tokens: bool, param: str, whole: bool = False
+) -> list[list[int]]:
+    """The token ids of each text. Raises ApiError for one that is surely longer than any prompt of the model; where
+    texts are to be prompts as a `whole`, the rest of a long list is not looked at once one has proved to be."""
     for text in texts:
         _check_length(model, text, param)
-    return model.tokenizer.encode_batch(texts, add_special_tokens)
+    ids: list[list[int]] = []
+    for some in _in_parts(texts):
+        if whole and (longest := max(map(len, ids), default=0)) > model.info.max_model_len:
+            raise _too_long(model, param, str(longest))
+        ids += model.tokenizer.encode_batch(some, add_special_tokens)
+    return ids
+
+
+def _in_parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Runs of `texts`, each of so many characters that a few cores have work."""
+    begin = size = 0
+    for end, text in enumerate(texts, start=1):
+        size += len(text)
+        if size >= PART or end == len(texts):
+            yield texts[begin:end]
+            begin, size = end, 0
 
 
 def chat_tokens(
@@ -45,5 +65,9 @@ def _check_length(model: ServedModel, text: str, param: str) -> None:
     """Before it is tokenized, which takes seconds and hundreds of bytes for each character of a very long text."""
     least, most = model.tokenizer.least_tokens(text), model.info.max_model_len
     if least > most:
-        words = f"This model's maximum context length is {most} tokens, but '{param}' has at least {least}."
-        raise ApiError(Kind.CONTEXT_LENGTH, words, param)
+        raise _too_long(model, param, f"at least {least}")
+
+
+def _too_long(model: ServedModel, param: str, tokens: str) -> ApiError:
+    words = f"This model's maximum context length is {model.info.max_model_len} tokens, but '{param}' has {tokens}."
+    return ApiError(Kind.CONTEXT_LENGTH, words, param)
