@@ -11,7 +11,7 @@ import httpx
 
 from cli.arguments import Parser
 from cli.server import add_server, headers, served_model
-from services.client.resuming import SILENCE, Comeback
+from services.client.resuming import SILENCE, ResumableRequest
 from services.client.sse import Events, StreamedAnswer, StreamError
 from services.errors import OrcaError
 
@@ -69,10 +69,10 @@ class Chat:
         """The answer's text so far, each time it has grown."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
         answer = StreamedAnswer()
-        comeback = Comeback(answer)
+        resumable = ResumableRequest(answer)
         try:
             while not answer.done:
-                for brought_text in _connection(self._client, body, answer, comeback):
+                for brought_text in _connection(self._client, body, answer, resumable):
                     if brought_text:
                         yield answer.choices[0].text
         except StreamError as error:
@@ -80,14 +80,14 @@ class Chat:
 
 
 def _connection(
-    client: httpx.Client, body: dict[str, Any], answer: StreamedAnswer, comeback: Comeback
+    client: httpx.Client, body: dict[str, Any], answer: StreamedAnswer, resumable: ResumableRequest
 ) -> Iterator[bool]:
     """Stream over one connection: for each event, whether it held text. Waits at the end unless `[DONE]` came."""
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=resumable.headers()) as response:
             if not response.is_success:
                 after = response.headers.get("Retry-After")
-                time.sleep(comeback.refused(response.status_code, after, response.read()))
+                time.sleep(resumable.refused(response.status_code, after, response.read()))
                 return
             events = Events()
             for line in response.iter_lines():
@@ -97,7 +97,7 @@ def _connection(
     except httpx.HTTPError as error:
         broken = f"the connection broke: {error}"
     if not answer.done:
-        time.sleep(comeback.broken(broken))
+        time.sleep(resumable.broken(broken))
 
 
 def _lines() -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from load.trace import Answer, Ran, Request, Run, run_trace
+from load.trace import Answer, IterationRecord, Request, Run, run_trace
 from services.clock import RealClock
 from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
@@ -170,10 +170,10 @@ class _Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.ran: list[Ran] = []
+        self.ran: list[IterationRecord] = []
 
     def run(self, iteration: Iteration) -> IterationResult:
         result = self.engine.run(iteration)
         computed = sum(iteration.scheduled.values())
-        self.ran.append(Ran(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
+        self.ran.append(IterationRecord(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
         return result

@@ -24,7 +24,7 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
 from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
-from services.client.resuming import PATIENCE, SILENCE, Comeback
+from services.client.resuming import PATIENCE, SILENCE, ResumableRequest
 from services.client.sse import Events, StreamedAnswer, StreamError
 
 BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
@@ -106,11 +106,11 @@ class StreamingUser(FastHttpUser):
 
     def _stream(self, body: dict[str, Any]) -> None:
         answer, first, error = StreamedAnswer(), None, None
-        comeback = Comeback(answer, self._options.patience)
+        resumable = ResumableRequest(answer, self._options.patience)
         begin = time.perf_counter()
         try:
             while not answer.done:
-                for brought in self._connection(body, comeback, answer):
+                for brought in self._connection(body, resumable, answer):
                     if brought and first is None:
                         first = time.perf_counter() - begin
                         self._fire("ttft", first)
@@ -123,16 +123,16 @@ class StreamingUser(FastHttpUser):
             self._fire("tpot", (end - first) / (tokens - 1), tokens)
         self._fire("e2e", end, tokens, error)
 
-    def _connection(self, body: dict[str, Any], comeback: Comeback, answer: StreamedAnswer) -> Iterator[bool]:
+    def _connection(self, body: dict[str, Any], resumable: ResumableRequest, answer: StreamedAnswer) -> Iterator[bool]:
         """Stream over one connection: for each event, whether it held text. Waits at the end unless `[DONE]` came."""
         # a response that is not entered as a context fires no event of its own
         response = self.client.post(
-            self.endpoint.path, json=body, headers=comeback.headers(), stream=True, catch_response=True
+            self.endpoint.path, json=body, headers=resumable.headers(), stream=True, catch_response=True
         )
         if response.status_code not in (0, 200):
             headers: Any = response.headers or {}
             text = (response.text or "").encode()
-            gevent.sleep(comeback.refused(response.status_code, headers.get("Retry-After"), text))
+            gevent.sleep(resumable.refused(response.status_code, headers.get("Retry-After"), text))
             return
         try:
             response.raise_for_status()
@@ -145,7 +145,7 @@ class StreamingUser(FastHttpUser):
         except FAILURE_EXCEPTIONS as error:
             broken = repr(error)
         if not answer.done:
-            gevent.sleep(comeback.broken(broken))
+            gevent.sleep(resumable.broken(broken))
 
     def _fire(self, name: str, seconds: float, tokens: int = 0, error: Exception | None = None) -> None:
         self.environment.events.request.fire(

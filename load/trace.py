@@ -110,7 +110,7 @@ async def run_trace(system: System, requests: Sequence[Request]) -> list[Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class IterationRecord:
     """One iteration of the engine: requests in it, tokens computed, tokens sampled, seconds in the engine."""
 
     requests: int
@@ -125,7 +125,7 @@ class Run:
     counters that the scheduler wrote to the pool."""
 
     answers: Sequence[Answer]
-    ran: Sequence[Ran] = ()
+    ran: Sequence[IterationRecord] = ()
     counters: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -45,7 +45,7 @@ class Engine(Protocol):
 
 
 @dataclass(slots=True)
-class Asked:
+class CheckedRequest:
     """A request, its undisturbed answer, and how many of its tokens are committed."""
 
     id: str
@@ -68,10 +68,12 @@ class Findings:
     wrong: list[str] = field(default_factory=list)
 
 
-def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, draw: random.Random) -> list[Asked]:
+def draw_requests(
+    count: int, longest_prompt: int, longest_output: int, vocab: int, draw: random.Random
+) -> list[CheckedRequest]:
     """Greedy and seeded requests with log probabilities, some with penalties. Every second prompt shares a prefix with
     an earlier one."""
-    made: list[Asked] = []
+    made: list[CheckedRequest] = []
     for number in range(count):
         prompt = [draw.randrange(vocab) for _ in range(draw.randint(1, longest_prompt))]
         if number % 2:
@@ -86,13 +88,13 @@ def requests(count: int, longest_prompt: int, longest_output: int, vocab: int, d
         )
         if number % 5 == 3:
             sampling = replace(sampling, logit_bias={draw.randrange(vocab): -100.0}, repetition_penalty=1.2, top_p=0.9)
-        made.append(Asked(f"r{number}/0", prompt, sampling))
+        made.append(CheckedRequest(f"r{number}/0", prompt, sampling))
     return made
 
 
-def learn(engine: Engine, asked: Sequence[Asked]) -> None:
+def learn(engine: Engine, checked: Sequence[CheckedRequest]) -> None:
     """Compute the undisturbed answers: each request alone, its prompt in one chunk."""
-    for one in asked:
+    for one in checked:
         owner = _Owner(engine, f"quiet-{one.id}", Knobs(1), engine.figures.num_blocks)
         owner.add([one])
         while one.committed < one.sampling.max_new_tokens:
@@ -105,15 +107,20 @@ def learn(engine: Engine, asked: Sequence[Asked]) -> None:
 
 
 def disturb(
-    engines: Sequence[Engine], asked: Sequence[Asked], blocks: int, deaths: int, draw: random.Random, until: float = 0.0
+    engines: Sequence[Engine],
+    checked: Sequence[CheckedRequest],
+    blocks: int,
+    deaths: int,
+    draw: random.Random,
+    until: float = 0.0,
 ) -> Findings:
     """Run `deaths` owners one after the other, and more until `time.monotonic() >= until`. All requests are submitted
     repeatedly; each owner has `blocks` blocks."""
-    findings, waiting, open_ = Findings(), deque[Asked](), list[Asked]()
+    findings, waiting, open_ = Findings(), deque[CheckedRequest](), list[CheckedRequest]()
     while findings.deaths < deaths or time.monotonic() < until:
         while len(open_) < AT_ONCE:
             if not waiting:
-                waiting.extend(draw.sample(list(asked), len(asked)))
+                waiting.extend(draw.sample(list(checked), len(checked)))
             if (one := waiting.popleft()) not in open_:
                 open_.append(one)
         findings.recomputed += sum(one.committed for one in open_)
@@ -127,7 +134,7 @@ def disturb(
     return findings
 
 
-def _live(owner: _Owner, open_: list[Asked], draw: random.Random, findings: Findings) -> None:
+def _live(owner: _Owner, open_: list[CheckedRequest], draw: random.Random, findings: Findings) -> None:
     """The life of an owner. Requests arrive in two parts, so that a prefix is needed while it is computed."""
     order = draw.sample(open_, len(open_))
     late = draw.randrange(len(order))
@@ -147,7 +154,7 @@ def _live(owner: _Owner, open_: list[Asked], draw: random.Random, findings: Find
 
 
 def _compare(
-    one: Asked, index: int, tokens: list[int], logprobs: Sequence[Logprobs], owner: _Owner, findings: Findings
+    one: CheckedRequest, index: int, tokens: list[int], logprobs: Sequence[Logprobs], owner: _Owner, findings: Findings
 ) -> None:
     assert index == one.committed, f"{one.id}: committed from {index}, {one.committed} were"
     end = index + len(tokens)
@@ -169,11 +176,11 @@ class _Owner:
         self._scheduler = Scheduler(epoch=epoch, figures=replace(engine.figures, num_blocks=blocks), knobs=knobs)
         self._sent: deque[Iteration] = deque()
 
-    def add(self, asked: Sequence[Asked]) -> None:
+    def add(self, checked: Sequence[CheckedRequest]) -> None:
         """Add requests; their order is that of their ranks."""
         claims = [
             Claim(one.id, float(rank), one.prompt, one.tokens[: one.committed], one.sampling)
-            for rank, one in enumerate(asked)
+            for rank, one in enumerate(checked)
         ]
         self._scheduler.add(claims)
 
@@ -233,9 +240,9 @@ def _run(given: argparse.Namespace) -> Findings:
     settings = EngineSettings("cpu", given.dtype, kv_blocks=blocks)
     engines = [Loaded.load(folder, replace(settings, threads=count)) for count in given.threads]
     draw = random.Random(given.seed)
-    asked = requests(given.requests, given.prompt, given.output, engines[0].figures.vocab_size, draw)
-    learn(engines[0], asked)
-    return disturb(engines, asked, blocks, given.deaths, draw, time.monotonic() + given.seconds)
+    checked = draw_requests(given.requests, given.prompt, given.output, engines[0].figures.vocab_size, draw)
+    learn(engines[0], checked)
+    return disturb(engines, checked, blocks, given.deaths, draw, time.monotonic() + given.seconds)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def requests_table(
         ["requests", len(outcomes)],
         ["sequences", sum(o.request.choices for o in outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
-        ["came back after a broken connection or a refusal", sum(o.came_back > 0 for o in outcomes)],
+        ["came back after a broken connection or a refusal", sum(o.reconnects > 0 for o in outcomes)],
         ["poisoned, failed alone as they must", sum(o.request.name == "poison" for o in outcomes)],
         ["refused or given up for want of time, as they may be", len(refused)],
         ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],

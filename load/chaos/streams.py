@@ -26,7 +26,7 @@ class Outcome:
     answer: StreamedAnswer = field(default_factory=StreamedAnswer)
     arrivals: list[float] = field(default_factory=list)
     end: float = 0.0  # 0 while it is open
-    came_back: int = 0
+    reconnects: int = 0
     error: str = ""
     status: int = 0  # of a refusal, which `error` describes
     wrong: str = ""  # how it differs from the undisturbed answer
@@ -73,11 +73,11 @@ class Streams:
             self._recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
-            comeback = await follow(
+            resumable = await follow(
                 self._session, request.path, request.body, outcome.answer,
                 self._on_event(outcome), self._on_connect(outcome), self._patience, key,
             )  # fmt: skip
-            outcome.came_back = comeback.times
+            outcome.reconnects = resumable.reconnects
             outcome.answer.check()
         except StreamError as error:
             outcome.error, outcome.status = str(error), error.status

@@ -22,7 +22,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
 LONGEST_RETRY_AFTER = 10.0  # seconds; a server may ask for more
 
 
-class Comeback:
+class ResumableRequest:
     """One request under one `Idempotency-Key`, over any number of connections.
 
     Each connection sends `headers`. After a connection that ended without a whole answer the caller calls `broken` or
@@ -33,7 +33,7 @@ class Comeback:
         self, answer: StreamedAnswer, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.key = secrets.token_hex(16)
-        self.times = 0  # how often the client has reconnected
+        self.reconnects = 0  # how often the client has reconnected
         self._answer = answer
         self._patience, self._clock = patience, clock
         self._since = clock()  # the last sign of life
@@ -67,7 +67,7 @@ class Comeback:
         return max(self._again(why, status), _seconds(retry_after))
 
     def _again(self, why: str, status: int = 0) -> float:
-        now, self.times = self._clock(), self.times + 1
+        now, self.reconnects = self._clock(), self.reconnects + 1
         if self._answer.chunks > self._chunks:
             self._since, self._pause = now, FIRST_PAUSE
         self._chunks = self._answer.chunks

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from services.client.resuming import PATIENCE, SILENCE, Comeback
+from services.client.resuming import PATIENCE, SILENCE, ResumableRequest
 from services.client.sse import Event, Events, StreamedAnswer
 
 
@@ -28,28 +28,28 @@ async def follow(
     on_connect: Callable[[str], None] = lambda last_id: None,
     patience: float = PATIENCE,
     headers: Mapping[str, str] | None = None,
-) -> Comeback:
+) -> ResumableRequest:
     """POST `body` with `headers` and fill `answer` up to its `[DONE]`, over any number of connections.
 
     `on_connect` is called before each connection with the id of the event after which to continue, `on_event` with each
     event after `answer` accepted or refused it. Raises StreamError for an error from the server, for a stream that does
     not continue where it stopped, and after `patience` seconds without a sign of life.
     """
-    comeback = Comeback(answer, patience)
+    resumable = ResumableRequest(answer, patience)
     while not answer.done:
         on_connect(answer.last_id)
         try:
-            async with session.post(path, json=body, headers={**(headers or {}), **comeback.headers()}) as response:
+            async with session.post(path, json=body, headers={**(headers or {}), **resumable.headers()}) as response:
                 if response.status == 200:
                     await _read(response, answer, on_event)
-                    pause = 0.0 if answer.done else comeback.broken("the stream ended without [DONE]")
+                    pause = 0.0 if answer.done else resumable.broken("the stream ended without [DONE]")
                 else:
                     after = response.headers.get("Retry-After")
-                    pause = comeback.refused(response.status, after, await response.read())
+                    pause = resumable.refused(response.status, after, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            pause = comeback.broken(f"the connection broke: {error!r}")
+            pause = resumable.broken(f"the connection broke: {error!r}")
         await asyncio.sleep(pause)
-    return comeback
+    return resumable
 
 
 async def _read(response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]) -> None:

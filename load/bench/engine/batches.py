@@ -14,7 +14,7 @@ from services.requests import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class TimedIteration:
     """An iteration that the engine ran, with the seconds inside the engine."""
 
     spans: tuple[Span, ...]
@@ -32,11 +32,11 @@ class _Request:
     length: int
 
 
-class Follower:
+class RecordingEngine:
     """Passes iterations on to `engine` and records them in `ran`."""
 
     def __init__(self, engine: AnyEngine) -> None:
-        self.ran: list[Ran] = []
+        self.ran: list[TimedIteration] = []
         self._engine = engine
         self._requests: dict[str, _Request] = {}
 
@@ -55,7 +55,7 @@ class Follower:
         for id in result.tokens:
             self._requests[id].length += 1
         if spans:
-            self.ran.append(Ran(spans, result.elapsed))
+            self.ran.append(TimedIteration(spans, result.elapsed))
         return result
 
     def _spans(self, iteration: Iteration) -> tuple[Span, ...]:
@@ -91,25 +91,27 @@ class Batches:
         blocks = batch * self._blocks(tokens) + prompts * self._blocks(length)
         return self._known(max(tokens, length)) and blocks <= self._figures.num_blocks
 
-    def increments(self, batch: int, context: int, iterations: int) -> list[Ran]:
+    def increments(self, batch: int, context: int, iterations: int) -> list[TimedIteration]:
         """In each iteration `batch` requests compute a token each, the first one after `context` tokens, whose keys and
         values are random numbers; `context` is a multiple of the block size."""
         return self.mixed(batch, context, 0, 0, iterations)
 
-    def initiations(self, prompts: int, length: int, iterations: int) -> list[Ran]:
+    def initiations(self, prompts: int, length: int, iterations: int) -> list[TimedIteration]:
         """Each iteration computes `prompts` new prompts of `length` tokens."""
         return self.mixed(0, 0, prompts, length, iterations)
 
-    def mixed(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> list[Ran]:
+    def mixed(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> list[TimedIteration]:
         """Both in each iteration: increments of the same requests, and new prompts."""
         return list(self.one_by_one(batch, context, prompts, length, iterations))
 
-    def one_by_one(self, batch: int, context: int, prompts: int, length: int, iterations: int) -> Iterator[Ran]:
+    def one_by_one(
+        self, batch: int, context: int, prompts: int, length: int, iterations: int
+    ) -> Iterator[TimedIteration]:
         """As `mixed`; each iteration runs when the caller asks for it."""
         assert context % self._figures.block_size == 0, f"{context = } {self._figures.block_size = }"
         blocks = self._blocks(context + iterations)
         self._fill(batch * blocks)
-        follower = self._follower()
+        recording = self._follower()
         going = [str(i) for i in range(batch)]
         released: list[str] = []
         for step in range(iterations):
@@ -120,25 +122,25 @@ class Batches:
                 new += [self._new(id, context + 1, context) for id in going]
                 place |= self._place(going, blocks)
             scheduled = dict.fromkeys(going, 1) | dict.fromkeys(begun, length)
-            follower.run(Iteration(EPOCH, step, scheduled, new, place, released))
+            recording.run(Iteration(EPOCH, step, scheduled, new, place, released))
             released = begun
-            yield follower.ran[-1]
+            yield recording.ran[-1]
 
-    def whole(self, batch: int, prompt: int, output: int) -> list[Ran]:
+    def whole(self, batch: int, prompt: int, output: int) -> list[TimedIteration]:
         """`batch` equal requests from their prompts to their last tokens, one iteration after the other."""
-        follower = self._follower()
+        recording = self._follower()
         ids = [str(i) for i in range(batch)]
         new = [self._new(id, prompt, 0) for id in ids]
         place = self._place(ids, self._blocks(prompt + output))
-        follower.run(Iteration(EPOCH, 0, dict.fromkeys(ids, prompt), new, place))
+        recording.run(Iteration(EPOCH, 0, dict.fromkeys(ids, prompt), new, place))
         for step in range(1, output):
-            follower.run(Iteration(EPOCH, step, dict.fromkeys(ids, 1)))
-        return follower.ran
+            recording.run(Iteration(EPOCH, step, dict.fromkeys(ids, 1)))
+        return recording.ran
 
-    def _follower(self) -> Follower:
-        follower = Follower(self._engine)
-        follower.reset(EPOCH)
-        return follower
+    def _follower(self) -> RecordingEngine:
+        recording = RecordingEngine(self._engine)
+        recording.reset(EPOCH)
+        return recording
 
     def _new(self, id: str, length: int, computed: int) -> NewRequest:
         tokens = [self._draw(self._figures.vocab_size) for _ in range(length)]

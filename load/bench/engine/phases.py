@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from load.bench.engine.batches import Batches, Follower, Ran
+from load.bench.engine.batches import Batches, RecordingEngine, TimedIteration
 from load.bench.engine.floor import KINDS, Floor, ModelShape, floor
 from load.bench.engine.rates import MachineRates
 from load.bench.engine.timing import FULL, Scale
@@ -42,7 +42,7 @@ class Measured:
         return {**asdict(self), "floor_seconds": self.floor.seconds, "ratio": self.ratio}
 
 
-def alike(name: str, ran: Sequence[Ran], shape: ModelShape, rates: MachineRates) -> Measured:
+def alike(name: str, ran: Sequence[TimedIteration], shape: ModelShape, rates: MachineRates) -> Measured:
     """Measured from iterations that are nearly the same."""
     spans = [one.spans for one in ran]
     lowest = floor(shape, rates, spans)
@@ -83,15 +83,15 @@ def traced(subject: Subject, name: str, requests: Sequence[Request], max_batch_s
     """All `requests` at once through EngineLoop: the whole trace, then its increment iterations."""
     vocabulary = subject.engine.figures.vocab_size
     requests = [replace(request, prompt=[token % vocabulary for token in request.prompt]) for request in requests]
-    follower = Follower(subject.engine)
+    recording = RecordingEngine(subject.engine)
     began = time.perf_counter()
-    run_in_process(follower, requests, Setup(Knobs(max_batch_size)))
+    run_in_process(recording, requests, Setup(Knobs(max_batch_size)))
     seconds = time.perf_counter() - began
-    inside = sum(one.seconds for one in follower.ran)
-    spans = [one.spans for one in follower.ran]
+    inside = sum(one.seconds for one in recording.ran)
+    spans = [one.spans for one in recording.ran]
     yield Measured(
         name,
-        len(follower.ran),
+        len(recording.ran),
         floor(subject.shape, subject.rates, spans),
         seconds,
         {
@@ -100,7 +100,7 @@ def traced(subject: Subject, name: str, requests: Sequence[Request], max_batch_s
             USUAL: seconds / floor(subject.shape, subject.rates.usual(), spans).seconds,
         },
     )
-    increments = [one for one in follower.ran if one.is_increment and len(one.spans) == max_batch_size]
+    increments = [one for one in recording.ran if one.is_increment and len(one.spans) == max_batch_size]
     if increments:
         yield alike(f"{name}: increment at batch {max_batch_size}", increments, subject.shape, subject.rates)
 

@@ -16,8 +16,8 @@ from typing import Any
 from load.bench.engine.rates import rates_table
 from load.bench.engine.sampling import measure_sampling, sampling_table
 from load.bench.engine.shares import measure_shares, shares_table
-from load.bench.gpu.bench import FULL, Bench, Budget, Found, GpuScale
-from load.bench.gpu.beside import generate
+from load.bench.gpu.bench import FULL, Bench, Budget, GpuScale, PartResult
+from load.bench.gpu.comparison import generate
 from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
@@ -27,24 +27,24 @@ from load.report import machine
 from services.engine.settings import EngineSettings
 
 
-def rates(bench: Bench) -> Found:
+def rates(bench: Bench) -> PartResult:
     """The rates that the floors of all parts are computed from."""
-    return Found(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
+    return PartResult(rates_table(bench.rates, bench.shape.widest), asdict(bench.rates))
 
 
-def sampler(bench: Bench) -> Found:
+def sampler(bench: Bench) -> PartResult:
     found = list(measure_sampling(bench.engine, bench.device, bench.scale))
-    return Found(sampling_table(found), [asdict(one) for one in found])
+    return PartResult(sampling_table(found), [asdict(one) for one in found])
 
 
-def shares(bench: Bench) -> Found:
+def shares(bench: Bench) -> PartResult:
     """The shares of the largest batch with the first context."""
     of = bench.configuration
     found = measure_shares(bench.engine, of.batches[-1], of.contexts[0])
-    return Found(shares_table(found), asdict(found))
+    return PartResult(shares_table(found), asdict(found))
 
 
-PARTS: dict[str, tuple[Callable[[Bench], Found], str]] = {
+PARTS: dict[str, tuple[Callable[[Bench], PartResult], str]] = {
     "rates": (rates, "what the machine reaches, which the floors are computed from"),
     "increments": (increments, "increment iterations compared with the floor"),
     "initiations": (initiations, "initiation iterations compared with the floor"),

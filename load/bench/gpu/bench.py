@@ -68,7 +68,7 @@ FULL = GpuScale()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PartResult:
     """What a part found: markdown for people, plain lists and dicts for programs."""
 
     text: str

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from load.bench.engine.batches import Batches
-from load.bench.gpu.bench import CUT, Bench, Found
+from load.bench.gpu.bench import CUT, Bench, PartResult
 from load.bench.gpu.engine_alone import execution
 from load.curves import (
     Curve,
@@ -51,7 +51,7 @@ class Variant:
         return Setup(Knobs(self.max_batch_size), scheduler=scheduler)
 
 
-def section_6_2(bench: Bench) -> Found:
+def section_6_2(bench: Bench) -> PartResult:
     """The curves of all variants that there is time for, and what both policies serve at the same latency."""
     variants = list(_variants(bench.configuration.most))
     _warm_up(bench)
@@ -74,7 +74,7 @@ def section_6_2(bench: Bench) -> Found:
     text = f"{_curves_table(curves, loads)}\n\n{_gains_table(ratios)}"
     if missing:
         text += f"\n\n{CUT} Not, or not all, measured: {', '.join(missing)}."
-    return Found(text, {"curves": [asdict(curve) for curve in curves], "gains": ratios, "missing": missing})
+    return PartResult(text, {"curves": [asdict(curve) for curve in curves], "gains": ratios, "missing": missing})
 
 
 def serve(engine: Engine, trace: list[Request], variant: Variant) -> list[Answer]:

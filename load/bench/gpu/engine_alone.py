@@ -8,7 +8,7 @@ from typing import Any
 
 from load.bench.engine.batches import Batches
 from load.bench.engine.floor import floor
-from load.bench.gpu.bench import CUT, Bench, Found
+from load.bench.gpu.bench import CUT, Bench, PartResult
 from load.curves import Line, Panel, draw
 from load.report import table
 
@@ -41,7 +41,7 @@ class Alone:
         }
 
 
-def section_6_1(bench: Bench) -> Found:
+def section_6_1(bench: Bench) -> PartResult:
     """All batches with both lengths of prompts; drawn as the paper's figure 9."""
     output = bench.scale.output
     found = [
@@ -65,7 +65,7 @@ def section_6_1(bench: Bench) -> Found:
     ]
     head = ["batch", "floor, ms", "time, ms", "share of the floor's rate", "ms a generated token", "output tokens/s"]
     text = table(head, rows)
-    return Found(f"{text}\n\n{CUT}" if bench.budget.spent else text, [one.json() for one in found])
+    return PartResult(f"{text}\n\n{CUT}" if bench.budget.spent else text, [one.json() for one in found])
 
 
 def execution(bench: Bench, batch: int, prompt: int) -> Alone:

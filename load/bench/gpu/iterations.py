@@ -8,7 +8,7 @@ from typing import Any
 
 from load.bench.engine.batches import Batches
 from load.bench.engine.phases import Measured, alike, increment, initiation
-from load.bench.gpu.bench import CUT, Bench, Found
+from load.bench.gpu.bench import CUT, Bench, PartResult
 from load.report import table
 
 MIXED_GOAL = 1.1  # times the sum of both parts run apart
@@ -47,17 +47,17 @@ class Mixed:
         return {"name": self.name, "mixed": self.mixed, **apart, "ratio": self.ratio, "goal": MIXED_GOAL}
 
 
-def increments(bench: Bench) -> Found:
+def increments(bench: Bench) -> PartResult:
     """Increments of all contexts and batches that fit."""
     return _found(bench, _increments(bench))
 
 
-def initiations(bench: Bench) -> Found:
+def initiations(bench: Bench) -> PartResult:
     """Initiations of all totals, in prompts as long as each context."""
     return _found(bench, _initiations(bench))
 
 
-def mixed(bench: Bench) -> Found:
+def mixed(bench: Bench) -> PartResult:
     """Increments of each context together with prompts as long as the first, and both run apart."""
     found = []
     for one in _mixed(bench):
@@ -69,15 +69,15 @@ def mixed(bench: Bench) -> Found:
         times = [f"{seconds * 1e3:,.2f}" for seconds in (one.mixed, one.increments, one.initiations)]
         rows.append([one.name, *times, f"{one.ratio:.2f}", MIXED_GOAL, _reached(one.ratio <= MIXED_GOAL)])
     head = ["iteration", "mixed, ms", "increments alone, ms", "initiations alone, ms", "ratio", "goal", "reached"]
-    return Found(_told(bench, table(head, rows)), [one.json() for one in found])
+    return PartResult(_told(bench, table(head, rows)), [one.json() for one in found])
 
 
-def graphs(bench: Bench) -> Found:
+def graphs(bench: Bench) -> PartResult:
     """Increments of the first context with the decoder's CUDA graphs and without them, if it has any."""
     decoder: Any = bench.engine.decoder
     captured = getattr(decoder, "graphs", None)
     if captured is None:
-        return Found(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
+        return PartResult(f"The decoder has no graphs: {decoder.path} on {bench.device.type}.", [])
     of, batches, context = bench.configuration, Batches(bench.engine), bench.configuration.contexts[0]
     found = []
     for batch in of.batches:
@@ -101,7 +101,7 @@ def graphs(bench: Bench) -> Found:
         ]
         for one in found
     ]
-    return Found(_told(bench, table(head, rows)), found)
+    return PartResult(_told(bench, table(head, rows)), found)
 
 
 def _increments(bench: Bench) -> Iterator[Compared]:
@@ -139,7 +139,7 @@ def _mixed(bench: Bench) -> Iterator[Mixed]:
             yield Mixed(name, *(one.seconds / one.iterations for one in (both, *apart)))
 
 
-def _found(bench: Bench, measured: Iterator[Compared]) -> Found:
+def _found(bench: Bench, measured: Iterator[Compared]) -> PartResult:
     found = []
     for one in measured:
         found.append(one)
@@ -154,7 +154,7 @@ def _found(bench: Bench, measured: Iterator[Compared]) -> Found:
         rows.append([phase.name, *times, f"{one.share:.0%}", goal, reached, *figures])
     head = ["phase", "floor, ms", "time, ms", "share of the floor's rate", "goal", "reached"]
     text = table([*head, "share of bandwidth", "tokens/s"], rows)
-    return Found(_told(bench, text), [one.json() for one in found])
+    return PartResult(_told(bench, text), [one.json() for one in found])
 
 
 def _told(bench: Bench, text: str) -> str:

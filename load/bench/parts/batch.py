@@ -45,7 +45,7 @@ class Size:
 
 
 @dataclass(slots=True)
-class Felt:
+class Round:
     """What the users of one round got; `lines`: lines of the batch that were answered per second meanwhile."""
 
     answers: list[Answer] = field(default_factory=list)
@@ -56,43 +56,46 @@ def run(options: Options) -> str:
     size, flags = Size(), ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
         asyncio.run(_users(server.url, size, seed=1000))  # warm up
-        variants = {"alone": lambda: quiet(server, size), "with a batch": lambda: behind(server, size)}
-        felt = in_turn(variants, size.rounds)
-        alone = whole(server, lines(size.alone, size))
+        variants = {
+            "alone": lambda: users_alone(server, size),
+            "with a batch": lambda: users_beside_batch(server, size),
+        }
+        rounds = in_turn(variants, size.rounds)
+        alone = run_batch(server, lines(size.alone, size))
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags, "--null-engine") as server:
-        null = whole(server, lines(size.null_lines, size))
-    return report(size, felt, alone, null)
+        null = run_batch(server, lines(size.null_lines, size))
+    return report(size, rounds, alone, null)
 
 
-def report(size: Size, felt: dict[str, list[Felt]], alone: float, null: float) -> str:
+def report(size: Size, rounds: dict[str, list[Round]], alone: float, null: float) -> str:
     head = ["interactive requests", "TTFT, ms", "p90", "time per token, ms", "p90", "lines/s meanwhile"]
     return (
         f"{size.users} users with pauses of {size.pause} s ({size.prompt} tokens in, {size.tokens} out), "
         f"{size.rounds} rounds of {size.users * size.requests} requests in turn; median of the rounds' medians, least "
         f"and most; default settings.\n\n"
-        + table(head, [[name, *_cells(rounds)] for name, rounds in felt.items()])
+        + table(head, [[name, *_cells(several)] for name, several in rounds.items()])
         + f"\n\nA batch alone, {size.alone} lines ({size.line_prompt} tokens in, {size.line_tokens} out): "
         f"{size.alone / alone:.1f} lines/s, {size.alone * size.line_tokens / alone:,.0f} output tokens/s. On the null "
         f"engine {size.null_lines:,} lines in {null:.1f} s: {size.null_lines / null:,.0f} lines/s."
     )
 
 
-def _cells(rounds: Sequence[Felt]) -> list[str]:
-    first = [[1000 * a.ttft for a in felt.answers] for felt in rounds]
-    each = [[1000 * (a.latency - a.ttft) / (len(a.tokens) - 1) for a in felt.answers] for felt in rounds]
+def _cells(rounds: Sequence[Round]) -> list[str]:
+    first = [[1000 * a.ttft for a in one.answers] for one in rounds]
+    each = [[1000 * (a.latency - a.ttft) / (len(a.tokens) - 1) for a in one.answers] for one in rounds]
     cells = []
     for values in (first, each):
         cells.append(spread([quantile(one, 0.5) for one in values]))
         cells.append(f"{quantile([v for one in values for v in one], 0.9):.1f}")
-    return [*cells, spread([felt.lines for felt in rounds])]
+    return [*cells, spread([one.lines for one in rounds])]
 
 
-def quiet(server: OrcaServer, size: Size) -> Felt:
+def users_alone(server: OrcaServer, size: Size) -> Round:
     """The users without a batch."""
-    return Felt(asyncio.run(_users(server.url, size, seed=0)))
+    return Round(asyncio.run(_users(server.url, size, seed=0)))
 
 
-def behind(server: OrcaServer, size: Size) -> Felt:
+def users_beside_batch(server: OrcaServer, size: Size) -> Round:
     """The same users while a batch runs."""
     with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         batch = submit(client, lines(size.lines, size))
@@ -103,7 +106,7 @@ def behind(server: OrcaServer, size: Size) -> Felt:
         client.post(f"/v1/batches/{batch}/cancel").raise_for_status()
         until(client, batch, lambda b: b["status"] in ENDED)
     done = after["request_counts"]["completed"] - before["request_counts"]["completed"]
-    return Felt(answers, done / seconds)
+    return Round(answers, done / seconds)
 
 
 async def _users(url: str, size: Size, seed: int) -> list[Answer]:
@@ -138,7 +141,7 @@ def lines(count: int, size: Size) -> bytes:
     return b"".join(map(line, range(count)))
 
 
-def whole(server: OrcaServer, content: bytes) -> float:
+def run_batch(server: OrcaServer, content: bytes) -> float:
     """Seconds from the creation of a batch to its end. Raises AssertionError unless each line has one answer."""
     with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         began = time.perf_counter()

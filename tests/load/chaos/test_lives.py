@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
-from load.chaos.lives import Findings, disturb, learn, requests
+from load.chaos.lives import Findings, disturb, draw_requests, learn
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, IterationResult
@@ -32,9 +32,9 @@ def engines(folder: Path, **changes: Any) -> list[Engine]:
 
 def findings(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings:
     draw = random.Random(1)
-    asked = requests(20, length, length // 4, VOCAB, draw)
-    learn(engines[0], asked)
-    return disturb(engines[1:], asked, SETTINGS.kv_blocks, deaths, draw)
+    checked = draw_requests(20, length, length // 4, VOCAB, draw)
+    learn(engines[0], checked)
+    return disturb(engines[1:], checked, SETTINGS.kv_blocks, deaths, draw)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from cli.chat import Chat
-from services.client.resuming import Comeback
+from services.client.resuming import ResumableRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow, open_session
 from services.errors import OrcaError
@@ -129,19 +129,19 @@ def test_a_server_that_is_not_there_is_given_up_at_last() -> None:
 def test_patience_is_counted_from_the_last_sign_of_life() -> None:
     now = 0.0
     answer = StreamedAnswer()
-    comeback = Comeback(answer, patience=10, clock=lambda: now)
+    resumable = ResumableRequest(answer, patience=10, clock=lambda: now)
     pauses = []
     for _ in range(9):
         now += 1
-        pauses.append(comeback.broken("cut"))
+        pauses.append(resumable.broken("cut"))
     assert pauses[-1] > pauses[0]
     answer.feed(Event('{"choices": []}', "r:0"))
     for _ in range(10):
         now += 1
-        comeback.broken("cut")
+        resumable.broken("cut")
     now += 2
     with pytest.raises(StreamError, match="no sign of life for 11 s, at last: cut"):
-        comeback.broken("cut")
+        resumable.broken("cut")
 
 
 def test_a_chat_goes_on_where_it_stopped(server: SseServer, capsys: pytest.CaptureFixture[str]) -> None:

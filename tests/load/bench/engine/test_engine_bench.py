@@ -10,7 +10,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from load.bench.engine import __main__ as engine_bench
-from load.bench.engine.batches import Follower
+from load.bench.engine.batches import RecordingEngine
 from load.bench.engine.floor import Span
 from load.bench.engine.rates import measure_rates, ways
 from load.bench.engine.sampling import KINDS, LIMITED
@@ -87,16 +87,16 @@ def test_all_ways_to_multiply_give_the_same_product() -> None:
 
 
 def test_the_follower_knows_context_and_who_samples() -> None:
-    follower = Follower(NullEngine(EngineFigures("m", 1024, 64, 16, 100, "null")))
-    follower.reset("e")
+    recording = RecordingEngine(NullEngine(EngineFigures("m", 1024, 64, 16, 100, "null")))
+    recording.reset("e")
     sampling = SamplingParams(8)
-    follower.run(Iteration("e", 0, {"a": 3}, [NewRequest("a", [5] * 5, 5, sampling)], {"a": [0]}))
+    recording.run(Iteration("e", 0, {"a": 3}, [NewRequest("a", [5] * 5, 5, sampling)], {"a": [0]}))
     known = NewRequest("b", [5] * 17, 17, sampling, num_computed_tokens=16)
-    follower.run(Iteration("e", 1, {"a": 2, "b": 1}, [known], {"b": [1, 2]}))
-    follower.run(Iteration("e", 2, {"b": 1}, released=["a"]))
-    assert [ran.spans for ran in follower.ran] == [
+    recording.run(Iteration("e", 1, {"a": 2, "b": 1}, [known], {"b": [1, 2]}))
+    recording.run(Iteration("e", 2, {"b": 1}, released=["a"]))
+    assert [ran.spans for ran in recording.ran] == [
         (Span(0, 3, False),),
         (Span(3, 2, True), Span(16, 1, True)),
         (Span(17, 1, True),),
     ]
-    assert [ran.is_increment for ran in follower.ran] == [False, False, True]
+    assert [ran.is_increment for ran in recording.ran] == [False, False, True]

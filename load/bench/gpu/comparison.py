@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from load.bench.gpu.bench import CUT, Bench, Budget, Found
+from load.bench.gpu.bench import CUT, Bench, Budget, PartResult
 from load.in_process import Setup, run_in_process
 from load.report import table
 from load.trace import Request
@@ -30,7 +30,7 @@ Runner = Callable[[Sequence[Request]], tuple[Outputs, float]]  # returns also th
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Comparison:
     """The result of a system for a workload. `same`: how many requests have our tokens; in bfloat16 another order of
     sums can choose another token."""
 
@@ -42,10 +42,10 @@ class Beside:
     same: int
 
 
-def generate(bench: Bench) -> Found:
+def generate(bench: Bench) -> PartResult:
     """Measure our engine first, then transformers with the memory that our engine has freed."""
     workloads, budget = _workloads(bench), Budget(bench.budget.left * SHARE)
-    found: list[Beside] = []
+    found: list[Comparison] = []
     ours: dict[str, Outputs] = {}
     failures: dict[str, str] = {}
 
@@ -57,7 +57,7 @@ def generate(bench: Bench) -> Found:
             outputs, seconds = system(requests)
             expected = ours.setdefault(workload, outputs)
             same = sum(one == other for one, other in zip(outputs, expected, strict=True))
-            found.append(Beside(workload, name, len(requests), sum(map(len, outputs)), seconds, same))
+            found.append(Comparison(workload, name, len(requests), sum(map(len, outputs)), seconds, same))
 
     measure("orca", _ours(bench))
     bench.release()
@@ -73,7 +73,7 @@ def generate(bench: Bench) -> Found:
             failures[name] = f"{type(error).__name__}: {error}"
     lines = [f"transformers, {name} failed: {why}" for name, why in failures.items()]
     text = "\n\n".join([_table(found), *lines, *([CUT] if budget.spent else [])])
-    return Found(text, {"measured": [asdict(one) for one in found], "failed": failures})
+    return PartResult(text, {"measured": [asdict(one) for one in found], "failed": failures})
 
 
 def _workloads(bench: Bench) -> dict[str, list[Request]]:
@@ -169,7 +169,7 @@ def _collect(manager: Any, ids: Sequence[str], budget: Budget) -> Outputs:
     return [ended[id] for id in ids]
 
 
-def _table(found: Sequence[Beside]) -> str:
+def _table(found: Sequence[Comparison]) -> str:
     rows = [
         [
             one.workload,
