@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from load import report
 from load.report import table
 from load.server import OrcaServer
 
@@ -96,6 +97,5 @@ def health(times: list[float]) -> tuple[str, str]:
 
 
 def quantile(values: list[float], share: float, unit: float = 1.0, digits: int = 2) -> str:
-    if not values:
-        return "-"
-    return f"{sorted(values)[min(int(len(values) * share), len(values) - 1)] / unit:.{digits}f}"
+    """The quantile `share` in this unit, as text; "-" if there are no values."""
+    return f"{report.quantile(values, share) / unit:.{digits}f}" if values else "-"

@@ -34,7 +34,7 @@ class Leases:
     takeovers: list[Takeover] = field(default_factory=list)
     _seats: dict[str, _Lease] = field(default_factory=dict)
 
-    def told(self, seat: str, fields: Mapping[str, bytes]) -> None:
+    def update(self, seat: str, fields: Mapping[str, bytes]) -> None:
         """A script wrote these fields of a seat."""
         lease = self._seats.setdefault(seat, _Lease())
         if "epoch" in fields:
@@ -42,14 +42,14 @@ class Leases:
         lease.released = fields.get("released", lease.released.encode()).decode()
         lease.dead = fields.get("dead", lease.dead.encode()).decode()
 
-    def given(self, seat: str, until: float) -> str:
+    def renew(self, seat: str, until: float) -> str:
         """The lease of a seat runs to `until`. Returns what is wrong with that; empty if nothing is."""
         lease = self._seats.setdefault(seat, _Lease())
         lease.until = until
         # a double of 16 digits is off by some tenths of a microsecond
         return "" if abs(until - self.now - lease.length) <= 1 else f"{seat}: a lease to {until} at {self.now}"
 
-    def vacated(self, seat: str, epoch: str) -> str:
+    def vacate(self, seat: str, epoch: str) -> str:
         """A seat lost the owner with this epoch. Returns what is wrong with that; empty if the owner gave it back, its
         lease had ended, or the owner was reported dead, which is recorded in `takeovers`."""
         lease = self._seats.setdefault(seat, _Lease())

@@ -29,7 +29,7 @@ class Plant:
     put: Callable[[Records, Transactions, random.Random], tuple[Records, Transactions]]
 
 
-def unnoticed(verdict: Verdict, records: Records, transactions: Transactions, draw: random.Random) -> list[str]:
+def missed_plants(verdict: Verdict, records: Records, transactions: Transactions, draw: random.Random) -> list[str]:
     """The planted violations that the checker misses; `verdict` is its verdict on the unchanged histories."""
     missed = []
     for plant in PLANTS:

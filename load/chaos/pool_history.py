@@ -172,13 +172,13 @@ class PoolHistory:
     def _on_seat(self, command: str, name: str, args: list[bytes]) -> None:
         seat = self._seat(name)
         if command == "DEL" or (command == "HDEL" and b"epoch" in args):
-            if seat.epoch and (why := self.leases.vacated(name, seat.epoch)):
+            if seat.epoch and (why := self.leases.vacate(name, seat.epoch)):
                 self._require(False, "takeover", why)
             seat.epoch, seat.call = "", 0
             self._now.touched |= seat.running
         elif command in ("HSET", "HMSET"):
             fields = _fields(args)
-            self.leases.told(name, fields)
+            self.leases.update(name, fields)
             if "figures" in fields:
                 self._on_figures(name, seat, fields["figures"])
             if "epoch" in fields:
@@ -203,7 +203,7 @@ class PoolHistory:
         seat.epoch, seat.call = epoch, 0
 
     def _on_leases(self, command: str, _: str, args: list[bytes]) -> None:
-        if command == "ZADD" and (why := self.leases.given(args[1].decode(), float(args[0]))):
+        if command == "ZADD" and (why := self.leases.renew(args[1].decode(), float(args[0]))):
             self._require(False, "takeover", why)
 
     def _on_running(self, command: str, name: str, args: list[bytes]) -> None:

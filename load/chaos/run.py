@@ -18,7 +18,7 @@ from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import Circumstances, Least, Verdict, check
 from load.chaos.faults import FAULTS, Fault, plan
-from load.chaos.planted import PLANTS, unnoticed
+from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.report import Injection, faults_table, requests_table
 from load.chaos.site import SCHEDULER, NoTarget, Site, facts, keep_history
 from load.chaos.streams import Outcome, Streams
@@ -98,8 +98,8 @@ async def run(options: ChaosOptions) -> bool:
     made = [i for i in injections if not i.skipped]
     known = Circumstances(losses(options, made), seen, len(made))
     verdict = check(records, transactions, options.least, known)
-    held = tell(options, injections, streams.outcomes, verdict)
-    missed = unnoticed(verdict, records, transactions, draw)
+    held = print_results(options, injections, streams.outcomes, verdict)
+    missed = missed_plants(verdict, records, transactions, draw)
     print(f"Planted violations: {len(PLANTS) - len(missed)} of {len(PLANTS)} found.", *missed, sep="\n")
     return held and not missed
 
@@ -113,7 +113,7 @@ async def under_load(
     load = asyncio.create_task(streams.keep(kinds, options.streams, over))
     try:
         began = time.monotonic()
-        injections = await hurt(site, faults, options.every, options.seconds, streams, options.streams)
+        injections = await inject_faults(site, faults, options.every, options.seconds, streams, options.streams)
         await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
     finally:
         over.set()
@@ -158,7 +158,7 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
     return site
 
 
-async def hurt(
+async def inject_faults(
     site: Site, faults: list[Fault], every: float, seconds: float, streams: Streams, count: int
 ) -> list[Injection]:
     """Inject one fault after the other for `seconds` seconds, `every` seconds apart or when the last one is over. Each
@@ -206,7 +206,9 @@ async def idle(site: Site) -> None:
         await asyncio.sleep(0.5)
 
 
-def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict) -> bool:
+def print_results(
+    options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict
+) -> bool:
     """Print the tables and everything that is wrong; returns whether nothing is."""
     least = options.least
     refused = [o for o in outcomes if o.status in options.refusals]

@@ -46,11 +46,6 @@ class Streams:
         self._keys = keys
 
     @property
-    def at_work(self) -> bool:
-        """Whether a stream has begun and not ended."""
-        return self.open > 0
-
-    @property
     def open(self) -> int:
         """How many streams have begun and not ended."""
         return sum(bool(o.arrivals) and not o.end for o in self.outcomes)

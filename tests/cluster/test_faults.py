@@ -85,7 +85,7 @@ class Chaos:
 
     async def inject(self, name: str) -> None:
         """Inject a fault as soon as there is what it hits, and wait until its consequences are over."""
-        await self._until(lambda: self.streams.at_work)
+        await self._until(lambda: self.streams.open > 0)
         end = time.monotonic() + PATIENCE
         while True:
             open_ = [o for o in self.streams.outcomes if not o.end]

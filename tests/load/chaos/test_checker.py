@@ -11,7 +11,7 @@ import pytest
 
 from load.chaos.checker import Circumstances, Least, check
 from load.chaos.history import Connect, Delivery, Done, End, Record, Recorder, Submit, read
-from load.chaos.planted import PLANTS, unnoticed
+from load.chaos.planted import PLANTS, missed_plants
 from services.client.sse import Event
 from tests.load.chaos.pool_file import (
     acquire,
@@ -119,12 +119,12 @@ def test_each_violation_planted_in_a_right_history_is_found() -> None:
     records = [*BEGIN[:2], token(1, 0, 7), token(0, 0, 5), *REST[1:2], *REST[:1], *REST[2:]]
     right = check(records, pool)
     assert right.violations == []
-    assert unnoticed(right, records, pool, random.Random(0)) == []
+    assert missed_plants(right, records, pool, random.Random(0)) == []
 
 
 def test_a_checker_that_finds_nothing_is_told() -> None:
     right = check([], [], NONE)
-    missed = unnoticed(right, [], [], random.Random(0))
+    missed = missed_plants(right, [], [], random.Random(0))
     assert len(missed) == len(PLANTS)
     assert all("nowhere to plant it" in line for line in missed)
 

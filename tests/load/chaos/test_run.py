@@ -14,7 +14,7 @@ from load.chaos.checker import Least, check
 from load.chaos.faults import Fault
 from load.chaos.history import Violation
 from load.chaos.report import Injection
-from load.chaos.run import ChaosOptions, hurt, inject, losses, tell
+from load.chaos.run import ChaosOptions, inject, inject_faults, losses, print_results
 from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Streams
 from load.trace import HttpRequest
@@ -31,7 +31,7 @@ def told(capsys: pytest.CaptureFixture[str], *outcomes: Outcome, violations: tup
     verdict = check([], [], Least(0, 0, 0))
     verdict.violations.extend(violations)
     skipped = Injection("gateway", 2.5, "no gateway")
-    held = tell(OPTIONS, [Injection("engine", 2.0, streams=2), skipped], list(outcomes), verdict)
+    held = print_results(OPTIONS, [Injection("engine", 2.0, streams=2), skipped], list(outcomes), verdict)
     text = capsys.readouterr().out
     assert held == ("all rules held" in text and "failed:" not in text and "not as undisturbed:" not in text)
     return text
@@ -87,13 +87,13 @@ async def test_faults_come_one_after_the_other() -> None:
 
     streams = with_open(2)
     faults = [Fault("a", hit), Fault("b", miss), Fault("a", hit)]
-    injections = await hurt(SITE, faults, 0.02, 60, streams, 3)
+    injections = await inject_faults(SITE, faults, 0.02, 60, streams, 3)
     told = [(i.fault, i.skipped, i.streams) for i in injections]
     missed = ("b", "no engine", 2)
     assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # what had no target is tried again
     assert done == ["hit", "hit"]
-    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
-    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open
+    assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
+    assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open
     assert (await inject(SITE, Fault("b", miss), streams)).skipped == "no engine"
     assert (await inject(SITE, Fault("a", hit), with_open(0))).skipped == "no open stream"
 
