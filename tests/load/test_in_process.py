@@ -1,4 +1,4 @@
-"""Requests in process: when they come, how they end, and what is counted of them."""
+"""Requests in process: their arrivals, their ends, and the counts of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
     return run_in_process(engine, requests, Setup(knobs, limits or Limits(), kv_blocks))
 
 
-def test_a_job_comes_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine) -> None:
+def test_a_request_arrives_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine) -> None:
     done = run(engine, [Request([5] * 8, 4), Request([5] * 8, 4, at=0.2)], Knobs(4))
     early, late = done.answers
     assert early.times[-1] < 0.2 <= late.arrived <= late.times[0]
@@ -39,7 +39,7 @@ def test_a_job_comes_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine)
     assert early.gaps(late.arrived, late.times[-1]) == []
 
 
-def test_a_job_ends_with_the_stop_token_closest_to_a_length(engine: NullEngine) -> None:
+def test_a_request_ends_with_the_stop_token_closest_to_a_length(engine: NullEngine) -> None:
     request = Request([5] * 8, 40)
     output = run(engine, [request], Knobs(1)).outputs[0]
     short = ending(request, output, 10)
@@ -65,7 +65,7 @@ def test_what_is_shared_wasted_and_recomputed_is_counted(engine: NullEngine) -> 
     requests = [ending(Request([5] * 8, 9), output, 4) for output in outputs]
     assert run(engine, requests, Knobs(2)).wasted == 0
     ahead = run(engine, requests, Knobs(2, lookahead=1))
-    assert 0 <= ahead.wasted <= len(requests)  # none where both results of a pair of iterations are back at once
+    assert 0 <= ahead.wasted <= len(requests)  # none if both results of a pair of iterations return together
     assert (ahead.outputs, ahead.recomputed) == ([output[:4] for output in outputs], 0)
 
     long = [Request(any_prompt(8, seed), 40) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""The benchmarks run; what they measure is for a quiet machine."""
+"""The benchmarks run. Their figures are not checked: they need a quiet machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def engine() -> NullEngine:
     return NullEngine(EngineFigures("m", 1024, 512, 16, 50_000, "null"))
 
 
-def test_both_policies_give_each_job_its_tokens(engine: NullEngine) -> None:
+def test_both_policies_give_each_request_its_tokens(engine: NullEngine) -> None:
     requests = paper(12)
     setups = [Setup(Knobs(4), scheduler=policy) for policy in policies.POLICIES.values()]
     runs = [run_in_process(engine, requests, setup) for setup in setups]

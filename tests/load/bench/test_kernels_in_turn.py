@@ -1,4 +1,4 @@
-"""Kernels in turn run; what they measure is for a quiet machine."""
+"""The comparison of kernels runs. Its figures are not checked: they need a quiet machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that show what each knob buys: they run, and notice a token that a knob changes."""
+"""The benchmarks of the scheduler's settings run, and fail if a setting changes a token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_part_runs_and_all_its_variants_give_the_tokens_of_generate(engine: En
 
 
 class Fickle(NullEngine):
-    """Its tokens are others in every run."""
+    """An engine whose tokens differ in every run."""
 
     runs = 0
 
@@ -79,14 +79,14 @@ class Fickle(NullEngine):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_fails_where_a_knob_changes_tokens(name: str) -> None:
+def test_a_part_fails_if_a_setting_changes_tokens(name: str) -> None:
     part, size, _ = PARTS[name]
     engine = Fickle(EngineFigures("m", 256, 512, 16, 1000, "null"))
     with pytest.raises(AssertionError, match="are equal over variants"):
         report_of(part, engine, None, size)
 
 
-def test_a_part_fails_where_generate_says_otherwise(engine: Engine, check: Oracle) -> None:
+def test_a_part_fails_if_generate_gives_other_tokens(engine: Engine, check: Oracle) -> None:
     part, size, _ = PARTS["prefix"]
     with pytest.raises(AssertionError, match="generate\\(\\) gives"):
         part.report(engine, lambda request: [*check(request)[:-1], 0], size)
@@ -97,7 +97,7 @@ def test_streams_that_end_before_the_prompt_comes_have_no_time_between_tokens() 
     assert chunking.cells([Run([stream, prompt], [], {})])[:4] == ["-", "-", "-", "0"]
 
 
-# what a machine with a GPU may not have
+# modules that a machine with a GPU may lack
 BARE = """
 import importlib, sys
 missing = "ray redis pydantic pydantic_settings orjson fastapi aiohttp locust"
@@ -122,7 +122,7 @@ load_exact_engine(Options({options.model!r}, "cpu"))
 """)
 
 
-def test_nor_do_the_tests_of_a_gpu() -> None:
+def test_the_tests_of_a_gpu_need_none_either() -> None:
     run_bare("""
 import os, pytest
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

@@ -1,4 +1,4 @@
-"""The bodies that are sent at a gateway's event loop are what they claim to be."""
+"""The bodies that are sent to block a gateway's event loop are valid JSON of the stated size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine whose owners die again and again computes the same bits as a quiet one; one that does not is found out."""
+"""An engine whose owners die again and again computes the same bits as a quiet one; a difference is detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engines(folder: Path, **changes: Any) -> list[Engine]:
     return [Engine.load(folder, replace(settings, threads=threads)) for threads in (1, 2)]
 
 
-def findings(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings:
+def run_lives(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings:
     draw = random.Random(1)
     checked = draw_requests(20, length, length // 4, VOCAB, draw)
     learn(engines[0], checked)
@@ -40,14 +40,14 @@ def findings(engines: Sequence[Any], deaths: int, length: int = 100) -> Findings
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bits_do_not_depend_on_who_died_meanwhile(folder: Path, dtype: str) -> None:
     one, two = engines(folder, dtype=dtype)
-    found = findings([one, one, two], deaths=8)
+    found = run_lives([one, one, two], deaths=8)
     assert found.wrong == []
     assert found.recomputed
     assert found.answers
 
 
 class Faulty:
-    """An engine of which one result in a hundred is off by as little as can be findings."""
+    """An engine of which one result in a hundred has one wrong bit."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runs = engine, 0
@@ -63,9 +63,9 @@ class Faulty:
         return result
 
 
-def test_a_single_bit_is_found_out(folder: Path) -> None:
+def test_a_single_wrong_bit_is_detected(folder: Path) -> None:
     one, two = engines(folder)
-    assert findings([one, Faulty(two)], deaths=12).wrong
+    assert run_lives([one, Faulty(two)], deaths=12).wrong
 
 
 @pytest.mark.chaos
@@ -73,5 +73,5 @@ def test_a_single_bit_is_found_out(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_thousands_of_deaths(folder: Path, dtype: str) -> None:
     one, two = engines(folder, dtype=dtype)
-    found = findings([one, one, two], deaths=2000, length=200)
+    found = run_lives([one, one, two], deaths=2000, length=200)
     assert found.wrong == []

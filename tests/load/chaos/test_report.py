@@ -1,4 +1,4 @@
-"""Recovery times from arrivals, the plan of faults, and what counts as another answer."""
+"""Recovery times, the plan of faults, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_only_streams_that_were_open_count() -> None:
     assert recovery(10.0, [*others, outcome(9.0, 10.25, 10.5)]) == Recovery(0.25, 0.25)
 
 
-def test_a_row_for_each_kind_and_none_for_what_was_not_possible() -> None:
+def test_each_kind_has_a_row_except_faults_that_were_not_possible() -> None:
     told = [Injection("engine", 10.0, streams=5), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
     rows = faults_table(told, [outcome(9.0, 11.0)]).splitlines()[2:]
     assert rows == ["| engine | 1 | 5 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 | 0 |  |  |  |  |"]
@@ -63,13 +63,13 @@ def answer() -> StreamedAnswer:
         ({"logprobs": [-1.1]}, "log probability 0 differs by"),
     ],
 )
-def test_what_is_not_as_undisturbed(change: dict, told: str) -> None:
+def test_differences_from_the_undisturbed_answer(change: dict, told: str) -> None:
     got = answer()
     got.choices[1] = replace(got.choices[1], **change)
     assert told in difference(answer(), got)
 
 
-def test_what_is_as_undisturbed() -> None:
+def test_answers_equal_to_the_undisturbed_one() -> None:
     got = answer()
     got.choices[0].logprobs = [-0.50001]
     assert difference(answer(), got) == ""
@@ -99,7 +99,7 @@ def test_prompts_may_be_longer_and_then_begin_differently() -> None:
     assert max(paper_prompts()) <= 512
 
 
-def test_how_far_log_probabilities_are_off_is_told_of_all_choices() -> None:
+def test_the_deviation_of_log_probabilities_is_the_largest_of_all_choices() -> None:
     other = answer()
     assert deviation(answer(), other) == 0.0
     other.choices[1] = replace(other.choices[1], logprobs=[-1.0 - 2**-20])

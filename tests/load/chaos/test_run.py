@@ -1,4 +1,4 @@
-"""What a run says at its end, and that a fault without a target is told, not forgotten."""
+"""The results that a run prints, and the report of faults without a target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from load.chaos.streams import Outcome, Streams
 from load.trace import HttpRequest
 
 OPTIONS = ChaosOptions(Path(), 60, 10, 2, 0, 32, "tiny", 1, 1, 9, "strict", ["engine"], [408, 429], [])
-SITE: Any = None  # the faults of these tests touch nothing
+SITE: Any = None  # the faults of these tests have no effect
 
 
 def outcome(name: str = "greedy", **fields: object) -> Outcome:
@@ -56,10 +56,10 @@ def test_a_run_in_which_nothing_was_lost(capsys: pytest.CaptureFixture[str]) -> 
     [
         ({"error": "no sign of life"}, "| lost | 1 |"),
         ({"wrong": "choice 0: text"}, "| wrong | 1 |"),
-        ({"request": HttpRequest("/", {}, "poison")}, "| lost | 1 |"),  # it must fail
+        ({"request": HttpRequest("/", {}, "poison")}, "| lost | 1 |"),  # poison must fail
     ],
 )
-def test_what_became_of_a_request_makes_the_run_fail(
+def test_a_wrong_or_failed_request_makes_the_run_fail(
     capsys: pytest.CaptureFixture[str], fields: dict, row: str
 ) -> None:
     assert row in told(capsys, outcome(**fields))
@@ -90,7 +90,7 @@ async def test_faults_come_one_after_the_other() -> None:
     injections = await inject_faults(SITE, faults, 0.02, 60, streams, 3)
     told = [(i.fault, i.skipped, i.streams) for i in injections]
     missed = ("b", "no engine", 2)
-    assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # what had no target is tried again
+    assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # a fault without a target is repeated
     assert done == ["hit", "hit"]
     assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
     assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open

@@ -1,4 +1,4 @@
-"""The model of FasterTransformer on scripts small enough to follow with a pencil."""
+"""The model of FasterTransformer on small traces that can be followed by hand."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from load.workloads import sized
 
 
 class Script:
-    """A second for each stage of each iteration; keeps what was computed."""
+    """A cost of one second for each stage of each iteration; records what was computed."""
 
     def __init__(self, stages: int = 1) -> None:
         self.time, self.computed = IterationTime((1.0,) * stages), []
@@ -44,7 +44,7 @@ def test_more_microbatches_than_stages_wait_for_the_stage():
     assert batch_seconds([sized(2, 2)] * 3, Script(stages=2), 1) == 7.0
 
 
-def test_a_batch_takes_who_waits_and_returns_all_at_its_end():
+def test_a_batch_takes_all_waiting_requests_and_returns_them_at_its_end():
     trace = [Request([5] * 2, tokens, at=at) for tokens, at in ((3, 0.0), (1, 1.0), (4, 2.0), (1, 30.0))]
     served = serve(trace, Script(), max_batch_size=8, microbatch_size=8)
     assert [one.times for one in served] == [[3.0] * 3, [7.0], [7.0] * 4, [31.0]]
@@ -57,5 +57,5 @@ def test_a_full_batch_leaves_the_rest_waiting():
 
 @pytest.mark.parametrize(("model", "too_many"), [("13B", 8), ("101B", 16)])
 def test_memory_bounds_the_batch_where_the_paper_says(model: str, too_many: int):
-    """Section 6.1: batches of 8 on 13B, 16 on 101B did not fit; figure 9 has the halves of them."""
+    """Section 6.1: batches of 8 on 13B and of 16 on 101B did not fit; figure 9 has half of each."""
     assert too_many // 2 <= largest_batch(TABLE_1[model]) < too_many

@@ -1,4 +1,4 @@
-"""Each part of the simulator, small: what it prints has the rows it should, twice the same."""
+"""Each part of the simulator at a small scale prints the expected rows, the same twice."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_a_curve_is_read_between_its_points():
 
 
 def test_a_sweep_loads_a_share_of_the_peak():
-    def serve(trace):  # a second for each request, one at a time
+    def serve(trace):  # one request at a time, a second each
         end, served = 0.0, []
         for request in trace:
             end = max(end, request.at) + 1.0

@@ -1,4 +1,4 @@
-"""The real loop and scheduler around a virtual engine: exact times, and the same ones every time."""
+"""The real loop and scheduler around a virtual engine give exact times, the same in every run."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from services.clock import run_in_virtual_time
 
 
 class Second:
-    """Every iteration takes a second in each stage."""
+    """A cost of one second for each stage of an iteration."""
 
     def __init__(self, stages: int = 1) -> None:
         self.time = IterationTime((1.0,) * stages)

@@ -1,4 +1,4 @@
-"""A small HTTP server whose streams break where a test says so."""
+"""A small HTTP server whose streams break where a test wants it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def frame(data: object, id: str = "") -> bytes:
 
 @dataclass
 class Reply:
-    """One answer: `frames` as a stream, its connection `cut` at the end or closed well; or `body` with `status`."""
+    """One answer: `frames` as a stream, whose connection may be `cut` at the end; or `body` with `status`."""
 
     frames: Frames = field(default_factory=list)
     cut: bool = False
@@ -37,7 +37,7 @@ class Asked:
 
 
 class SseServer(ThreadingHTTPServer):
-    """`with SseServer() as server`: answers each POST as `reply` says; `asked` remembers what came."""
+    """`with SseServer() as server`: answers each POST with the result of `reply`, and records it in `asked`."""
 
     daemon_threads = True
 

@@ -1,7 +1,8 @@
-"""Streams as Orca writes them: `chunk` and `told` make the events of an answer, with their ids."""
+"""Streams as Orca writes them: the chunks, ids and events of an answer."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from services.client.sse import Event
@@ -12,8 +13,10 @@ def chunk(index: int = 0, text: str = "", tokens: list[int] | None = None, reaso
     return {"choices": [choice if tokens is None else choice | {"token_ids": tokens}]}
 
 
-def told(request: str, choices: list[list[int]], start: list[int] | None = None) -> list[tuple[dict[str, Any], str]]:
-    """Chunks and ids of an answer from `start` on, one token each and by turns; its text is the tokens' numbers."""
+def chunks_of(
+    request: str, choices: list[list[int]], start: list[int] | None = None
+) -> list[tuple[dict[str, Any], str]]:
+    """Chunks of one token and their ids, for an answer from `start` on, choices in turn; the text is the token ids."""
     said = list(start or [0] * len(choices))
     events = [(chunk(0, "", []), _id(request, said))]
     for at in range(max(len(tokens) for tokens in choices) + 1):
@@ -31,7 +34,5 @@ def _id(request: str, said: list[int]) -> str:
     return f"{request}:{'.'.join(map(str, said))}"
 
 
-def events(told: list[tuple[dict[str, Any], str]]) -> list[Event]:
-    import json
-
-    return [Event(json.dumps(chunk), id) for chunk, id in told] + [Event("[DONE]")]
+def events(chunks: list[tuple[dict[str, Any], str]]) -> list[Event]:
+    return [Event(json.dumps(chunk), id) for chunk, id in chunks] + [Event("[DONE]")]

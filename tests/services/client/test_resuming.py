@@ -1,4 +1,4 @@
-"""Clients come back to a stream that broke, and give up where there is no point."""
+"""Clients resume a stream that broke, and give up if another attempt is useless."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.client.sse import Event, StreamedAnswer, StreamError
 from services.client.streaming import follow, open_session
 from services.errors import OrcaError
 from tests.services.client.sse_server import Asked, Reply, SseServer, frame
-from tests.services.client.streams import events, told
+from tests.services.client.streams import chunks_of, events
 
 CHOICES = [[5, 6, 7, 8], [9, 10]]
 NOT_FOUND = orjson.dumps({"error": {"message": "no such request", "code": "request_not_found"}})
@@ -28,7 +28,7 @@ def server() -> Iterator[SseServer]:
 
 
 def frames(start: list[int] | None = None, request: str = "r") -> list[bytes]:
-    return [frame(event.data.encode(), event.id) for event in events(told(request, CHOICES, start))]
+    return [frame(event.data.encode(), event.id) for event in events(chunks_of(request, CHOICES, start))]
 
 
 def start(asked: Asked) -> list[int] | None:
@@ -49,7 +49,7 @@ def in_turn(*replies: Reply) -> Iterator[Reply]:
     yield from replies
 
 
-def test_a_stream_goes_on_over_any_number_of_connections(server: SseServer) -> None:
+def test_a_stream_is_resumed_over_any_number_of_connections(server: SseServer) -> None:
     def reply(asked: Asked) -> Reply:
         if len(server.asked) < 5:
             return Reply(frames(start(asked))[:2], cut=len(server.asked) % 2 == 1)
@@ -62,7 +62,7 @@ def test_a_stream_goes_on_over_any_number_of_connections(server: SseServer) -> N
     assert [asked.last_id for asked in server.asked] == [None, "r:1.0", "r:1.1", "r:2.1", "r:2.2"]
 
 
-def test_what_passes_is_waited_for(server: SseServer) -> None:
+def test_passing_errors_are_waited_for(server: SseServer) -> None:
     replies = in_turn(
         Reply(status=503, body=b'{"error": {"message": "no engine"}}', retry_after="0"),
         Reply(status=404, body=b"no route"),
@@ -87,7 +87,7 @@ def test_what_passes_is_waited_for(server: SseServer) -> None:
         (401, b"who are you"),
     ],
 )
-def test_what_does_not_pass_ends_it(server: SseServer, status: int, body: bytes) -> None:
+def test_lasting_errors_end_the_request(server: SseServer, status: int, body: bytes) -> None:
     server.reply = lambda asked: Reply(status=status, body=body)
     with pytest.raises(StreamError, match=f"status {status}") as error:
         ask(server)
@@ -103,7 +103,7 @@ def test_a_server_that_stays_full_is_given_up_with_its_status(server: SseServer)
     assert len(server.asked) > 1
 
 
-def test_an_error_frame_ends_it(server: SseServer) -> None:
+def test_an_error_frame_ends_the_request(server: SseServer) -> None:
     server.reply = lambda asked: Reply([*frames()[:2], frame({"error": {"message": "it failed", "code": 408}})])
     with pytest.raises(StreamError, match="it failed") as error:
         ask(server)
@@ -144,7 +144,7 @@ def test_patience_is_counted_from_the_last_sign_of_life() -> None:
         resumable.broken("cut")
 
 
-def test_a_chat_goes_on_where_it_stopped(server: SseServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_resumes_where_it_stopped(server: SseServer, capsys: pytest.CaptureFixture[str]) -> None:
     def said(text: str, count: int, reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
         return frame({"choices": [choice]}, f"r:{count}")

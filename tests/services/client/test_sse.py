@@ -7,8 +7,8 @@ import json
 import pytest
 
 from services.client.sse import Event, Events, StreamedAnswer, StreamError, position
-from tests.services.client.streams import chunk as told_chunk
-from tests.services.client.streams import events, told
+from tests.services.client.streams import chunk as stream_chunk
+from tests.services.client.streams import chunks_of, events
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
 
@@ -76,12 +76,12 @@ def test_only_text_counts_as_first_token() -> None:
         (["[1]"], "not a chunk"),
     ],
 )
-def test_what_is_no_whole_answer(chunks: list, message: str) -> None:
+def test_answers_that_are_not_whole(chunks: list, message: str) -> None:
     with pytest.raises(StreamError, match=message):
         read(*chunks)
 
 
-TWO = told("r", [[5, 6, 7], [8]])
+TWO = chunks_of("r", [[5, 6, 7], [8]])
 
 
 def follow(answer: StreamedAnswer, *parts: list[Event]) -> StreamedAnswer:
@@ -95,7 +95,7 @@ def test_tokens_of_each_choice_over_two_connections() -> None:
     first = events(TWO)[:4]
     answer = follow(StreamedAnswer(), first)
     assert answer.last_id == "r:2.1"
-    follow(answer, events(told("r", [[5, 6, 7], [8]], start=[2, 1])))
+    follow(answer, events(chunks_of("r", [[5, 6, 7], [8]], start=[2, 1])))
     assert [answer.choices[i].token_ids for i in (0, 1)] == [[5, 6, 7], [8]]
     assert (answer.choices[0].text, answer.choices[0].finish_reason, answer.request) == ("5 6 7 ", "length", "r")
     answer.check(usage=False)
@@ -104,21 +104,21 @@ def test_tokens_of_each_choice_over_two_connections() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        events(told("r", [[5, 6, 7], [8]], start=[1, 1])),  # says token 1 again
-        events(told("r", [[5, 6, 7], [8]], start=[2, 2])),  # leaves the end of the other choice out
-        events(told("s", [[5, 6, 7], [8]], start=[2, 1])),  # another request
+        events(chunks_of("r", [[5, 6, 7], [8]], start=[1, 1])),  # repeats token 1
+        events(chunks_of("r", [[5, 6, 7], [8]], start=[2, 2])),  # omits the end of the other choice
+        events(chunks_of("s", [[5, 6, 7], [8]], start=[2, 1])),  # another request
         [Event("{}", "r")],
         [Event("{}", "r:2.x")],
     ],
 )
-def test_a_stream_that_does_not_go_on_where_it_stopped(wrong: list[Event]) -> None:
+def test_a_stream_that_does_not_continue_where_it_stopped(wrong: list[Event]) -> None:
     answer = follow(StreamedAnswer(), events(TWO)[:4])
     with pytest.raises(StreamError, match=r"was due|an event's id is not"):
         follow(answer, wrong)
 
 
 def test_opening_events_count_the_choices_opened_so_far_and_usage_counts_too() -> None:
-    answer = follow(StreamedAnswer(), [event(told_chunk(0, "", []), "r:0"), event(told_chunk(1, "", []), "r:0.0")])
+    answer = follow(StreamedAnswer(), [event(stream_chunk(0, "", []), "r:0"), event(stream_chunk(1, "", []), "r:0.0")])
     follow(answer, events(TWO)[1:-1], [event(USAGE, "r:4.3"), Event("[DONE]")])
     answer.check()
     with pytest.raises(StreamError, match="was due"):
@@ -127,12 +127,12 @@ def test_opening_events_count_the_choices_opened_so_far_and_usage_counts_too() -
 
 def test_an_id_that_does_not_count_its_choice() -> None:
     with pytest.raises(StreamError, match="does not count choice 1"):
-        StreamedAnswer().feed(event(told_chunk(1, "x", [1]), "r:1"))
+        StreamedAnswer().feed(event(stream_chunk(1, "x", [1]), "r:1"))
 
 
 def test_an_id_that_does_not_fit_the_tokens_beside_it() -> None:
     with pytest.raises(StreamError, match="was due"):
-        StreamedAnswer().feed(event(told_chunk(0, "x", [1, 2]), "r:1"))
+        StreamedAnswer().feed(event(stream_chunk(0, "x", [1, 2]), "r:1"))
 
 
 def test_a_choice_that_ends_twice() -> None:
@@ -143,12 +143,12 @@ def test_a_choice_that_ends_twice() -> None:
 def test_a_request_that_was_forgotten_comes_again_from_its_first_token() -> None:
     answer = follow(StreamedAnswer(), events(TWO)[:4])
     answer.restart()
-    follow(answer, events(told("s", [[5, 6, 7], [8]])))
+    follow(answer, events(chunks_of("s", [[5, 6, 7], [8]])))
     assert (answer.request, answer.choices[0].token_ids) == ("s", [5, 6, 7])
     other = follow(StreamedAnswer(), events(TWO)[:4])
     other.restart()
     with pytest.raises(StreamError, match="began otherwise"):
-        follow(other, events(told("s", [[5, 9, 7], [8]])))
+        follow(other, events(chunks_of("s", [[5, 9, 7], [8]])))
 
 
 def test_log_probabilities_of_both_formats() -> None:
@@ -161,5 +161,5 @@ def test_log_probabilities_of_both_formats() -> None:
         assert answer.choices[0].logprobs == logprobs
 
 
-def test_what_an_id_says() -> None:
+def test_the_parts_of_an_id() -> None:
     assert position("cmpl-1:3.0") == ("cmpl-1", [3, 0])

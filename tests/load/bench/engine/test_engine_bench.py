@@ -1,4 +1,4 @@
-"""The whole bench on a tiny model; what it measures is for a quiet machine."""
+"""The whole bench runs on a tiny model. Its figures are not checked: they need a quiet machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_measured_rates_are_plausible() -> None:
-    """A machine that runs this moves more than 10 MB and less than 100 TB a second, and so on."""
+    """Any machine moves more than 10 MB and less than 100 TB per second, and so on."""
     rates = measure_rates(torch.device("cpu"), torch.float32, 256, 512, SHORT)
     assert 1e7 < rates.bandwidth < 1e14
     assert [rate.rows for rate in rates.matrix] == [1, 32]
@@ -86,7 +86,7 @@ def test_all_ways_to_multiply_give_the_same_product() -> None:
                 torch.testing.assert_close(way(rows, weight)().to(dtype), rows @ weight.t(), rtol=2e-2, atol=2e-1)
 
 
-def test_the_follower_knows_context_and_who_samples() -> None:
+def test_a_recording_engine_knows_contexts_and_which_requests_sample() -> None:
     recording = RecordingEngine(NullEngine(EngineFigures("m", 1024, 64, 16, 100, "null")))
     recording.reset("e")
     sampling = SamplingParams(8)

@@ -1,4 +1,4 @@
-"""Floors against cases worked out by hand."""
+"""Floors compared with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_mixed_iteration_multiplies_all_tokens_at_once_and_samples_for_some() 
     assert [operation.bytes for operation in by_hand[3:]] == [2 * keys * (2 * 2 * 5) * 4 for keys in (3, 6)]
 
 
-def test_nothing_is_multiplied_by_the_output_matrix_when_nobody_samples() -> None:
+def test_nothing_is_multiplied_by_the_output_matrix_if_no_request_samples() -> None:
     assert "output" not in {operation.kind for operation in operations(SHAPE, [Span(0, 3, samples=False)])}
 
 

@@ -1,4 +1,4 @@
-"""What the curves of section 6.2 say, and when a curve is left unfinished, against cases worked out by hand."""
+"""Gains and unfinished curves of section 6.2, compared with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_ratio_is_that_of_the_best_at_the_same_latency() -> None:
     assert (at_fast[ITERATION], at_fast["iteration_label"]) == (pytest.approx(4.0), "iteration-level 8")
     assert (at_fast[REQUEST], at_fast["request_label"]) == (pytest.approx(1.0), "request-level 8")
     assert at_fast["ratio"] == pytest.approx(4.0)
-    # one at a time is both ways: neither gains at a latency that no batch reaches
+    # a batch of one is both policies: neither gains at a latency that no batch reaches
     assert at_slow["request_label"] == at_slow["iteration_label"] == "batch of 1"
     assert at_slow["ratio"] == pytest.approx(1.0)
     assert (most[ITERATION], most[REQUEST], most["ratio"]) == (8.0, 2.0, 4.0)
@@ -36,7 +36,7 @@ def test_there_is_no_ratio_where_the_baseline_is_never_so_fast() -> None:
 
 
 def test_a_curve_ends_before_a_trace_that_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first point takes nearly all of it. Only the engine, whose times these are, is left out."""
+    """The first point takes nearly all the time. Only the engine is replaced, by the times that it takes."""
     traces: list[list[Request]] = []
     now = [0.0]
     scale = GpuScale(loads=(1.0, 1.1))

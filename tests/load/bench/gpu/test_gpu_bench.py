@@ -1,4 +1,4 @@
-"""Every part of the GPU bench on a tiny configuration, on a CPU; what it measures is for a GPU."""
+"""Every part of the GPU bench runs with a tiny configuration on a CPU. Its figures are not checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHORT = GpuScale(
 
 
 def bench(folder: Path, *parts: str, minutes: float = 5.0) -> tuple[int, dict[str, Any]]:
-    """The exit status and what it wrote."""
+    """Run these parts; returns the exit status and the JSON that was written."""
     out = folder / "out.json"
     asked = [argument for part in parts for argument in ("--part", part)]
     told = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--minutes", str(minutes), "--json", str(out)]
@@ -73,7 +73,7 @@ def test_the_iterations_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert all(name in printed for name in named)
 
 
-def test_both_ways_to_schedule_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_policies_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = bench(tmp_path, "section-6.2")
     assert status == 0
     part = found["parts"]["section-6.2"]

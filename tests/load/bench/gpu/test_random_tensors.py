@@ -1,4 +1,4 @@
-"""Random weights of a config: the same under each path, for each family; and the sizes of the real ones."""
+"""Random weights are the same on each path and for each family; real configurations have their real sizes."""
 
 from __future__ import annotations
 
