@@ -35,6 +35,15 @@ class Engine(Protocol):
     def run(self, iteration: Iteration) -> IterationResult: ...
 
 
+@dataclass(slots=True)
+class Seat:
+    """A seat that its scheduler never loses."""
+
+    name: str
+    epoch: str
+    call: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How requests are run. `kv_blocks`: how many of the engine's blocks the scheduler may use; 0: all."""
@@ -88,7 +97,7 @@ class InProcess:
         assert figures.num_blocks <= engine.figures.num_blocks, f"{setup.kv_blocks = } {engine.figures.num_blocks = }"
         scheduler = setup.scheduler(epoch=epoch, figures=figures, knobs=setup.knobs)
         self._local = LocalEngine(self._engine)
-        seat = _Seat(SEAT, epoch)
+        seat = Seat(SEAT, epoch)
         self._loop = EngineLoop(
             self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
         )
@@ -149,13 +158,6 @@ class InProcess:
             for _, ended in self._answers.values():
                 if not ended.done():
                     ended.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Seat:
-    name: str
-    epoch: str
-    call: int = 0
 
 
 class _Patience(IterationCost):

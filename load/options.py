@@ -52,6 +52,18 @@ def load_exact_engine(options: Options) -> Engine:
     return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
 
 
+def add_model(parser: ArgumentParser) -> None:
+    """The arguments that name a model and the folder of converted models."""
+    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
+    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
+
+
+def add_numerics(parser: ArgumentParser) -> None:
+    """The arguments that choose device and dtype."""
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+
+
 def parser(program: str, description: str, parts: Mapping[str, str]) -> ArgumentParser:
     """The parser of `python -m program`. `parts`: the description of each part by its name. The argument `part` has the
     names that were given; None: all."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,17 @@ class OrcaServer:
 
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)
+
+    def until_idle(self, seconds: float) -> bool:
+        """Wait until no request waits or runs in the pool, at most `seconds`; returns whether that is so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(httpx.HTTPError):  # also while no scheduler reports
+                found = self.metrics()
+                if found.get("vllm:num_requests_running") == found.get("vllm:num_requests_waiting") == 0:
+                    return True
+            time.sleep(0.5)
+        return False
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -11,10 +11,9 @@ import importlib
 from pathlib import Path
 
 from load.bench import parts as benches
-from load.options import Options
+from load.options import Options, add_model, add_numerics
 from load.options import parser as part_parser
 from load.report import machine
-from services.user_folders import user_cache
 
 
 def parts() -> dict[str, str]:
@@ -30,10 +29,8 @@ def _about(file: Path) -> str:
 def main(arguments: list[str] | None = None) -> None:
     known = parts()
     parser = part_parser("load.bench", "Benchmarks of Orca.", known)
-    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
+    add_model(parser)
+    add_numerics(parser)
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     print(f"Measured on {machine()}.\n", flush=True)

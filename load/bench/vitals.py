@@ -29,13 +29,7 @@ SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 def settled(server: OrcaServer) -> str:
     """Wait until no request waits or runs in the pool; returns the seconds that this took, in words."""
     began = time.monotonic()
-    while (spent := time.monotonic() - began) < SETTLED:
-        with contextlib.suppress(httpx.HTTPError):
-            found = server.metrics()
-            if not found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"]:
-                return f"{spent:.1f}"
-        time.sleep(0.5)
-    return f"over {SETTLED:.0f}"
+    return f"{time.monotonic() - began:.1f}" if server.until_idle(SETTLED) else f"over {SETTLED:.0f}"
 
 
 def memory(server: OrcaServer) -> dict[str, float]:

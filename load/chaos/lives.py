@@ -17,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
+from load.in_process import Engine
+from services.messages import Claim, Commit, Iteration, Logprobs
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
@@ -33,15 +33,6 @@ KNOBS = (
     Knobs(5, token_budget=7, admission="on_demand", lookahead=1, prefix_caching=True),
     Knobs(16, token_budget=200, admission="on_demand", lookahead=1),
 )
-
-
-class Engine(Protocol):
-    """`services.engine.Engine`."""
-
-    @property
-    def figures(self) -> EngineFigures: ...
-    def reset(self, epoch: str) -> None: ...
-    def run(self, iteration: Iteration) -> IterationResult: ...
 
 
 @dataclass(slots=True)

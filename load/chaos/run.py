@@ -12,8 +12,6 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import Circumstances, Least, Verdict, check
@@ -90,7 +88,7 @@ async def run(options: ChaosOptions) -> bool:
                 print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
                 watching = asyncio.create_task(watch_schedulers(site, seen))
                 injections = await under_load(options, site, streams, kinds, draw)
-            await idle(site)
+            await asyncio.to_thread(site.server.until_idle, IDLE)  # what is left then is a violation
             watching.cancel()
     finally:
         await asyncio.to_thread((site.server if site else server).__exit__)
@@ -191,19 +189,6 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
     told = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
     print(f"{fault.name}: {told}", file=sys.stderr, flush=True)
     return Injection(fault.name, at, skipped, hit)
-
-
-async def idle(site: Site) -> None:
-    """Wait until no request waits or runs in the pool, at most `IDLE` seconds; what is left then is a violation."""
-    end = time.monotonic() + IDLE
-    while time.monotonic() < end:
-        try:
-            metrics = await asyncio.to_thread(site.server.metrics)
-        except httpx.HTTPError:
-            metrics = {}
-        if metrics.get("vllm:num_requests_running") == metrics.get("vllm:num_requests_waiting") == 0:
-            return
-        await asyncio.sleep(0.5)
 
 
 def print_results(

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from load.in_process import Seat
 from load.simulation.engine import Cost, VirtualEngine
 from load.simulation.pool import SimulatedPool
 from load.trace import Answer, Request, run_trace
@@ -36,13 +37,6 @@ class Policy:
     request_level: bool = False
 
 
-@dataclass(slots=True)
-class _Seat:
-    name: str
-    epoch: str
-    call: int = 0
-
-
 class World:
     """Engines on one pool. The end of `async with` stops the engines, once all requests have ended."""
 
@@ -66,7 +60,7 @@ class World:
 
     async def _loop(self, name: str, engine: VirtualEngine) -> EngineLoop:
         epoch = (await self.pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
-        seat, counters, clock = _Seat(name, epoch), Counters(), RealClock()
+        seat, counters, clock = Seat(name, epoch), Counters(), RealClock()
         scheduler, figures = self._scheduler(epoch), self._figures()
         return EngineLoop(self.pool, scheduler, engine, clock, seat, LEASE, figures, counters, IterationCost())
 

@@ -28,12 +28,11 @@ from load.bench.engine.sampling import (
 )
 from load.bench.engine.shares import Shares, measure_shares, shares_table
 from load.bench.engine.timing import FULL, Scale
-from load.options import Options, engine_settings, model_folder
+from load.options import Options, add_model, add_numerics, engine_settings, model_folder
 from load.report import machine
 from services.engine import placement
 from services.engine.engine import Engine
 from services.engine.model_config import load_config
-from services.user_folders import user_cache
 
 PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
 
@@ -61,12 +60,10 @@ class Report:
 def main(arguments: list[str] | None = None, scale: Scale = FULL) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.engine", description="The engine against its machine.")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
-    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    add_model(parser)
+    add_numerics(parser)
     parser.add_argument("--weights", default="dtype", choices=["dtype", "int8"])
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
-    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured to this file")
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir, given.weights, not given.stock)

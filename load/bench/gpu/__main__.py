@@ -22,6 +22,7 @@ from load.bench.gpu.configurations import CONFIGURATIONS
 from load.bench.gpu.end_to_end import section_6_2
 from load.bench.gpu.engine_alone import section_6_1
 from load.bench.gpu.iterations import graphs, increments, initiations, mixed
+from load.options import add_numerics
 from load.options import parser as part_parser
 from load.report import machine
 from services.engine.settings import EngineSettings
@@ -65,8 +66,7 @@ def main(arguments: list[str] | None = None, scale: GpuScale = FULL) -> int:
     about = {name: what for name, (_, what) in PARTS.items()}
     parser = part_parser("load.bench.gpu", "The engine on a GPU, with random weights of real configurations.", about)
     parser.add_argument("--model", required=True, choices=CONFIGURATIONS)
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    add_numerics(parser)
     parser.add_argument("--stock", action="store_true", help="transformers' own layers, also where the lean path runs")
     parser.add_argument(
         "--minutes", type=float, default=7.5, help="no measurement begins after this time (default 7.5)"

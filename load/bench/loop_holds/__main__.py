@@ -12,13 +12,13 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from load.bench.loop_holds.bodies import Attack, attacks, send_batch
-from load.options import Options, model_folder
+from load.in_process import Seat
+from load.options import Options, add_model, model_folder
 from load.report import machine, table
 from services.clock import RealClock
 from services.engine.null import NullEngine
@@ -32,20 +32,12 @@ from services.pool.server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters
 from services.text import TextTables
-from services.user_folders import user_cache
 
 POOL, SEAT, LEASE = "holds", "bench/0", 60.0
 AT_ONCE = 2  # copies of each body
 PATIENCE = 120.0  # seconds for an answer
 FILES = "/v1/files, /v1/batches"
 AFTERWARDS = 3.0  # seconds until the remaining memory is read
-
-
-@dataclass(slots=True)
-class _Seat:
-    name: str
-    epoch: str
-    call: int = 0
 
 
 class Gateway:
@@ -90,7 +82,7 @@ async def engine(redis_url: str, model: Path) -> AsyncIterator[None]:
     null.reset(epoch)
     text = TextTables.load(model)
     scheduler = Scheduler(epoch=epoch, figures=null.figures, knobs=Knobs(max_batch_size=256), text=text)
-    local, seat = LocalEngine(null), _Seat(SEAT, epoch)
+    local, seat = LocalEngine(null), Seat(SEAT, epoch)
     loop = EngineLoop(pool, scheduler, local, RealClock(), seat, LEASE, null.figures, Counters(), IterationCost())
     running = asyncio.create_task(loop.run())
     try:
@@ -155,9 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m load.bench.loop_holds", description="What holds a gateway's event loop."
     )
-    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
+    add_model(parser)
     parser.add_argument("--only", default="", help="only bodies whose path or name contains this")
-    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
     given = parser.parse_args()
     folder = model_folder(Options(given.model, cache_dir=given.cache_dir))
     print(f"{machine()}; each body {AT_ONCE} times at once\n\n{asyncio.run(holds(folder, given.only))}")
