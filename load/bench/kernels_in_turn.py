@@ -47,7 +47,7 @@ class Variant:
     decoder: NativeDecoder
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
     parser = argparse.ArgumentParser(prog="python -m load.bench.kernels_in_turn", description=__doc__)
     parser.add_argument("folder", nargs="+", type=Path, help="a checkout's services/engine/native/kernels")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="run only this kind; may be repeated")
@@ -58,14 +58,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(given.model, "cpu", given.dtype, user_cache(), given.weights)
     variants = list(_variants(options, given.folder))
     numerics = variants[0].engine.figures.numerics
-    print(f"{machine()}; {numerics}, weights {given.weights}; {STEPS} iterations each, in turn", flush=True)
+    print(f"{machine()}; {numerics}, weights {given.weights}; {steps} iterations each, in turn", flush=True)
     for kind in given.kind or KINDS:
-        print(f"\n{kind}, ms:\n\n{run(variants, *KINDS[kind])}", flush=True)
+        print(f"\n{kind}, ms:\n\n{run(variants, *KINDS[kind], steps)}", flush=True)
 
 
-def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, length: int) -> str:
+def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, length: int, steps: int) -> str:
     """The table of the times of each variant."""
-    going = [Batches(one.engine).one_by_one(batch, context, prompts, length, 1 + STEPS) for one in variants]
+    going = [Batches(one.engine).one_by_one(batch, context, prompts, length, 1 + steps) for one in variants]
     rounds = zip(*going, strict=True)
     next(rounds)
     before = [one.decoder.seconds() for one in variants]
@@ -73,7 +73,7 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
     rows = []
     for one, seconds, earlier in zip(variants, times, before, strict=True):
         beside = statistics.median(own / first for own, first in zip(seconds, times[0], strict=True))
-        parts = [(total - earlier[part]) / STEPS for part, total in one.decoder.seconds().items()]
+        parts = [(total - earlier[part]) / steps for part, total in one.decoder.seconds().items()]
         cells = [statistics.median(seconds), min(seconds), *parts]
         rows.append([one.name, f"{beside:.3f}", *(f"{cell * 1e3:.2f}" for cell in cells)])
     return table(["kernels", "beside the first", "median", "best", *before[0]], rows)
