@@ -1,1 +1,1 @@
-"""Load: Locust users, benchmarks, the simulator and chaos; see load/README.md."""
+"""Load: Locust users, benchmarks, the simulator and chaos; see docs/load.md."""

@@ -1,1 +1,1 @@
-"""Benchmarks of the server, the scheduler and the engine; load/README.md lists the commands."""
+"""Benchmarks of the server, the scheduler and the engine; docs/load.md lists the commands."""
