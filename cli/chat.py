@@ -58,12 +58,13 @@ class Chat:
     def say(self, text: str) -> None:
         """Send `text` and print the answer as it arrives."""
         self._messages.append({"role": "user", "content": text})
-        said = ""
+        printed = ""
         for so_far in self._stream():
-            print(so_far[len(said) :], end="", flush=True)
-            said = max(said, so_far, key=len)  # a server that forgot the request sends it again from its first token
+            print(so_far[len(printed) :], end="", flush=True)
+            # a server that forgot the request sends it again from its first token
+            printed = max(printed, so_far, key=len)
         print()
-        self._messages.append({"role": "assistant", "content": said})
+        self._messages.append({"role": "assistant", "content": printed})
 
     def _stream(self) -> Iterator[str]:
         """The answer's text so far, each time it has grown."""

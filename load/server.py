@@ -109,12 +109,12 @@ class OrcaServer:
     def complaints(self) -> str:
         """The warnings and errors that our processes and Serve's in its cluster have logged, by file."""
         folder = self.cluster_folder()
-        said = []
+        found = []
         for file in sorted(folder.glob(f"{RAY_FOLDER}/session_latest/logs/**/*")) if folder else []:
             if file.name.startswith("worker-") or (file.parent.name == "serve" and file.is_file()):
                 lines = file.read_text(errors="replace").splitlines()
-                said += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]
-        return "\n".join(said)
+                found += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]
+        return "\n".join(found)
 
     def cluster(self, name: str = "") -> list[int]:
         """Process ids of its cluster, of all or of those with this short name: gcs_server, raylet, haproxy, ..."""

@@ -65,11 +65,11 @@ def main(arguments: list[str] | None = None, steps: int = STEPS) -> None:
 
 def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, length: int, steps: int) -> str:
     """The table of the times of each variant."""
-    going = [Batches(one.engine).one_by_one(batch, context, prompts, length, 1 + steps) for one in variants]
-    rounds = zip(*going, strict=True)
+    iterations = [Batches(one.engine).one_by_one(batch, context, prompts, length, 1 + steps) for one in variants]
+    rounds = zip(*iterations, strict=True)
     next(rounds)
     before = [one.decoder.seconds() for one in variants]
-    times = [[ran.seconds for ran in ran_by] for ran_by in zip(*rounds, strict=True)]
+    times = [[one.seconds for one in of_variant] for of_variant in zip(*rounds, strict=True)]
     rows = []
     for one, seconds, earlier in zip(variants, times, before, strict=True):
         beside = statistics.median(own / first for own, first in zip(seconds, times[0], strict=True))

@@ -16,8 +16,8 @@ from services.text import Tokenizer
 Oracle = Callable[[Request], list[int]]
 
 PACE_TOKENS = 12  # of each request that the pace is measured with
-WHO = ("a lighthouse keeper", "an old sailor", "a young baker", "a lost robot", "a curious fox", "a tired teacher")
-WHAT = ("a storm", "a hidden door", "a long journey", "a forgotten letter", "a strange guest", "a broken clock")
+HEROES = ("a lighthouse keeper", "an old sailor", "a young baker", "a lost robot", "a curious fox", "a tired teacher")
+THINGS = ("a storm", "a hidden door", "a long journey", "a forgotten letter", "a strange guest", "a broken clock")
 
 
 def agreement(engine: Engine, runs: Mapping[str, Sequence[Run]], oracle: Oracle | None, checked: int = 4) -> str:
@@ -63,11 +63,11 @@ def story_prompts(options: Options, count: int) -> list[list[int]]:
 
     Greedy answers to them are long and do not repeat themselves, so that a stop token can end them anywhere.
     """
-    asked = [f"Tell me a story about {who} and {what}." for who, what in product(WHO, WHAT)]
-    if count > len(asked):
-        raise ValueError(f"{count} prompts, there are {len(asked)}")
+    texts = [f"Tell me a story about {hero} and {thing}." for hero, thing in product(HEROES, THINGS)]
+    if count > len(texts):
+        raise ValueError(f"{count} prompts, there are {len(texts)}")
     tokenizer = Tokenizer.load(model_folder(options))
     return [
         tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False)
-        for text in asked[:count]
+        for text in texts[:count]
     ]

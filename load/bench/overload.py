@@ -52,11 +52,11 @@ async def one(session: aiohttp.ClientSession, number: int, results: Results, pat
                 await response.read()
                 results.refused.append(time.monotonic() - began)
                 return
-            first, said = 0.0, b""
+            first, tail = 0.0, b""
             async for part in response.content.iter_any():
                 first = first or (time.monotonic() - began if b"data:" in part else 0.0)
-                said = (said + part)[-40:]
-            if b"[DONE]" in said:
+                tail = (tail + part)[-40:]
+            if b"[DONE]" in tail:
                 results.first.append(first)
                 results.ends.append(time.monotonic())
                 results.whole.append(results.ends[-1] - began)

@@ -113,8 +113,8 @@ class Recorder:
             (pool_id, counts), chunk = position(event.id), parse(event.data)
         except StreamError:
             return  # it ends the client's request, which is recorded
-        for said in chunk.get("choices", ()):
-            choice, tokens, reason = said["index"], said.get("token_ids", ()), said.get("finish_reason")
+        for part in chunk.get("choices", ()):
+            choice, tokens, reason = part["index"], part.get("token_ids", ()), part.get("finish_reason")
             first = counts[choice] - len(tokens) - bool(reason)
             for index, token in enumerate(tokens, first):
                 self._write(Delivery(request, now, pool_id, choice, index, token))

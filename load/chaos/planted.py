@@ -71,9 +71,9 @@ def _twice(records: Records, transactions: Transactions, draw: random.Random) ->
 
 def _wrong(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:
     place = _delivery(records, draw)
-    told = records[place]
-    assert isinstance(told, Delivery)
-    return [*records[:place], replace(told, token=told.token + 1), *records[place + 1 :]], transactions
+    delivered = records[place]
+    assert isinstance(delivered, Delivery)
+    return [*records[:place], replace(delivered, token=delivered.token + 1), *records[place + 1 :]], transactions
 
 
 def _order(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:

@@ -140,15 +140,15 @@ class PoolHistory:
 
     def _append(self, sequence: Sequence, packed: bytes) -> None:
         tokens, seat, actor = _tokens(packed), self._seat(sequence.seat), self._now.actor
-        said = f"{len(tokens)} tokens of {sequence.id} ({sequence.state} on {sequence.seat or 'no seat'})"
-        self._require(sequence.state == "running", "fence", f"{said} were committed though it does not run")
-        self._require(actor == sequence.seat != "", "fence", f"{said} were committed by {actor or 'no seat'}")
+        what = f"{len(tokens)} tokens of {sequence.id} ({sequence.state} on {sequence.seat or 'no seat'})"
+        self._require(sequence.state == "running", "fence", f"{what} were committed though it does not run")
+        self._require(actor == sequence.seat != "", "fence", f"{what} were committed by {actor or 'no seat'}")
         same = seat.epoch == sequence.epoch != ""
-        self._require(same, "fence", f"{said}: epoch {seat.epoch!r} commits what {sequence.epoch!r} claimed")
+        self._require(same, "fence", f"{what}: epoch {seat.epoch!r} commits what {sequence.epoch!r} claimed")
         sequence.tokens += tokens
-        self._require(len(packed) % 4 == 0, "tokens", f"{said}: {len(packed)} bytes")
+        self._require(len(packed) % 4 == 0, "tokens", f"{what}: {len(packed)} bytes")
         fits = len(sequence.tokens) <= sequence.most_tokens
-        self._require(fits, "tokens", f"{said}: now {len(sequence.tokens)} of {sequence.most_tokens}")
+        self._require(fits, "tokens", f"{what}: now {len(sequence.tokens)} of {sequence.most_tokens}")
 
     def _on_group(self, command: str, request: str, args: list[bytes]) -> None:
         if command == "HINCRBY" and args[0] == b"open":
@@ -223,9 +223,10 @@ class PoolHistory:
         tokens, first = _tokens(packed), 0
         for raw_id, index, count in zip(ids, indices, counts, strict=True):
             id = raw_id.decode()
-            told, first = tokens[first : first + count], first + count
+            published, first = tokens[first : first + count], first + count
             committed = self.sequences.get(id, Sequence(id)).tokens[index : index + count]
-            self._require(told == committed, "published", f"{id} {index}: told {told}, committed {committed}")
+            what = f"{id} {index}: published {published}, committed {committed}"
+            self._require(published == committed, "published", what)
 
     # --- at the end of each transaction ---
 

@@ -186,8 +186,8 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    told = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
-    print(f"{fault.name}: {told}", file=sys.stderr, flush=True)
+    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
+    print(f"{fault.name}: {outcome}", file=sys.stderr, flush=True)
     return Injection(fault.name, at, skipped, hit)
 
 

@@ -38,7 +38,7 @@ def _longer(body: dict[str, Any], number: int, tokens: int) -> dict[str, Any]:
         return body
     before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: about the tokens of the prompt itself
     if "messages" in body:
-        messages = [said | {"content": before + said["content"]} for said in body["messages"]]
+        messages = [message | {"content": before + message["content"]} for message in body["messages"]]
         return body | {"messages": messages}
     prompt = body["prompt"]
     return body | {"prompt": [before + text for text in prompt] if isinstance(prompt, list) else before + prompt}
@@ -87,8 +87,8 @@ def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
         return f"choices {sorted(got.choices)}, expected {sorted(expected.choices)}"
     if expected.completion_tokens != got.completion_tokens:
         return f"{got.completion_tokens} tokens counted, expected {expected.completion_tokens}"
-    told = ((index, _difference(choice, got.choices[index])) for index, choice in expected.choices.items())
-    return next((f"choice {index}: {what}" for index, what in told if what), "")
+    differences = ((index, _difference(choice, got.choices[index])) for index, choice in expected.choices.items())
+    return next((f"choice {index}: {what}" for index, what in differences if what), "")
 
 
 def _difference(expected: Choice, got: Choice) -> str:

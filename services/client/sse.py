@@ -90,7 +90,7 @@ class StreamedAnswer:
     request: str = ""  # the server's id of the request, from the ids of events
     last_id: str = ""  # of the last event
     chunks: int = 0
-    _said: list[int] = field(default_factory=list)
+    _received: list[int] = field(default_factory=list)
     _before: dict[int, Choice] = field(default_factory=dict)
 
     def restart(self) -> None:
@@ -99,7 +99,7 @@ class StreamedAnswer:
             i: max((choice, self._before.get(i, Choice())), key=lambda c: len(c.text))
             for i, choice in self.choices.items()
         }
-        self.choices, self._said, self.request, self.last_id = {}, [], "", ""
+        self.choices, self._received, self.request, self.last_id = {}, [], "", ""
 
     def feed(self, event: Event) -> bool:
         """Add one event to the answer; returns whether it held text.
@@ -121,37 +121,39 @@ class StreamedAnswer:
 
     def _add(self, id: str, chunk: dict[str, Any]) -> bool:
         if id:
-            self._go_on(id, chunk)
+            self._continue(id, chunk)
         self.chunks += 1
         if usage := chunk.get("usage"):
             self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        return sum(self._take(said) for said in chunk.get("choices", ())) > 0
+        return sum(self._extend(part) for part in chunk.get("choices", ())) > 0
 
-    def _go_on(self, id: str, chunk: dict[str, Any]) -> None:
+    def _continue(self, id: str, chunk: dict[str, Any]) -> None:
         request, counts = position(id)
-        said = self._said + [0] * (len(counts) - len(self._said))  # an opening event counts the choices opened so far
-        expected = list(said)
+        # an opening event counts the choices opened so far
+        received = self._received + [0] * (len(counts) - len(self._received))
+        expected = list(received)
         for choice in chunk.get("choices", ()):
             index, tokens = choice["index"], choice.get("token_ids")
             if not 0 <= index < len(counts):
                 raise StreamError(f"{id!r} does not count choice {index}")
-            came = counts[index] - said[index] if tokens is None else len(tokens) + bool(choice.get("finish_reason"))
-            expected[index] += max(came, 0)
+            ended = bool(choice.get("finish_reason"))
+            new = counts[index] - received[index] if tokens is None else len(tokens) + ended
+            expected[index] += max(new, 0)
         if chunk.get("usage") and not chunk["choices"]:
             expected[-1] += 1
         if (request, counts) != (self.request or request, expected):
             raise StreamError(f"after {self.last_id!r} came {id!r} where {self.request}:{expected} was due")
-        self.request, self._said, self.last_id = request, counts, id
+        self.request, self._received, self.last_id = request, counts, id
 
-    def _take(self, said: dict[str, Any]) -> bool:
-        choice = self.choices.setdefault(said["index"], Choice())
-        text = (said["delta"].get("content") if "delta" in said else said["text"]) or ""
+    def _extend(self, part: dict[str, Any]) -> bool:
+        choice = self.choices.setdefault(part["index"], Choice())
+        text = (part["delta"].get("content") if "delta" in part else part["text"]) or ""
         choice.text += text
-        choice.token_ids += said.get("token_ids", ())
-        choice.logprobs += _token_logprobs(said.get("logprobs") or {})
-        if reason := said.get("finish_reason"):
+        choice.token_ids += part.get("token_ids", ())
+        choice.logprobs += _token_logprobs(part.get("logprobs") or {})
+        if reason := part.get("finish_reason"):
             if choice.finish_reason:
-                raise StreamError(f"choice {said['index']} ended twice")
+                raise StreamError(f"choice {part['index']} ended twice")
             choice.finish_reason = reason
         return bool(text)
 
@@ -182,9 +184,9 @@ def parse(data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise StreamError(f"not a chunk: {data[:200]}")
     if error := chunk.get("error"):
-        said = error if isinstance(error, dict) else {"message": error}
-        code = said.get("code")
-        raise StreamError(f"error frame: {said.get('message', said)}", code if isinstance(code, int) else 0)
+        detail = error if isinstance(error, dict) else {"message": error}
+        code = detail.get("code")
+        raise StreamError(f"error frame: {detail.get('message', detail)}", code if isinstance(code, int) else 0)
     return chunk
 
 

@@ -112,18 +112,18 @@ class Batches:
         blocks = self._blocks(context + iterations)
         self._fill(batch * blocks)
         recording = self._follower()
-        going = [str(i) for i in range(batch)]
+        running = [str(i) for i in range(batch)]
         released: list[str] = []
         for step in range(iterations):
-            begun = [f"{step}/{i}" for i in range(prompts)]
-            new = [self._new(id, length, 0) for id in begun]
-            place = self._place(begun, self._blocks(length), batch * blocks)
+            started = [f"{step}/{i}" for i in range(prompts)]
+            new = [self._new(id, length, 0) for id in started]
+            place = self._place(started, self._blocks(length), batch * blocks)
             if step == 0:
-                new += [self._new(id, context + 1, context) for id in going]
-                place |= self._place(going, blocks)
-            scheduled = dict.fromkeys(going, 1) | dict.fromkeys(begun, length)
+                new += [self._new(id, context + 1, context) for id in running]
+                place |= self._place(running, blocks)
+            scheduled = dict.fromkeys(running, 1) | dict.fromkeys(started, length)
             recording.run(Iteration(EPOCH, step, scheduled, new, place, released))
-            released = begun
+            released = started
             yield recording.ran[-1]
 
     def whole(self, batch: int, prompt: int, output: int) -> list[TimedIteration]:

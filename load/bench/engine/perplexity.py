@@ -71,7 +71,7 @@ def perplexity(engine: Engine, ids: list[int]) -> float | None:
     engine.reset(EPOCH)
     new = NewRequest("text", ids, len(ids), SamplingParams(1, logprobs=0, prompt_logprobs=0))
     blocks = list(range(-(-len(ids) // engine.figures.block_size)))
-    told = None
+    scores = None
     for step, begin in enumerate(range(0, len(ids), CHUNK)):
         first = step == 0
         scheduled = {"text": min(CHUNK, len(ids) - begin)}
@@ -79,8 +79,8 @@ def perplexity(engine: Engine, ids: list[int]) -> float | None:
         result = engine.run(iteration)
         assert not result.failed, result.failed
         if "text" in result.logprobs:
-            told = result.logprobs["text"].prompt
-    return None if told is None else math.exp(-math.fsum(told.tokens) / len(told.tokens))
+            scores = result.logprobs["text"].prompt
+    return None if scores is None else math.exp(-math.fsum(scores.tokens) / len(scores.tokens))
 
 
 def perplexities_table(found: list[Perplexity]) -> str:

@@ -50,11 +50,11 @@ def measure_shares(engine: Engine, batch: int, context: int) -> Shares:
     """Measure increment iterations."""
     Batches(engine).increments(batch, context, 2)
     if isinstance(engine.decoder, NativeDecoder):
-        return _told(engine, engine.decoder, batch, context)
+        return _from_kernels(engine, engine.decoder, batch, context)
     return _profiled(engine, batch, context)
 
 
-def _told(engine: Engine, decoder: NativeDecoder, batch: int, context: int) -> Shares:
+def _from_kernels(engine: Engine, decoder: NativeDecoder, batch: int, context: int) -> Shares:
     before = decoder.seconds()
     ran = Batches(engine).increments(batch, context, ITERATIONS)
     whole = sum(one.seconds for one in ran)
@@ -96,8 +96,8 @@ def _class(operation: str) -> str:
 def shares_table(shares: Shares) -> str:
     classes = [[name, f"{share:.1%}"] for name, share in shares.classes.items()]
     title = f"An increment iteration at batch {shares.batch}, context {shares.context}:"
-    said = f"{title}\n\n{table(['what', 'share'], classes)}"
+    text = f"{title}\n\n{table(['what', 'share'], classes)}"
     if not shares.operations:
-        return said
+        return text
     operations = [[name, f"{calls:,.0f}", f"{share:.1%}"] for name, calls, share in shares.operations]
-    return f"{said}\n\nBy torch's profiler:\n\n" + table(["operation", "calls", "share"], operations)
+    return f"{text}\n\nBy torch's profiler:\n\n" + table(["operation", "calls", "share"], operations)

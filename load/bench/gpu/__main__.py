@@ -93,10 +93,10 @@ def run(bench: Bench, parts: Sequence[str], to: Path | None) -> int:
     engine = bench.engine
     figures = engine.figures
     kept = figures.num_blocks * figures.block_size
-    said = f"{machine()}; {bench.device_name}; {figures.model}, {figures.numerics}"
-    print(f"{said}; random weights; keys and values of {kept:,} tokens", flush=True)
+    described = f"{machine()}; {bench.device_name}; {figures.model}, {figures.numerics}"
+    print(f"{described}; random weights; keys and values of {kept:,} tokens", flush=True)
     del engine  # so that `release` can free its memory
-    found: dict[str, Any] = {"machine": said, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
+    found: dict[str, Any] = {"machine": described, "model": bench.name, "kv_tokens": kept, "parts": {}, "failed": {}}
     for part in parts:
         print(f"\n## {bench.name}: {part}\n", flush=True)
         began = time.perf_counter()

@@ -69,7 +69,7 @@ def mixed(bench: Bench) -> PartResult:
         times = [f"{seconds * 1e3:,.2f}" for seconds in (one.mixed, one.increments, one.initiations)]
         rows.append([one.name, *times, f"{one.ratio:.2f}", MIXED_GOAL, _reached(one.ratio <= MIXED_GOAL)])
     head = ["iteration", "mixed, ms", "increments alone, ms", "initiations alone, ms", "ratio", "goal", "reached"]
-    return PartResult(_told(bench, table(head, rows)), [one.json() for one in found])
+    return PartResult(_with_note(bench, table(head, rows)), [one.json() for one in found])
 
 
 def graphs(bench: Bench) -> PartResult:
@@ -101,7 +101,7 @@ def graphs(bench: Bench) -> PartResult:
         ]
         for one in found
     ]
-    return PartResult(_told(bench, table(head, rows)), found)
+    return PartResult(_with_note(bench, table(head, rows)), found)
 
 
 def _increments(bench: Bench) -> Iterator[Compared]:
@@ -154,10 +154,10 @@ def _found(bench: Bench, measured: Iterator[Compared]) -> PartResult:
         rows.append([phase.name, *times, f"{one.share:.0%}", goal, reached, *figures])
     head = ["phase", "floor, ms", "time, ms", "share of the floor's rate", "goal", "reached"]
     text = table([*head, "share of bandwidth", "tokens/s"], rows)
-    return PartResult(_told(bench, text), [one.json() for one in found])
+    return PartResult(_with_note(bench, text), [one.json() for one in found])
 
 
-def _told(bench: Bench, text: str) -> str:
+def _with_note(bench: Bench, text: str) -> str:
     return f"{text}\n\n{CUT}" if bench.budget.spent else text
 
 

@@ -52,8 +52,8 @@ class Gateway:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
-        said = json.loads(await self._process.stdout.readline())
-        return 1000 * said["longest"], said["memory"] / (1 << 20)
+        report = json.loads(await self._process.stdout.readline())
+        return 1000 * report["longest"], report["memory"] / (1 << 20)
 
 
 @asynccontextmanager
@@ -137,8 +137,8 @@ async def _attacked(one: Gateway, client: httpx.AsyncClient, attack: Attack) -> 
     headers = {"content-type": "application/json"}
     calls = [client.post(attack.path, content=attack.body, headers=headers) for _ in range(AT_ONCE)]
     answers = await asyncio.gather(*calls)
-    said = ", ".join(sorted({str(answer.status_code) for answer in answers}))
-    row = [attack.path, attack.name, said, *await _measured(one)]
+    statuses = ", ".join(sorted({str(answer.status_code) for answer in answers}))
+    row = [attack.path, attack.name, statuses, *await _measured(one)]
     print(*row, file=sys.stderr, flush=True)
     return row
 

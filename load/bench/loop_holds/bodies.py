@@ -47,8 +47,8 @@ def attacks(longest: int = LONGEST) -> Iterator[Attack]:
         yield Attack(name, completions, _field("prompt", long, max_tokens=1))
     yield Attack("text to cut", completions, _field("prompt", _text("1", room), max_tokens=1, truncate_prompt_tokens=9))
     yield Attack("2,048 choices", completions, _field("prompt", orjson.dumps([[1]] * 16), n=128, max_tokens=1))
-    told = _field("prompt", orjson.dumps([[1]] * 16), n=128, max_tokens=1, stop=STOPS, logit_bias=BIASES)
-    yield Attack("2,048 choices, stops and biases", completions, told)
+    large = _field("prompt", orjson.dumps([[1]] * 16), n=128, max_tokens=1, stop=STOPS, logit_bias=BIASES)
+    yield Attack("2,048 choices, stops and biases", completions, large)
     scored = _field("prompt", _many(b"12345", 47_900), max_tokens=1, prompt_logprobs=20, return_token_ids=True)
     yield Attack("a prompt scored", completions, scored)
     yield Attack("members of 'metadata'", completions, _field("metadata", _members(room), prompt="a"))
@@ -108,8 +108,8 @@ async def send_batch(client: httpx.AsyncClient) -> str:
     content = b"".join(_line(number) for number in range(LINES))
     sent = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
     sent.raise_for_status()
-    asked = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    made = await client.post("/v1/batches", json=asked)
+    batch_body = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = await client.post("/v1/batches", json=batch_body)
     made.raise_for_status()
     for _ in range(CHECKS):
         batch = (await client.get(f"/v1/batches/{made.json()['id']}")).json()

@@ -135,8 +135,8 @@ def lines(count: int, size: Size) -> bytes:
             "temperature": 0,
             "ignore_eos": True,
         }
-        said = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
-        return json.dumps(said).encode() + b"\n"
+        request = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+        return json.dumps(request).encode() + b"\n"
 
     return b"".join(map(line, range(count)))
 
@@ -149,8 +149,9 @@ def run_batch(server: OrcaServer, content: bytes) -> float:
         batch = until(client, id, lambda b: b["status"] in ENDED)
         seconds = time.perf_counter() - began
         output = client.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
-    asked = [json.loads(line)["custom_id"] for line in content.splitlines()]
-    assert [json.loads(line)["custom_id"] for line in output] == asked, f"{len(output)} answers to {len(asked)} lines"
+    expected = [json.loads(line)["custom_id"] for line in content.splitlines()]
+    answered = [json.loads(line)["custom_id"] for line in output]
+    assert answered == expected, f"{len(answered)} answers to {len(expected)} lines"
     return seconds
 
 

@@ -86,11 +86,11 @@ async def chats(size: Size, server: InProcess) -> list[Answer]:
 
 
 async def _chat(size: Size, seed: int, server: InProcess) -> list[Answer]:
-    said, answers = any_prompt(size.chat_system, 1000 + seed), []
+    chat, answers = any_prompt(size.chat_system, 1000 + seed), []
     for turn in range(size.turns):
-        said = said + any_prompt(size.question, 2000 + seed * size.turns + turn)
-        answers.append(await server.ask(Request(said, size.answer)))
-        said = said + answers[-1].tokens
+        chat = chat + any_prompt(size.question, 2000 + seed * size.turns + turn)
+        answers.append(await server.ask(Request(chat, size.answer)))
+        chat = chat + answers[-1].tokens
     return answers
 
 
