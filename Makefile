@@ -46,7 +46,7 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 verify: .venv/bench
-	$(BIN)/python -m load.verify
+	$(BIN)/python -m load.bench.verify
 
 bench: .venv/bench
 	$(BIN)/python -m load.bench
@@ -59,7 +59,7 @@ clients: .venv/serve
 		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
 
 simulate: .venv/bench
-	$(BIN)/python -m load.simulate
+	$(BIN)/python -m load.simulation
 
 schemas:
 	$(PYTHON) tests/schemas.py

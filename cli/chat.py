@@ -1,4 +1,4 @@
-"""`orca chat`: talk to a running server; the answer streams as it is made, and goes on when a connection breaks."""
+"""`orca chat`: talk to a running server. The answer is streamed, and resumed when the connection breaks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httpx
 
 from cli.arguments import Parser
 from cli.server import add_server, headers, served_model
-from load.resuming import SILENCE, Comeback
-from load.sse import Answer, Events, StreamError
+from services.client.resuming import SILENCE, ResumableRequest
+from services.client.sse import Events, StreamedAnswer, StreamError
 from services.errors import OrcaError
 
 
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> None:
 
 
 class Chat:
-    """A conversation: each turn is sent with all before it."""
+    """A conversation: each turn is sent together with all earlier ones."""
 
     def __init__(
         self,
@@ -56,36 +56,39 @@ class Chat:
         }
 
     def say(self, text: str) -> None:
-        """Send `text`, print the answer piece by piece."""
+        """Send `text` and print the answer as it arrives."""
         self._messages.append({"role": "user", "content": text})
-        said = ""
+        printed = ""
         for so_far in self._stream():
-            print(so_far[len(said) :], end="", flush=True)
-            said = max(said, so_far, key=len)  # a request that the server forgot is said again from its first token
+            print(so_far[len(printed) :], end="", flush=True)
+            # a server that forgot the request sends it again from its first token
+            printed = max(printed, so_far, key=len)
         print()
-        self._messages.append({"role": "assistant", "content": said})
+        self._messages.append({"role": "assistant", "content": printed})
 
     def _stream(self) -> Iterator[str]:
-        """The answer's text so far, each time it grew."""
+        """The answer's text so far, each time it has grown."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
-        answer = Answer()
-        comeback = Comeback(answer)
+        answer = StreamedAnswer()
+        resumable = ResumableRequest(answer)
         try:
             while not answer.done:
-                for brought_text in _connection(self._client, body, answer, comeback):
+                for brought_text in _connection(self._client, body, answer, resumable):
                     if brought_text:
                         yield answer.choices[0].text
         except StreamError as error:
             raise OrcaError(str(error)) from error
 
 
-def _connection(client: httpx.Client, body: dict[str, Any], answer: Answer, comeback: Comeback) -> Iterator[bool]:
-    """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
+def _connection(
+    client: httpx.Client, body: dict[str, Any], answer: StreamedAnswer, resumable: ResumableRequest
+) -> Iterator[bool]:
+    """Stream over one connection: for each event, whether it held text. Waits at the end unless `[DONE]` came."""
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=resumable.headers()) as response:
             if not response.is_success:
                 after = response.headers.get("Retry-After")
-                time.sleep(comeback.refused(response.status_code, after, response.read()))
+                time.sleep(resumable.refused(response.status_code, after, response.read()))
                 return
             events = Events()
             for line in response.iter_lines():
@@ -95,7 +98,7 @@ def _connection(client: httpx.Client, body: dict[str, Any], answer: Answer, come
     except httpx.HTTPError as error:
         broken = f"the connection broke: {error}"
     if not answer.done:
-        time.sleep(comeback.broken(broken))
+        time.sleep(resumable.broken(broken))
 
 
 def _lines() -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Load: Locust users, traces, benchmarks."""
+"""Load: Locust users, benchmarks, the simulator and chaos; see docs/load.md."""

@@ -1,4 +1,4 @@
-"""Requests through EngineLoop in this process: the engine and the scheduler alone, without HTTP, Redis or Ray."""
+"""A trace in this process: the engine, the scheduler and its loop, without HTTP, Redis or Ray."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from load.answers import Answer, Ran, Run
-from load.workloads import Job
+from load.trace import Answer, IterationRecord, Request, Run, run_trace
 from services.clock import RealClock
 from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
@@ -36,9 +35,18 @@ class Engine(Protocol):
     def run(self, iteration: Iteration) -> IterationResult: ...
 
 
+@dataclass(slots=True)
+class Seat:
+    """A seat that its scheduler never loses."""
+
+    name: str
+    epoch: str
+    call: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How requests are run. `kv_blocks`: as many as the scheduler may use of those the engine has; 0: all."""
+    """How requests are run. `kv_blocks`: how many of the engine's blocks the scheduler may use; 0: all."""
 
     knobs: Knobs
     limits: Limits = field(default_factory=Limits)
@@ -48,7 +56,7 @@ class Setup:
 
 @asynccontextmanager
 async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
-    """An `InProcess` that serves until the block is left. Raises whatever the engine raises."""
+    """An `InProcess` that serves until the block ends. Raises what the engine raises."""
     server = InProcess(engine, setup)
     await server.start()
     try:
@@ -57,19 +65,19 @@ async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
         await server.stop()
 
 
-def run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
-    """Submit each of `jobs` when it is due and wait for all; raises whatever the engine raises."""
-    return asyncio.run(_run_trace(engine, jobs, setup))
+def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
+    """Run `requests` on `engine`; raises what the engine raises."""
+    return asyncio.run(_run(engine, requests, setup))
 
 
-async def _run_trace(engine: Engine, jobs: Sequence[Job], setup: Setup) -> Run:
+async def _run(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
     async with serving(engine, setup) as server:
-        answers = await asyncio.gather(*(server.ask(job) for job in jobs))
+        answers = await run_trace(server, requests)
     return await server.summary(answers)
 
 
 class InProcess:
-    """A pool, a scheduler and its loop around an engine."""
+    """A pool, a scheduler and its loop around an engine: a system that answers requests."""
 
     def __init__(self, engine: Engine, setup: Setup) -> None:
         self._clock = RealClock()
@@ -80,7 +88,7 @@ class InProcess:
         self._number = 0
 
     async def start(self) -> None:
-        """Time begins."""
+        """Start to serve; the trace begins."""
         epoch = (await self._pool.acquire(SEAT, "bench", LEASE)).epoch  # a fresh pool's seat is free
         await self._pool.heartbeat(GATEWAY, 1, {}, ttl=DAY)
         engine, setup = self._engine.engine, self._setup
@@ -89,7 +97,7 @@ class InProcess:
         assert figures.num_blocks <= engine.figures.num_blocks, f"{setup.kv_blocks = } {engine.figures.num_blocks = }"
         scheduler = setup.scheduler(epoch=epoch, figures=figures, knobs=setup.knobs)
         self._local = LocalEngine(self._engine)
-        seat = _Seat(SEAT, epoch)
+        seat = Seat(SEAT, epoch)
         self._loop = EngineLoop(
             self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
         )
@@ -106,37 +114,34 @@ class InProcess:
             self._reading.cancel()
             self._local.close()
 
-    async def ask(self, job: Job) -> Answer:
-        """Submit `job` when it is due, or now where that is over, and wait for its end."""
-        if (early := self._began + job.at - self._clock.now()) > 0:
-            await asyncio.sleep(early)
+    def now(self) -> float:
+        return self._clock.now() - self._began
+
+    async def ask(self, request: Request) -> Answer:
         id, ended = f"{self._number:06}", asyncio.get_running_loop().create_future()
         self._number += 1
-        answer = Answer(job, self._now())
+        answer = Answer(request, self.now())
         sampling = SamplingParams(
-            job.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=job.stop_token_ids
+            request.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=request.stop_token_ids
         )
         self._answers[f"{id}/0"] = answer, ended
-        sequence = NewSequence(f"{id}/0", job.prompt, sampling)
+        sequence = NewSequence(f"{id}/0", request.prompt, sampling)
         reply = await self._pool.submit(
-            Submission(id, GATEWAY, [sequence], priority=job.priority, ttft=job.ttft),
+            Submission(id, GATEWAY, [sequence], priority=request.priority, ttft=request.ttft),
         )
         assert reply.refused is None, f"the pool is full: {reply.refused}"
         await ended
         return answer
 
     async def summary(self, answers: Sequence[Answer]) -> Run:
-        """What all this took, once it has stopped."""
+        """The run of which these are the answers; to be called after `stop`."""
         return Run(answers, self._engine.ran, (await self._pool.overview()).counters)
-
-    def _now(self) -> float:
-        return self._clock.now() - self._began
 
     async def _read(self) -> None:
         cursor = "0"
         while True:
             cursor, events = await self._pool.read_events(GATEWAY, cursor, timeout=10.0)
-            now = self._now()
+            now = self.now()
             for event in events:
                 answer, ended = self._answers[event.id]
                 if event.token is not None:
@@ -148,22 +153,15 @@ class InProcess:
                     ended.set_result(None)
 
     def _fail_all(self, serving: asyncio.Task[None]) -> None:
-        """The loop has ended: whoever still waits hears why."""
+        """The loop has ended: raise its error in every `ask` that still waits."""
         if not serving.cancelled() and (error := serving.exception()):
             for _, ended in self._answers.values():
                 if not ended.done():
                     ended.set_exception(error)
 
 
-@dataclass(slots=True)
-class _Seat:
-    name: str
-    epoch: str
-    call: int = 0
-
-
 class _Patience(IterationCost):
-    """Nobody could start this engine anew: one that is slow, on a machine with other work, is waited for."""
+    """No limit to the time of an iteration: this engine cannot be restarted, and other work may slow the machine."""
 
     def limit(self, iteration: Iteration) -> float:
         return inf
@@ -174,10 +172,10 @@ class _Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.ran: list[Ran] = []
+        self.ran: list[IterationRecord] = []
 
     def run(self, iteration: Iteration) -> IterationResult:
         result = self.engine.run(iteration)
         computed = sum(iteration.scheduled.values())
-        self.ran.append(Ran(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
+        self.ran.append(IterationRecord(len(iteration.scheduled), computed, len(result.tokens), result.elapsed))
         return result

@@ -2,12 +2,11 @@
 
     locust -f load/locustfile.py --host http://127.0.0.1:8000 --headless --users 8 --run-time 60s [ChatUser]
 
-Each request fires events of type `SSE`: `ttft` with the first text, and when it is over `e2e` (its length in the
-statistics is output tokens) and `tpot`, the mean (e2e - ttft) / (output tokens - 1) in ms. A stream whose connection
-breaks, or that is put off for a while, is followed again where the server gives its events an `id`; the time that takes
-is in its figures. A request that is no whole answer (a refusal, an error frame, no `[DONE]`) is a failure of `e2e`.
-Output tokens come from the usage chunk, as a chunk may carry several. A user waits for its answer: the load is
-closed-loop.
+Each request fires events of type `SSE`: `ttft` with the first text and, at the end, `e2e` (its length in the statistics
+is the number of output tokens) and `tpot`, the mean (e2e - ttft) / (output tokens - 1) in ms. A stream whose connection
+breaks, or which the server postpones, is resumed if the server gives its events an `id`; its figures include that time.
+A request without a whole answer (a refusal, an error frame, no `[DONE]`) is a failure of `e2e`. Output tokens are
+counted by the usage chunk, because a chunk may hold several. Each user waits for its answer: the load is closed-loop.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from locust import FastHttpUser, constant, events, task
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.exception import StopUser
 
-from load.prompts import BEGINNINGS, QUESTIONS, text_of
-from load.resuming import PATIENCE, SILENCE, Comeback
-from load.sse import Answer, Events, StreamError
-from load.workloads import paper
+from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
+from services.client.resuming import PATIENCE, SILENCE, ResumableRequest
+from services.client.sse import Events, StreamedAnswer, StreamError
 
 BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
 
@@ -35,7 +33,7 @@ BAD_ANSWER = (StreamError, KeyError, TypeError, ValueError, *FAILURE_EXCEPTIONS)
 @events.init_command_line_parser.add_listener
 def _arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Orca")
-    group.add_argument("--max-tokens", type=int, default=64, help="output tokens asked for (default: 64)")
+    group.add_argument("--max-tokens", type=int, default=64, help="max_tokens of each request (default: 64)")
     group.add_argument(
         "--trace",
         choices=("questions", "paper"),
@@ -51,7 +49,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 class Endpoint(Protocol):
-    """Where a user asks, and how it says it there."""
+    """A route, and the bodies of its requests."""
 
     path: str
     texts: tuple[str, ...]
@@ -61,7 +59,7 @@ class Endpoint(Protocol):
 
 
 class StreamingUser(FastHttpUser):
-    """Sends one request after the other to its `endpoint`."""
+    """A user that sends one request after the other to its `endpoint`."""
 
     abstract = True
     wait_time = constant(0)
@@ -74,7 +72,7 @@ class StreamingUser(FastHttpUser):
         self.model = self._first_model()
 
     def _first_model(self) -> str:
-        """The first id of /v1/models; asked again each second until the server answers."""
+        """The first id of /v1/models, requested every second until the server answers."""
         while True:
             with self.client.get("/v1/models", catch_response=True) as response:
                 try:
@@ -91,14 +89,14 @@ class StreamingUser(FastHttpUser):
             raise StopUser
         self._stream(self.body(number))
         if next(self._ended) == limit:
-            gevent.spawn(self.environment.runner.quit)  # not from here: it kills this greenlet before it is through
+            gevent.spawn(self.environment.runner.quit)  # not from here: it would kill this greenlet
 
     @property
     def _options(self) -> Any:
         return self.environment.parsed_options
 
     def body(self, number: int) -> dict[str, Any]:
-        """The JSON of the request of this number."""
+        """The JSON body of a request, by its number."""
         common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         if self._options.trace == "questions":
             text = self.endpoint.texts[number % len(self.endpoint.texts)]
@@ -107,12 +105,12 @@ class StreamingUser(FastHttpUser):
         return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.endpoint.from_tokens(job.prompt)
 
     def _stream(self, body: dict[str, Any]) -> None:
-        answer, first, error = Answer(), None, None
-        comeback = Comeback(answer, self._options.patience)
+        answer, first, error = StreamedAnswer(), None, None
+        resumable = ResumableRequest(answer, self._options.patience)
         begin = time.perf_counter()
         try:
             while not answer.done:
-                for brought in self._connection(body, comeback, answer):
+                for brought in self._connection(body, resumable, answer):
                     if brought and first is None:
                         first = time.perf_counter() - begin
                         self._fire("ttft", first)
@@ -125,16 +123,16 @@ class StreamingUser(FastHttpUser):
             self._fire("tpot", (end - first) / (tokens - 1), tokens)
         self._fire("e2e", end, tokens, error)
 
-    def _connection(self, body: dict[str, Any], comeback: Comeback, answer: Answer) -> Iterator[bool]:
-        """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
-        # never entered as a context, the response fires no event of its own
+    def _connection(self, body: dict[str, Any], resumable: ResumableRequest, answer: StreamedAnswer) -> Iterator[bool]:
+        """Stream over one connection: for each event, whether it held text. Waits at the end unless `[DONE]` came."""
+        # a response that is not entered as a context fires no event of its own
         response = self.client.post(
-            self.endpoint.path, json=body, headers=comeback.headers(), stream=True, catch_response=True
+            self.endpoint.path, json=body, headers=resumable.headers(), stream=True, catch_response=True
         )
         if response.status_code not in (0, 200):
             headers: Any = response.headers or {}
             text = (response.text or "").encode()
-            gevent.sleep(comeback.refused(response.status_code, headers.get("Retry-After"), text))
+            gevent.sleep(resumable.refused(response.status_code, headers.get("Retry-After"), text))
             return
         try:
             response.raise_for_status()
@@ -147,7 +145,7 @@ class StreamingUser(FastHttpUser):
         except FAILURE_EXCEPTIONS as error:
             broken = repr(error)
         if not answer.done:
-            gevent.sleep(comeback.broken(broken))
+            gevent.sleep(resumable.broken(broken))
 
     def _fire(self, name: str, seconds: float, tokens: int = 0, error: Exception | None = None) -> None:
         self.environment.events.request.fire(

@@ -1,8 +1,10 @@
-"""What every part of the benchmark is told, and the model and engine it names."""
+"""The options of the benchmarks, the model and engine that they name, and the command line of a program with parts."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -15,18 +17,18 @@ from services.user_folders import user_cache
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`model` as in `orca serve --model`."""
+    """What a benchmark runs on. `model` is as in `orca serve --model`."""
 
     model: str = "default"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path = field(default_factory=user_cache)
     weights: Literal["dtype", "int8"] = "dtype"
-    lean: bool = True  # False: transformers' own layers
+    fast_path: bool = True  # False: transformers' own layers
 
 
 def model_folder(options: Options) -> Path:
-    """The model as a folder of this machine; what takes long is told on stderr."""
+    """The model as a local folder; downloads and conversions are reported on stderr."""
     return resolve(
         options.model,
         options.cache_dir,
@@ -35,16 +37,41 @@ def model_folder(options: Options) -> Path:
 
 
 def load_engine(options: Options) -> Engine:
-    """The real engine, in this process."""
+    """The engine with its model, in this process."""
     return Engine.load(model_folder(options), engine_settings(options))
 
 
 def engine_settings(options: Options) -> EngineSettings:
     return EngineSettings(
-        options.device, options.dtype, options.weights, fast_path=options.lean, cache_dir=options.cache_dir
+        options.device, options.dtype, options.weights, fast_path=options.fast_path, cache_dir=options.cache_dir
     )
 
 
 def load_exact_engine(options: Options) -> Engine:
-    """The real engine in float32, where tokens are the same however they are computed, unless a dtype is asked for."""
+    """The same in float32, unless the options name a dtype: then the order of computation does not change tokens."""
     return load_engine(replace(options, dtype="float32") if options.dtype == "auto" else options)
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """The arguments that name a model and the folder of converted models."""
+    parser.add_argument("--model", default="default", help="a transformers folder, a GGUF file, a hub id or 'default'")
+    parser.add_argument("--cache-dir", type=Path, default=user_cache(), help="where converted models are kept")
+
+
+def add_numerics(parser: ArgumentParser) -> None:
+    """The arguments that choose device and dtype."""
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+
+
+def parser(program: str, description: str, parts: Mapping[str, str]) -> ArgumentParser:
+    """The parser of `python -m program`. `parts`: the description of each part by its name. The argument `part` has the
+    names that were given; None: all."""
+    made = ArgumentParser(
+        prog=f"python -m {program}",
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+        epilog="parts:\n" + "\n".join(f"  {name:14}{about}" for name, about in parts.items()),
+    )
+    made.add_argument("--part", action="append", choices=list(parts), help="run only this part; may be repeated")
+    return made

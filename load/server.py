@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,7 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +23,7 @@ from actors.environment import RAY_FOLDER
 from actors.leftovers import end_processes_of, processes_of
 
 ROOT = Path(__file__).parents[1]
-READY = 120.0  # seconds, also for what it says and answers later
+READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for
 
 
 def free_port() -> int:
@@ -30,7 +33,8 @@ def free_port() -> int:
 
 
 class OrcaServer:
-    """Started by `with`; stopped by what Ctrl-C sends. `lines` is what it printed. `port`: 0 for a free one."""
+    """`orca serve`: ready within `with`, interrupted as by Ctrl-C at its end. `lines` has what it printed. `port`: 0
+    takes a free one."""
 
     running: ClassVar[weakref.WeakSet[OrcaServer]] = weakref.WeakSet()
 
@@ -58,7 +62,7 @@ class OrcaServer:
             self._printed.notify_all()
 
     def until(self, text: str, times: int = 1) -> None:
-        """Wait until it has printed so many lines with `text`; fails when it ends, or takes too long."""
+        """Wait until it has printed `times` lines with `text`. Raises AssertionError if it ends or takes too long."""
 
         def printed() -> bool:
             return sum(text in line for line in self.lines) >= times
@@ -78,11 +82,11 @@ class OrcaServer:
         try:
             self.stop()
         finally:
-            if folder := self.cluster_folder():  # it was killed, or could not end
+            if folder := self.cluster_folder():  # it was killed, or could not stop
                 end_processes_of(folder)
 
     def stop(self) -> int:
-        """Exit status after an interrupt."""
+        """Interrupt it; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -92,37 +96,37 @@ class OrcaServer:
             raise
 
     def end(self) -> int:
-        """Exit status after an interrupt and, as soon as it was heard, another: it waits for nobody."""
+        """Interrupt it twice, so that it does not wait for open streams; returns the exit status."""
         self.process.send_signal(signal.SIGINT)
         self.until("once more to stop at once")
         return self.stop()
 
     def cluster_folder(self) -> Path | None:
-        """Where its cluster's files are, or were when it was killed; None after a regular end."""
+        """The folder of its cluster's files; it remains if the server was killed. None after a regular end."""
         claim = self.data_dir / f"serve-{self.port}"
         return Path(name) if claim.exists() and (name := claim.read_text()) else None
 
     def complaints(self) -> str:
-        """What our processes in its cluster, and Serve's, logged as warnings and errors, by file."""
+        """The warnings and errors that our processes and Serve's in its cluster have logged, by file."""
         folder = self.cluster_folder()
-        said = []
+        found = []
         for file in sorted(folder.glob(f"{RAY_FOLDER}/session_latest/logs/**/*")) if folder else []:
             if file.name.startswith("worker-") or (file.parent.name == "serve" and file.is_file()):
                 lines = file.read_text(errors="replace").splitlines()
-                said += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]
-        return "\n".join(said)
+                found += [f"{file.name}: {line}" for line in lines if "WARNING" in line or "ERROR" in line]
+        return "\n".join(found)
 
     def cluster(self, name: str = "") -> list[int]:
-        """Processes of its cluster, all or those of that short name: gcs_server, raylet, haproxy, ..."""
+        """Process ids of its cluster, of all or of those with this short name: gcs_server, raylet, haproxy, ..."""
         folder = self.cluster_folder()
         return [pid for pid, short in processes_of(folder).items() if name in ("", short)] if folder else []
 
     def pool_server(self) -> list[int]:
-        """The server on its data folder, whoever started it."""
+        """Process ids of the pool's server on its data folder, whichever process started it."""
         return [pid for pid in _all_processes() if _is_server_in(self.data_dir, Path(f"/proc/{pid}"))]
 
     def kill_all(self) -> None:
-        """SIGKILL to everything at once: itself, its cluster, the pool's server."""
+        """Send SIGKILL to all its processes at once: itself, its cluster, the pool's server."""
         for pid in (self.process.pid, *self.pool_server(), *self.cluster()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -132,39 +136,50 @@ class OrcaServer:
         return metrics(self.url)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time so far of each process below this server, by title; equal titles added up."""
+        """CPU seconds of the processes below this server so far, by title; those of equal titles are added up."""
         spent: dict[str, float] = {}
         for pid in self.descendants():
             title = _title(pid).split(" ")[0].rpartition("/")[2]
-            title = title.partition(".")[0] if title.startswith("ray::") else title  # without the method it runs
+            title = title.partition(".")[0] if title.startswith("ray::") else title  # without the method that it runs
             spent[title] = spent.get(title, 0.0) + cpu_seconds_of(pid)
         return spent
 
     def pids(self, title: str) -> list[int]:
-        """Processes below this server whose title starts with `title`."""
+        """Process ids below this server whose title starts with `title`."""
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(title)]
 
     def engine(self) -> int:
-        """The process that has the weights, of a server with one engine; 0 while there is none."""
+        """The id of the process that has the weights, for a server with one engine; 0 while there is none."""
         return int(self.metrics().get("orca:engine_pid", 0))
 
     def scheduler(self) -> int:
-        """The process that holds the seat, of a server with one engine; 0 while nobody does."""
+        """The id of the process that holds the seat, for a server with one engine; 0 while none does."""
         return int(self.metrics().get("orca:scheduler_pid", 0))
 
     def has_spares(self) -> bool:
-        """Whether the owner of the seat had a spare of each kind, engine and scheduler, when it last looked."""
+        """Whether the owner of the seat has a spare engine and a spare scheduler, as it last reported."""
         metrics = self.metrics()
         return bool(metrics.get("orca:spare_ready") and metrics.get("orca:spare_schedulers"))
 
     def descendants(self) -> list[int]:
         return _descendants(self.process.pid)
 
+    def until_idle(self, seconds: float) -> bool:
+        """Wait until no request waits or runs in the pool, at most `seconds`; returns whether that is so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(httpx.HTTPError):  # also while no scheduler reports
+                found = self.metrics()
+                if found.get("vllm:num_requests_running") == found.get("vllm:num_requests_waiting") == 0:
+                    return True
+            time.sleep(0.5)
+        return False
+
 
 def metrics(url: str) -> dict[str, float]:
-    """Samples of a running server, without their labels, summed."""
+    """The metrics of a running server by name; samples that differ only in labels are added up."""
     samples: dict[str, float] = {}
-    reply = httpx.get(url + "/metrics", timeout=READY, verify=False)  # certificates take 30 ms to load, and it is HTTP
+    reply = httpx.get(url + "/metrics", timeout=READY, verify=False)  # it is HTTP, and loading certificates takes 30 ms
     for family in text_string_to_metric_families(reply.text):
         for sample in family.samples:
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
@@ -179,7 +194,7 @@ def _is_server_in(folder: Path, process: Path) -> bool:
     try:
         return (process / "cwd").samefile(folder) and (process / "comm").read_text().strip().endswith("-server")
     except OSError:
-        return False  # ended meanwhile, or another user's
+        return False  # it has ended, or belongs to another user
 
 
 def _title(pid: int) -> str:
@@ -211,3 +226,10 @@ def _descendants(root: int) -> list[int]:
             found.append(pid)
             queue.append(pid)
     return found
+
+
+async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:
+    """Wait until `happened()`, which is checked every `every` seconds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(every)

@@ -1,4 +1,4 @@
-"""The oracle: the model as transformers runs it by itself."""
+"""The oracle: the model as stock transformers runs it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from load.options import Options, model_folder
-from load.workloads import Job
+from load.trace import Request
 
 
 def load_stock(options: Options) -> Any:
-    """In float32, on the device of the options."""
+    """The model in float32, on the device of the options."""
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return AutoModelForCausalLM.from_pretrained(model_folder(options), dtype=torch.float32).to(device)
 
 
-def alone(model: Any, job: Job) -> list[int]:
-    """What stock greedy `generate()` makes of a job, nothing else in the batch; the model's own EOS is ignored."""
-    prompt = torch.tensor([job.prompt], device=model.device)
-    stops: dict[str, Any] = {"eos_token_id": list(job.stop_token_ids) or None}
-    if not job.stop_token_ids:
-        stops["min_new_tokens"] = job.max_new_tokens
+def alone(model: Any, request: Request) -> list[int]:
+    """The tokens of stock greedy `generate()` for `request` alone; the model's own EOS is ignored."""
+    prompt = torch.tensor([request.prompt], device=model.device)
+    stops: dict[str, Any] = {"eos_token_id": list(request.stop_token_ids) or None}
+    if not request.stop_token_ids:
+        stops["min_new_tokens"] = request.max_new_tokens
     out = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=job.max_new_tokens,
+        max_new_tokens=request.max_new_tokens,
         do_sample=False,
         pad_token_id=0,
         **stops,
     )
-    return list(out[0, len(job.prompt) :].tolist())
+    return list(out[0, len(request.prompt) :].tolist())
 
 
-def oracle(options: Options) -> Callable[[Job], list[int]]:
+def oracle(options: Options) -> Callable[[Request], list[int]]:
     """`alone` with the model of the options."""
     return partial(alone, load_stock(options))

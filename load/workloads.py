@@ -1,61 +1,101 @@
-"""The traces that benchmarks and tests run: requests of exact lengths, all there at once unless they say when."""
+"""Traces and prompts that benchmarks, simulations and tests use."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-FILLER = 5  # a token id every vocabulary has
+from load.trace import Request
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request of a trace: `prompt` token ids in, exactly `max_new_tokens` out (greedy, EOS ignored), or fewer where
-    one of `stop_token_ids` comes earlier; that one is the last.
-
-    It arrives `at` seconds after the trace begins. Class and TTFT target are those of `Submission`.
-    """
-
-    prompt: list[int]
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...] = ()
-    at: float = 0.0
-    priority: int = 0
-    ttft: float = 0.0
+FILLER = 5  # a token id which every vocabulary has
 
 
-def paper(n: int = 64, seed: int = 0) -> list[Job]:
-    """The paper's trace (section 6.2): input ~ U(32, 512), output ~ U(1, 128).
+def paper(n: int = 64, seed: int = 0) -> list[Request]:
+    """The paper's trace (section 6.2): input ~ U(32, 512), output ~ U(1, 128), all there at once.
 
-    With seed 0, 64 requests have 17,553 input and 3,871 output tokens. Per request the input's length is drawn
-    first, then its ids from 10 to 40,000, then the output's length.
+    With seed 0, 64 requests have 17,553 input and 3,871 output tokens. For each request the length of its input is
+    drawn first, then the input's ids from 10 to 40,000, then the length of its output.
     """
     draw = random.Random(seed).randint
-    return [Job([draw(10, 40_000) for _ in range(draw(32, 512))], draw(1, 128)) for _ in range(n)]
+    return [Request([draw(10, 40_000) for _ in range(draw(32, 512))], draw(1, 128)) for _ in range(n)]
 
 
-def single() -> list[Job]:
-    """One lone request, 128 in and 128 out."""
-    return [Job([FILLER] * 128, 128)]
+def paper_lengths(n: int, seed: int = 0) -> list[Request]:
+    """The same distribution where only lengths matter: the ids are not drawn, so the lengths are other ones."""
+    draw = random.Random(seed).randint
+    return [sized(draw(32, 512), draw(1, 128)) for _ in range(n)]
 
 
-def equal_size(n: int = 16) -> list[Job]:
-    """All alike, 128 in and 128 out: the control, where iteration-level scheduling gains nothing."""
-    return [Job([FILLER] * 128, 128) for _ in range(n)]
+def sized(prompt: int, output: int) -> Request:
+    """A request with these numbers of tokens."""
+    return Request([FILLER] * prompt, output)
 
 
-def short_long_mix(n: int = 16) -> list[Job]:
-    """Short (32 in, 32 out) and long (512 in, 128 out) in turn, short first."""
-    return [Job([FILLER] * 32, 32) if i % 2 == 0 else Job([FILLER] * 512, 128) for i in range(n)]
+def single() -> list[Request]:
+    """One lone request, 128 tokens in and 128 out."""
+    return [sized(128, 128)]
+
+
+def equal_size(n: int = 16) -> list[Request]:
+    """All alike, 128 tokens in and 128 out: the control, where iteration-level scheduling gains nothing."""
+    return [sized(128, 128)] * n
+
+
+def short_long_mix(n: int = 16) -> list[Request]:
+    """Short (32 in, 32 out) and long (512 in, 128 out) requests in turn, a short one first."""
+    return [sized(32, 32) if i % 2 == 0 else sized(512, 128) for i in range(n)]
+
+
+def poisson(requests: Sequence[Request], rate: float, seed: int = 1) -> list[Request]:
+    """`requests` in order, as Poisson arrivals at `rate` per second. Another rate with the same seed is the same trace
+    stretched in time, as in section 6 of the paper."""
+    draw = random.Random(seed).expovariate
+    times = itertools.accumulate(draw(1.0) for _ in requests)
+    return [replace(request, at=at / rate) for at, request in zip(times, requests, strict=True)]
 
 
 def any_prompt(length: int, seed: int) -> list[int]:
-    """Token ids that have nothing in common with those of another seed; of any vocabulary of 300 and more."""
+    """Token ids that share no prefix with those of another seed, for any vocabulary of at least 300 entries."""
     draw = random.Random(seed).randint
     return [draw(10, 250) for _ in range(length)]
 
 
-def ending(job: Job, output: list[int], length: int) -> Job:
-    """`job`, whose tokens are `output`, with the stop token id that lets it end closest to `length` tokens."""
+def ending(request: Request, output: list[int], length: int) -> Request:
+    """`request`, whose tokens are `output`, with the stop token id that ends it closest to `length` tokens."""
     stop = min(output, key=lambda token: abs(output.index(token) + 1 - length))
-    return replace(job, stop_token_ids=(stop,))
+    return replace(request, stop_token_ids=(stop,))
+
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "How many days are there in a leap year?",
+    "Write one sentence about the sea.",
+    "What do bees make?",
+    "Explain in two sentences why the sky is blue.",
+    "Give me a title for a story about a lighthouse keeper.",
+    "Which planet is closest to the sun?",
+    "List four animals that can swim.",
+    "What is the opposite of cold?",
+    "Tell me a short fact about penguins.",
+    "How does a bicycle stay upright?",
+)
+
+# prompts of completions: an instruct model ends a text at once that is a question
+BEGINNINGS = (
+    "Once upon a time there was a lighthouse keeper who",
+    "The three primary colours are",
+    "The capital of France is Paris, and the capital of Spain is",
+    "To make a cup of tea, first",
+    "The sea was calm that morning, and",
+    "Bees make honey because",
+)
+
+WORDS = ("the", "sea", "was", "calm", "and", "a", "small", "boat", "went", "slowly", "out")
+
+
+def text_of(tokens: int) -> str:
+    """English text of about `tokens` tokens; in most vocabularies each of these words is one token."""
+    return " ".join(WORDS[i % len(WORDS)] for i in range(tokens))

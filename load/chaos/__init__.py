@@ -1,1 +1,1 @@
-"""Chaos: faults under load, and a checker of what clients and the pool saw."""
+"""Chaos: faults under load, and a checker of the histories of clients and pool."""

@@ -1,7 +1,7 @@
 """The append-only file of a Redis or Valkey server, read as the transactions that changed its data.
 
-What a script wrote stands there between MULTI and EXEC, or alone where it was one command. The tail of a server that
-was killed may be cut: what is not whole there never happened, as the server itself sees it.
+The commands of a script are between MULTI and EXEC, or alone if there is only one. The tail of the file may be cut if
+the server was killed; an incomplete transaction never happened, as for the server itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MANIFEST = "appendonly.aof.manifest"
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Commands that took effect at once; `time` is the last time (s) the file told, 0 where it tells none."""
+    """Commands that took effect at once. `time` is the last time stamp (s) before them in the file, or 0."""
 
     number: int
     commands: list[list[bytes]]
@@ -24,9 +24,9 @@ class Transaction:
 
 
 def read_transactions(data_dir: Path) -> Iterator[Transaction]:
-    """All transactions since the server's data was empty.
+    """All transactions since the server was empty.
 
-    Raises ValueError for a file that was rewritten: its history is gone.
+    Raises ValueError for a file that was rewritten, and so has lost its history.
     """
     number, time = 0, 0
     open_commands: list[list[bytes]] | None = None
@@ -49,7 +49,7 @@ def read_transactions(data_dir: Path) -> Iterator[Transaction]:
 
 
 def _files(data_dir: Path) -> list[Path]:
-    """From version 7 on a folder with a manifest, before that one file."""
+    """The files of a server: from version 7 on those of a folder with a manifest, before that one file."""
     folder = data_dir / "appendonlydir"
     if not folder.is_dir():
         return [data_dir / "appendonly.aof"]
@@ -74,7 +74,7 @@ def _commands(path: Path) -> Iterator[list[bytes]]:
 
 
 def _command(file: IO[bytes]) -> list[bytes] | None:
-    """The next command, or the time as `#TS`, `s`; None at the end and where the tail is cut."""
+    """The next command, or a time stamp as [#TS, seconds]; None at the end, or where the tail is cut."""
     line = file.readline()
     if not line.endswith(b"\r\n"):
         return None

@@ -1,6 +1,6 @@
-"""The history checker: what clients saw, what the pool did, and that both tell the same story.
+"""The history checker: checks what clients saw, what the pool did, and that both agree.
 
-It shares no code with the pool, so that an error there is not made here too.
+It shares no code with the pool, so that it does not repeat an error of the pool.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from load.chaos import client_history, pool_history
 from load.chaos.aof import Transaction
 from load.chaos.client_history import ClientHistory, ClientRequest
-from load.chaos.history import Record
+from load.chaos.history import Record, Violation
 from load.chaos.pool_history import PoolHistory
-from load.chaos.violations import Violation
 
-FORGOTTEN = 3.0  # seconds before its death of which a server with `everysec` may have forgotten what it was told
+FORGOTTEN = 3.0  # seconds before its death that a server with `everysec` may have forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """How much must have happened for a verdict to say anything: requests that ended without an error, tokens that were
+    """What must have happened at least for a meaningful verdict: requests that ended without an error, tokens that were
     committed for them, faults under open streams."""
 
     requests: int = 1
@@ -32,10 +31,10 @@ class Least:
 class Circumstances:
     """What the run knows besides the histories. Times are Unix times in seconds.
 
-    `losses`: when a server of the pool was killed that may have forgotten its last second or two; none where it syncs
-    before it answers. What it never heard of is then no violation if it was submitted just before; what it remembers
-    must still be whole. `seen`: of each scheduler process the last time it was seen alive. `faults`: how many there
-    were under open streams.
+    `losses`: when a server of the pool was killed that may have forgotten its last second or two; none if it syncs
+    before it answers. A request that it does not know is then no violation if it was submitted just before; a request
+    that it knows must still be whole. `seen`: when each scheduler process was last seen alive. `faults`: the number of
+    faults under open streams.
     """
 
     losses: Sequence[float] = ()
@@ -45,7 +44,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`violations` is empty where all rules held."""
+    """The replayed histories and all violations; there are none if all rules held."""
 
     clients: ClientHistory
     pool: PoolHistory
@@ -61,7 +60,7 @@ def check(
     least: Least = Least(),
     known: Circumstances = Circumstances(),
 ) -> Verdict:
-    """To be called when all requests should have ended."""
+    """Check both histories; to be called when all requests should have ended."""
     clients, pool = client_history.replay(records), pool_history.replay(transactions)
     clients.check_finished()
     pool.check_finished()
@@ -74,13 +73,13 @@ def check(
 
 
 def _compare(number: int, request: ClientRequest, pool: PoolHistory, losses: Sequence[float]) -> Iterable[Violation]:
-    """What a client got of each choice is what was committed; all of it, if the choice ended."""
+    """A client got of each choice what was committed, and all of it if the choice ended."""
     if not request.pool_id and request.done and not request.error:
         yield Violation("lost", f"client's request {number}: [DONE] came, no event had an id")
     forgotten = any(request.submitted <= loss <= request.submitted + FORGOTTEN for loss in losses)
     for index, choice in enumerate(request.choices):
         if not request.pool_id:
-            continue  # it was never accepted
+            continue  # the request was never accepted
         id = f"{request.pool_id}/{index}"
         sequence = pool.sequences.get(id)
         if sequence is None:
@@ -94,7 +93,7 @@ def _compare(number: int, request: ClientRequest, pool: PoolHistory, losses: Seq
 
 
 def _living(pool: PoolHistory, seen: Mapping[int, float]) -> Iterable[Violation]:
-    """Whoever lost a seat under a living lease since it was said to be dead was not seen alive afterwards."""
+    """An owner that lost its seat before its lease ended, because it was reported dead, was not seen alive later."""
     for taken in pool.leases.takeovers:
         if seen.get(taken.pid, 0.0) > taken.time:
             later = seen[taken.pid] - taken.time

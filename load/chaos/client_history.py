@@ -1,18 +1,17 @@
-"""What clients saw, checked: every index once and in order, each choice one end, nothing open at the end."""
+"""Checks what clients saw: every index once and in order, one end for each choice, nothing open at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from load.chaos.history import Connect, Delivery, Done, End, Record, Submit
-from load.chaos.violations import Violation
-from load.sse import position
+from load.chaos.history import Connect, Delivery, Done, End, Record, Submit, Violation
+from services.client.sse import position
 
 
 @dataclass(slots=True)
 class ClientChoice:
-    """`tokens` are those delivered for the first time; `due` is the index that must come next."""
+    """A choice: the tokens delivered so far, without repetitions, and the index `due` that must come next."""
 
     tokens: list[int] = field(default_factory=list)
     due: int = 0
@@ -21,7 +20,7 @@ class ClientChoice:
 
 @dataclass(slots=True)
 class ClientRequest:
-    """`pool_id` is the last one the server called it by; a server that forgot it gives it another."""
+    """A request. `pool_id` is the last id that the server gave it; one that forgot the request gives it another."""
 
     choices: list[ClientChoice]
     submitted: float = 0.0  # Unix time, s
@@ -33,7 +32,7 @@ class ClientRequest:
 
 
 class ClientHistory:
-    """`apply` each record in order, then `check_finished`."""
+    """The state of all requests: `apply` each record in order, then call `check_finished`."""
 
     def __init__(self) -> None:
         self.requests: dict[int, ClientRequest] = {}
@@ -70,7 +69,7 @@ class ClientHistory:
 
     def _deliver(self, request: ClientRequest, record: Delivery) -> None:
         number, choice = record.request, self._at(request, record)
-        if record.index < len(choice.tokens):  # again, as it was asked for
+        if record.index < len(choice.tokens):  # repeated, because the client asked for it
             before = choice.tokens[record.index]
             what = f"choice {record.choice} token {record.index} was {before}, came again as {record.token}"
             self._require(before == record.token, "wrong", number, what)
@@ -83,13 +82,13 @@ class ClientHistory:
     def _end(self, request: ClientRequest, record: End) -> None:
         choice = self._at(request, record)
         choice.ends += 1
-        again = not request.last_connect  # all of it was asked for, the end too
+        again = not request.last_connect  # the client asked for all of it, including the end
         self._require(choice.ends == 1 or again, "duplicated", record.request, f"choice {record.choice} ended again")
         choice.ends = 1
         request.times.append(record.time)
 
     def _at(self, request: ClientRequest, record: Delivery | End) -> ClientChoice:
-        """The choice; its `due` moved past the record, which must be there."""
+        """The choice of a record, which must be at its index `due`; moves `due` past the record."""
         same = not request.pool_id or request.pool_id == record.pool_id or not request.last_connect
         self._require(same, "wrong", record.request, f"{request.pool_id} was gone on with as {record.pool_id}")
         request.pool_id = record.pool_id

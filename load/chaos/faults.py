@@ -1,4 +1,4 @@
-"""The faults: each kills or stops processes of a running server. Whoever injects them sees to it that a load runs."""
+"""The faults: each kills or stops processes of a running server, while the caller keeps it under load."""
 
 from __future__ import annotations
 
@@ -11,43 +11,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-import redis
+from load.chaos.site import (
+    CONTROLLER,
+    ENGINE,
+    GATEWAY,
+    PROXY,
+    SCHEDULER,
+    Site,
+    loaded_engine,
+    owning_schedulers,
+    some,
+)
+from load.server import OrcaServer, until
 
-from load.chaos.pool_server import connect
-from load.server import OrcaServer
-from load.until import until
-
-ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"
-CONTROLLER, PROXY = "ray::ServeController", "ray::HAProxyManager"
-STUCK = 60.0  # seconds within which somebody must have noticed a stopped engine
-
-
-class NoTarget(Exception):
-    """There is no such process just now: one that died before is not back yet."""
-
-
-@dataclass(slots=True)
-class Site:
-    """The server that is being hurt.
-
-    `start_again` replaces `server` by a new one on the same folder and port; `poison` sends a request that kills
-    engines and returns when it was refused. `past_lease` and `outage` are the seconds for which a scheduler, and the
-    pool's server, stand still.
-    """
-
-    server: OrcaServer
-    start_again: Callable[[], None]
-    poison: Callable[[], Awaitable[None]]
-    past_lease: float = 8.0
-    outage: float = 20.0
+STUCK = 60.0  # seconds within which a stopped engine must have been noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`inject` hurts and returns when nothing more is going to happen by itself; raises NoTarget.
+    """A way to hurt a server. `inject` returns when the fault itself is over; it raises NoTarget.
 
-    `takes_all`: the whole cluster has to start anew. `takes_pool`: the pool's server dies.
+    `takes_all`: the whole cluster has to start again. `takes_pool`: the pool's server dies.
     """
 
     name: str
@@ -56,43 +40,12 @@ class Fault:
     takes_pool: bool = False
 
 
-# --- who is who ----------------------------------------------------------------------------------------------
-
-
-def loaded_engine(server: OrcaServer) -> int:
-    """The process with weights, of one of the engines."""
-    told = seat_pids(server.data_dir, "engine_pid")
-    return random.choice(_some([pid for pid in server.pids(ENGINE) if pid in told], "engine with weights"))
-
-
-def owning_schedulers(server: OrcaServer) -> list[int]:
-    told = seat_pids(server.data_dir, "scheduler_pid")
-    return [pid for pid in server.pids(SCHEDULER) if pid in told]
-
-
-def seat_pids(data_dir: Path, gauge: str) -> list[int]:
-    """What the owners of the seats said last, in the pool; none while it is away."""
-    with contextlib.suppress(redis.RedisError), connect(data_dir) as pool:
-        blobs = [pool.hget(key, "gauges") for key in pool.scan_iter("orca:*:seat:*")]
-        return [int(msgpack.unpackb(blob).get(gauge, 0)) for blob in blobs if isinstance(blob, bytes)]
-    return []
-
-
-def _some(pids: list[int], what: str) -> list[int]:
-    if not pids:
-        raise NoTarget(what)
-    return pids
-
-
 def _owner(server: OrcaServer) -> int:
-    return random.choice(_some(owning_schedulers(server), "scheduler with a seat"))
+    return random.choice(some(owning_schedulers(server), "scheduler with a seat"))
 
 
 def _without(pids: list[int], *others: int) -> list[int]:
     return [pid for pid in pids if pid not in others]
-
-
-# --- what happens to them ------------------------------------------------------------------------------------
 
 
 def _signal(number: signal.Signals, *pids: int) -> None:
@@ -118,7 +71,7 @@ def _lives(pid: int) -> bool:
 
 def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
     async def inject(site: Site) -> None:
-        _signal(signal.SIGKILL, random.choice(_some(site.server.pids(title), what)))
+        _signal(signal.SIGKILL, random.choice(some(site.server.pids(title), what)))
 
     return inject
 
@@ -126,7 +79,7 @@ def _kill_one(title: str, what: str) -> Callable[[Site], Awaitable[None]]:
 def _kill_of_cluster(name: str, wait: bool = False) -> Callable[[Site], Awaitable[None]]:
     async def inject(site: Site) -> None:
         again = sum("ready again" in line for line in site.server.lines)
-        _signal(signal.SIGKILL, *_some(site.server.cluster(name), name))
+        _signal(signal.SIGKILL, *some(site.server.cluster(name), name))
         if wait:
             await asyncio.to_thread(site.server.until, "ready again", again + 1)
 
@@ -139,7 +92,7 @@ async def _engine(site: Site) -> None:
 
 async def _spare_engine(site: Site) -> None:
     spares = _without(site.server.pids(ENGINE), loaded_engine(site.server))
-    _signal(signal.SIGKILL, random.choice(_some(spares, "spare engine")))
+    _signal(signal.SIGKILL, random.choice(some(spares, "spare engine")))
 
 
 async def _scheduler(site: Site) -> None:
@@ -148,7 +101,7 @@ async def _scheduler(site: Site) -> None:
 
 async def _spare_scheduler(site: Site) -> None:
     spares = _without(site.server.pids(SCHEDULER), *owning_schedulers(site.server))
-    _signal(signal.SIGKILL, random.choice(_some(spares, "spare scheduler")))
+    _signal(signal.SIGKILL, random.choice(some(spares, "spare scheduler")))
 
 
 async def _engine_and_scheduler(site: Site) -> None:
@@ -156,14 +109,14 @@ async def _engine_and_scheduler(site: Site) -> None:
 
 
 async def _stopped_scheduler(site: Site) -> None:
-    """Without a spare nobody would take the seat, however long its owner slept."""
-    owners = _some(owning_schedulers(site.server), "scheduler with a seat")
-    _some(_without(site.server.pids(SCHEDULER), *owners), "spare scheduler")
+    """Needs a spare: without one, no other process takes the seat, however long its owner stands still."""
+    owners = some(owning_schedulers(site.server), "scheduler with a seat")
+    some(_without(site.server.pids(SCHEDULER), *owners), "spare scheduler")
     stopped = random.choice(owners)
     _signal(signal.SIGSTOP, stopped)
     try:
         await asyncio.sleep(site.past_lease)
-        await until(lambda: stopped not in owning_schedulers(site.server), STUCK)  # the spare's may still be starting
+        await until(lambda: stopped not in owning_schedulers(site.server), STUCK)  # the spare may still be starting
     finally:
         _signal(signal.SIGCONT, stopped)
 
@@ -178,11 +131,11 @@ async def _stuck_engine(site: Site) -> None:
 
 
 async def _pool_killed(site: Site) -> None:
-    _signal(signal.SIGKILL, *_some(site.server.pool_server(), "pool's server"))
+    _signal(signal.SIGKILL, *some(site.server.pool_server(), "pool's server"))
 
 
 async def _pool_stopped(site: Site) -> None:
-    (pool,) = _some(site.server.pool_server(), "pool's server")
+    (pool,) = some(site.server.pool_server(), "pool's server")
     await _stop_for(pool, site.outage)
 
 
@@ -227,7 +180,7 @@ FAULTS = {
 
 
 def plan(names: list[str], count: int, draw: random.Random) -> list[Fault]:
-    """`count` faults in random order: each kind once, then again and again those that do not take all."""
+    """`count` faults in random order: each kind once, then repeatedly those that do not take the whole cluster."""
     kinds = [FAULTS[name] for name in names]
     chosen = draw.sample(kinds, len(kinds))
     small = [fault for fault in kinds if not fault.takes_all]

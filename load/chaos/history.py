@@ -1,4 +1,7 @@
-"""What clients saw, as it came over the wire, in a file of one JSON array a line: kind, then the record's fields."""
+"""The history of clients, as it came over the wire: a file with one JSON array per line, kind and fields of a record.
+
+Also `Violation`, a broken rule of any history.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,23 @@ from types import TracebackType
 
 import orjson
 
-from load.sse import Event, StreamError, parse, position
+from services.client.sse import Event, StreamError, parse, position
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule. Tables count by `rule`, its short name; `what` tells where it was broken and with which values."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The client's request number `request` was made; it has so many choices."""
+    """The client's request number `request` was created, with this number of choices."""
 
     request: int
     time: float
@@ -23,7 +37,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """It was sent, for the first time or again; `last_id` is the id of the event to go on after, or empty."""
+    """It was sent, for the first time or again; `last_id` is the id of the event after which to continue, or empty."""
 
     request: int
     time: float
@@ -32,7 +46,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Token `index` of a choice came, from what the server calls `pool_id`."""
+    """Token `index` of a choice arrived; the server's id of the request is `pool_id`."""
 
     request: int
     time: float
@@ -56,7 +70,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The client is through with it: `[DONE]` came, or `error` says what came instead."""
+    """The client has finished the request: `[DONE]` came, or `error` tells what came instead."""
 
     request: int
     time: float
@@ -68,7 +82,7 @@ _KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Submit, Conn
 
 
 class Recorder:
-    """Writes what clients see to a file, in the order it happens; a `with` closes it."""
+    """Writes what clients see to a file, in the order of events; the end of `with` closes it."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._file = path.open("wb")
@@ -81,7 +95,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Everything is in the file then."""
+        """Write everything to the file and close it."""
         self._file.close()
 
     def submit(self, request: int, choices: int) -> None:
@@ -91,16 +105,16 @@ class Recorder:
         self._write(Connect(request, self._clock(), last_id))
 
     def event(self, request: int, event: Event) -> None:
-        """The tokens and ends of an event, at the indices that its own id gives them."""
+        """Record the tokens and ends of an event, with the indices that follow from its id."""
         if not event.id:
             return
         now = self._clock()
         try:
             (pool_id, counts), chunk = position(event.id), parse(event.data)
         except StreamError:
-            return  # its client ends with it, which is what is recorded
-        for said in chunk.get("choices", ()):
-            choice, tokens, reason = said["index"], said.get("token_ids", ()), said.get("finish_reason")
+            return  # it ends the client's request, which is recorded
+        for part in chunk.get("choices", ()):
+            choice, tokens, reason = part["index"], part.get("token_ids", ()), part.get("finish_reason")
             first = counts[choice] - len(tokens) - bool(reason)
             for index, token in enumerate(tokens, first):
                 self._write(Delivery(request, now, pool_id, choice, index, token))
@@ -115,7 +129,7 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """What a Recorder wrote."""
+    """The records that a Recorder wrote."""
     with path.open("rb") as file:
         for line in file:
             kind, *fields = orjson.loads(line)

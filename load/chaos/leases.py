@@ -1,4 +1,4 @@
-"""The leases of a pool's seats, as its server's file tells them: who may lose a seat, and when."""
+"""The leases of a pool's seats, replayed from its server's file: which owner may lose its seat, and when."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A seat that was taken at `time` (Unix, s) from an owner with the process id `pid`, whose lease lived: somebody
-    said that it is dead."""
+    """A seat that was taken at `time` (Unix, s) from an owner with the process id `pid` before its lease ended, because
+    the owner was reported dead."""
 
     seat: str
     epoch: str
@@ -22,36 +22,36 @@ class _Lease:
     owner: str = ""
     length: float = 0.0  # us
     until: float = 0.0  # us, Unix
-    released: str = ""  # the epoch that its owner gave back
-    dead: str = ""  # the epoch whose owner was said to be dead
+    released: str = ""  # the epoch in which its owner gave it back
+    dead: str = ""  # the epoch whose owner was reported dead
 
 
 @dataclass(slots=True)
 class Leases:
-    """`now` (us, Unix) is what the last script took for the time; it is told before the commands that it explains."""
+    """`now` (us, Unix) is the time of the last script; the caller sets it before it reports the script's commands."""
 
     now: float = 0.0
     takeovers: list[Takeover] = field(default_factory=list)
     _seats: dict[str, _Lease] = field(default_factory=dict)
 
-    def told(self, seat: str, fields: Mapping[str, bytes]) -> None:
-        """What a script wrote of a seat."""
+    def update(self, seat: str, fields: Mapping[str, bytes]) -> None:
+        """A script wrote these fields of a seat."""
         lease = self._seats.setdefault(seat, _Lease())
         if "epoch" in fields:
             lease.owner, lease.length, lease.until = fields["owner"].decode(), float(fields["lease"]), 0.0
         lease.released = fields.get("released", lease.released.encode()).decode()
         lease.dead = fields.get("dead", lease.dead.encode()).decode()
 
-    def given(self, seat: str, until: float) -> str:
-        """The lease of a seat runs to `until`. What is wrong with that, or nothing."""
+    def renew(self, seat: str, until: float) -> str:
+        """The lease of a seat runs to `until`. Returns what is wrong with that; empty if nothing is."""
         lease = self._seats.setdefault(seat, _Lease())
         lease.until = until
-        # a double of 16 digits is some tenths of a microsecond off
+        # a double of 16 digits is off by some tenths of a microsecond
         return "" if abs(until - self.now - lease.length) <= 1 else f"{seat}: a lease to {until} at {self.now}"
 
-    def vacated(self, seat: str, epoch: str) -> str:
-        """A seat lost the owner with this epoch. Empty if it gave the seat back, its lease had run out, or somebody
-        said that it is dead, which is kept in `takeovers`; else what is wrong."""
+    def vacate(self, seat: str, epoch: str) -> str:
+        """A seat lost the owner with this epoch. Returns what is wrong with that; empty if the owner gave it back, its
+        lease had ended, or the owner was reported dead, which is recorded in `takeovers`."""
         lease = self._seats.setdefault(seat, _Lease())
         if lease.released == epoch or lease.until <= self.now:
             return ""
@@ -63,6 +63,6 @@ class Leases:
 
 
 def _pid(owner: str) -> int:
-    """Of an owner `<node>:<port>/<pid>`; 0 for any other."""
+    """The process id of an owner `<node>:<port>/<pid>`; 0 for a name of another form."""
     pid = owner.rpartition("/")[2]
     return int(pid) if pid.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Checks the checker: copies of a run's own histories, each with one violation planted, must not pass."""
+"""Checks the checker: it must find one violation planted in a copy of the run's own histories."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Transactions = Sequence[Transaction]
 
 
 class NoPlace(Exception):
-    """The histories have nothing that could be broken so."""
+    """The histories have no place for this violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`rule` must be found broken in what `put`, which may raise NoPlace, makes of copies of the histories."""
+    """A violation to plant. `put` returns changed copies of the histories, in which `rule` is broken; it may raise
+    NoPlace."""
 
     name: str
     rule: str
     put: Callable[[Records, Transactions, random.Random], tuple[Records, Transactions]]
 
 
-def unnoticed(verdict: Verdict, records: Records, transactions: Transactions, draw: random.Random) -> list[str]:
-    """The planted violations that the checker does not find beside those of `verdict`, its verdict of the histories."""
+def missed_plants(verdict: Verdict, records: Records, transactions: Transactions, draw: random.Random) -> list[str]:
+    """The planted violations that the checker misses; `verdict` is its verdict on the unchanged histories."""
     missed = []
     for plant in PLANTS:
         try:
@@ -43,7 +44,7 @@ def unnoticed(verdict: Verdict, records: Records, transactions: Transactions, dr
 
 
 def _delivery(records: Records, draw: random.Random) -> int:
-    """Where a token came that is not the last thing of its choice: another token of it follows at once."""
+    """The place of a delivered token which is directly followed by the next token of the same choice."""
     places = [
         place
         for place, (one, next) in enumerate(pairwise(records))
@@ -70,9 +71,9 @@ def _twice(records: Records, transactions: Transactions, draw: random.Random) ->
 
 def _wrong(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:
     place = _delivery(records, draw)
-    told = records[place]
-    assert isinstance(told, Delivery)
-    return [*records[:place], replace(told, token=told.token + 1), *records[place + 1 :]], transactions
+    delivered = records[place]
+    assert isinstance(delivered, Delivery)
+    return [*records[:place], replace(delivered, token=delivered.token + 1), *records[place + 1 :]], transactions
 
 
 def _order(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:
@@ -81,7 +82,7 @@ def _order(records: Records, transactions: Transactions, draw: random.Random) ->
 
 
 def _endless(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:
-    """Of a request, all ends of a choice: one that came again may have had several."""
+    """Remove all ends of one choice; a choice that was sent again may have several."""
     ends = [record for record in records if isinstance(record, End)]
     if not ends:
         raise NoPlace("no choice ended")
@@ -91,7 +92,7 @@ def _endless(records: Records, transactions: Transactions, draw: random.Random) 
 
 
 def _takeover(records: Records, transactions: Transactions, draw: random.Random) -> tuple[Records, Transactions]:
-    """A seat loses its owner as soon as it has one."""
+    """A seat loses its owner as soon as it has one, under a living lease."""
     grants = [
         (place, command[1])
         for place, transaction in enumerate(transactions)

@@ -1,7 +1,7 @@
-"""What a pool did, replayed from its server's file, and every rule it broke.
+"""Replays what a pool did from its server's file, and checks every rule.
 
-Knows the keys as `services/pool/lua/fragments/keys.lua` documents them and shares no code with the pool: both would err
-alike.
+It knows the keys from the documentation in `services/pool/lua/fragments/keys.lua`, and shares no code with the pool, so
+that it does not repeat an error of the pool.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgpack
 
 from load.chaos.aof import Transaction
+from load.chaos.history import Violation
 from load.chaos.leases import Leases
-from load.chaos.violations import Violation
 
 _KEY = re.compile(r"orca:\{[^}]*\}:(\w+):?(.*)", re.DOTALL)
 _LEGAL = {("", "waiting"), ("waiting", "running"), ("running", "waiting"), ("waiting", "ended"), ("running", "ended")}
@@ -23,7 +23,7 @@ _LEGAL = {("", "waiting"), ("waiting", "running"), ("running", "waiting"), ("wai
 
 @dataclass(slots=True)
 class Sequence:
-    """A sequence as the file tells; kept when the pool forgets it."""
+    """A sequence; it is kept when the pool forgets it."""
 
     id: str
     group: str = ""
@@ -44,7 +44,7 @@ class Seat:
 
 @dataclass(slots=True)
 class _Now:
-    """The transaction that is being replayed."""
+    """The transaction that is currently replayed."""
 
     number: int
     actor: str  # the seat whose exchange it is
@@ -54,15 +54,15 @@ class _Now:
 
 
 class PoolHistory:
-    """One pool. `apply` each transaction; `violations` are told in the order they were found."""
+    """The state of one pool: `apply` each transaction in order. `violations` are in the order of their discovery."""
 
     def __init__(self) -> None:
         self.sequences: dict[str, Sequence] = {}
         self.seats: dict[str, Seat] = {}
         self.violations: list[Violation] = []
         self._waiting: set[str] = set()
-        self._open: dict[str, int] = {}  # of each group, how many have not ended, as the pool counts
-        self._unended: dict[str, int] = {}  # the same, as counted here
+        self._open: dict[str, int] = {}  # sequences of each group that have not ended, as the pool counts them
+        self._unended: dict[str, int] = {}  # the same, as they are counted here
         self._epochs: set[str] = set()
         self.leases = Leases()
         self._numerics = ""  # of the engines
@@ -88,7 +88,7 @@ class PoolHistory:
         self._check_end()
 
     def check_finished(self) -> None:
-        """To be called when all should have ended."""
+        """To be called when all sequences should have ended."""
         for sequence in self.sequences.values():
             self._require(sequence.state == "ended", "unfinished", f"{sequence.id} is {sequence.state} at the end")
 
@@ -140,15 +140,15 @@ class PoolHistory:
 
     def _append(self, sequence: Sequence, packed: bytes) -> None:
         tokens, seat, actor = _tokens(packed), self._seat(sequence.seat), self._now.actor
-        said = f"{len(tokens)} tokens of {sequence.id} ({sequence.state} on {sequence.seat or 'no seat'})"
-        self._require(sequence.state == "running", "fence", f"{said} were committed though it does not run")
-        self._require(actor == sequence.seat != "", "fence", f"{said} were committed by {actor or 'no seat'}")
+        what = f"{len(tokens)} tokens of {sequence.id} ({sequence.state} on {sequence.seat or 'no seat'})"
+        self._require(sequence.state == "running", "fence", f"{what} were committed though it does not run")
+        self._require(actor == sequence.seat != "", "fence", f"{what} were committed by {actor or 'no seat'}")
         same = seat.epoch == sequence.epoch != ""
-        self._require(same, "fence", f"{said}: epoch {seat.epoch!r} commits what {sequence.epoch!r} claimed")
+        self._require(same, "fence", f"{what}: epoch {seat.epoch!r} commits what {sequence.epoch!r} claimed")
         sequence.tokens += tokens
-        self._require(len(packed) % 4 == 0, "tokens", f"{said}: {len(packed)} bytes")
+        self._require(len(packed) % 4 == 0, "tokens", f"{what}: {len(packed)} bytes")
         fits = len(sequence.tokens) <= sequence.most_tokens
-        self._require(fits, "tokens", f"{said}: now {len(sequence.tokens)} of {sequence.most_tokens}")
+        self._require(fits, "tokens", f"{what}: now {len(sequence.tokens)} of {sequence.most_tokens}")
 
     def _on_group(self, command: str, request: str, args: list[bytes]) -> None:
         if command == "HINCRBY" and args[0] == b"open":
@@ -172,13 +172,13 @@ class PoolHistory:
     def _on_seat(self, command: str, name: str, args: list[bytes]) -> None:
         seat = self._seat(name)
         if command == "DEL" or (command == "HDEL" and b"epoch" in args):
-            if seat.epoch and (why := self.leases.vacated(name, seat.epoch)):
+            if seat.epoch and (why := self.leases.vacate(name, seat.epoch)):
                 self._require(False, "takeover", why)
             seat.epoch, seat.call = "", 0
             self._now.touched |= seat.running
         elif command in ("HSET", "HMSET"):
             fields = _fields(args)
-            self.leases.told(name, fields)
+            self.leases.update(name, fields)
             if "figures" in fields:
                 self._on_figures(name, seat, fields["figures"])
             if "epoch" in fields:
@@ -190,7 +190,7 @@ class PoolHistory:
                 seat.call = call
 
     def _on_figures(self, name: str, seat: Seat, packed: bytes) -> None:
-        """All engines compute alike, to the bit."""
+        """All engines compute the same bits."""
         *_, numerics = msgpack.unpackb(packed)
         self._numerics = self._numerics or numerics
         same = numerics == self._numerics
@@ -203,7 +203,7 @@ class PoolHistory:
         seat.epoch, seat.call = epoch, 0
 
     def _on_leases(self, command: str, _: str, args: list[bytes]) -> None:
-        if command == "ZADD" and (why := self.leases.given(args[1].decode(), float(args[0]))):
+        if command == "ZADD" and (why := self.leases.renew(args[1].decode(), float(args[0]))):
             self._require(False, "takeover", why)
 
     def _on_running(self, command: str, name: str, args: list[bytes]) -> None:
@@ -212,7 +212,7 @@ class PoolHistory:
         self._now.touched |= ids
         seat.running = seat.running | ids if command == "SADD" else seat.running - ids
 
-    # --- what listeners are told ---
+    # --- events ---
 
     def _on_events(self, command: str, _: str, args: list[bytes]) -> None:
         if command == "XADD" and len(args) >= 3 and args[-2] == b"e":
@@ -223,9 +223,10 @@ class PoolHistory:
         tokens, first = _tokens(packed), 0
         for raw_id, index, count in zip(ids, indices, counts, strict=True):
             id = raw_id.decode()
-            told, first = tokens[first : first + count], first + count
+            published, first = tokens[first : first + count], first + count
             committed = self.sequences.get(id, Sequence(id)).tokens[index : index + count]
-            self._require(told == committed, "published", f"{id} {index}: told {told}, committed {committed}")
+            what = f"{id} {index}: published {published}, committed {committed}"
+            self._require(published == committed, "published", what)
 
     # --- at the end of each transaction ---
 
@@ -261,7 +262,7 @@ def replay(transactions: Iterable[Transaction]) -> PoolHistory:
 
 
 def _by_key(command: list[bytes]) -> list[tuple[str, str, list[bytes]]]:
-    """Kind and name of the key with the command; a DEL of several keys as one of each."""
+    """Kind and name of the key, with the command; a DEL of several keys is split into one for each."""
     keys = command[1:] if command[0].upper() in (b"DEL", b"UNLINK") else command[1:2]
     found = []
     for key in keys:
@@ -272,7 +273,7 @@ def _by_key(command: list[bytes]) -> list[tuple[str, str, list[bytes]]]:
 
 
 def _actor(commands: list[tuple[str, str, list[bytes]]]) -> str:
-    """The seat whose exchange this is: only an exchange writes a call number without an epoch."""
+    """The seat whose exchange this is, or empty: only an exchange writes a call number without an epoch."""
     for kind, name, command in commands:
         if kind == "seat" and command[0].upper() in (b"HSET", b"HMSET"):
             fields = _fields(command[2:])
@@ -282,7 +283,7 @@ def _actor(commands: list[tuple[str, str, list[bytes]]]) -> str:
 
 
 def _stamp(commands: list[tuple[str, str, list[bytes]]]) -> float:
-    """The time (us) at which a script ran, 0 where it tells none."""
+    """The time (us) at which the script ran; 0 if it did not write one."""
     written = (
         _fields(command[2:]) for kind, _, command in commands if kind == "meta" and command[0].upper() == b"HSET"
     )

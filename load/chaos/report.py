@@ -9,15 +9,15 @@ from itertools import pairwise
 
 from load.chaos.checker import Verdict
 from load.chaos.streams import Outcome
-from load.markdown import table
+from load.report import table
 
-UNDER_WAY = 0.5  # seconds after a fault in which tokens may still come that were sent before
+UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault, as it happened: `time` on the clock of `time.monotonic`; `skipped` says why it was not made, `streams`
-    how many were open under it."""
+    """One fault as it happened. `time` is on the clock of `time.monotonic`; `skipped` tells why the fault was not
+    injected; `streams` is the number of streams that were open."""
 
     fault: str
     time: float
@@ -27,14 +27,15 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds from a fault until the first, and until the last, of the streams that were open then had gone on."""
+    """Seconds from a fault until the first and until the last of the streams that were open then continued."""
 
     first: float
     last: float
 
 
 def recovery(at: float, outcomes: Sequence[Outcome]) -> Recovery | None:
-    """Of a fault at `at`: where the longest silence that began within `UNDER_WAY` ended. None if no stream was open."""
+    """The recovery from a fault at `at`: the ends of the longest silences that began within `UNDER_WAY`. None if no
+    stream was open."""
     streams = [[o.began, *o.arrivals] for o in outcomes if o.began < at and (o.end == 0 or o.end > at) and o.arrivals]
     each = [end for end in (_back(at, times) for times in streams) if end is not None]
     together = _back(at, sorted(time for times in streams for time in times))
@@ -42,13 +43,13 @@ def recovery(at: float, outcomes: Sequence[Outcome]) -> Recovery | None:
 
 
 def _back(at: float, times: Sequence[float]) -> float | None:
-    """When the longest silence ended that was there at `at` or began soon after."""
+    """When the longest silence that included `at`, or began soon after, ended."""
     silences = [(end - begin, end) for begin, end in pairwise(times) if end > at and begin < at + UNDER_WAY]
     return max(silences)[1] if silences else None
 
 
 def faults_table(injections: Iterable[Injection], outcomes: Sequence[Outcome]) -> str:
-    """A row for each kind of fault."""
+    """The table of faults, with a row for each kind."""
     kinds: dict[str, list[Injection]] = {}
     for injection in injections:
         kinds.setdefault(injection.fault, []).append(injection)
@@ -77,15 +78,15 @@ def _spread(values: list[float]) -> tuple[str, str]:
 def requests_table(
     outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome], refused: Sequence[Outcome]
 ) -> str:
-    """What became of the requests; "lost" to "other violations" must be 0."""
+    """The table of what became of the requests; "lost" to "other violations" must be 0."""
     gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
     rows: list[Sequence[object]] = [
         ["requests", len(outcomes)],
-        ["sequences", sum(o.job.choices for o in outcomes)],
+        ["sequences", sum(o.request.choices for o in outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
-        ["came back after a broken connection or a refusal", sum(o.came_back > 0 for o in outcomes)],
-        ["poisoned, failed alone as they must", sum(o.job.name == "poison" for o in outcomes)],
+        ["came back after a broken connection or a refusal", sum(o.reconnects > 0 for o in outcomes)],
+        ["poisoned, failed alone as they must", sum(o.request.name == "poison" for o in outcomes)],
         ["refused or given up for want of time, as they may be", len(refused)],
         ["lost", verdict.count("lost", "unfinished", "forgotten early") + len(unexpected)],
         ["duplicated", verdict.count("duplicated", "after the end", "ended twice")],

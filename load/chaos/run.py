@@ -1,4 +1,4 @@
-"""A chaos run from the server's start to the verdict."""
+"""A chaos run, from the start of the server to the verdict."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from load.chaos import history
 from load.chaos.aof import read_transactions
 from load.chaos.checker import Circumstances, Least, Verdict, check
-from load.chaos.faults import FAULTS, SCHEDULER, Fault, NoTarget, Site, plan
-from load.chaos.planted import PLANTS, unnoticed
-from load.chaos.pool_server import keep_history
+from load.chaos.faults import FAULTS, Fault, plan
+from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.report import Injection, faults_table, requests_table
-from load.chaos.site_facts import facts
+from load.chaos.site import SCHEDULER, NoTarget, Site, facts, keep_history
 from load.chaos.streams import Outcome, Streams
-from load.chaos.workload import ChaosJob, jobs, paper_prompts, poison
-from load.server import OrcaServer
-from load.stream_client import open_session
-from load.until import until
+from load.chaos.workload import paper_prompts, poison, requests
+from load.server import OrcaServer, until
+from load.trace import HttpRequest
+from services.client.streaming import open_session
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
-IDLE = 120.0  # seconds within which the pool must be empty once all clients have ended
-SHOWN = 20  # violations
-ATTEMPTS = 3  # at a fault that has no target, or no stream to hit
+IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
+SHOWN = 20  # violations that are printed
+ATTEMPTS = 3  # to inject a fault that had no target, or no open stream
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """As `python -m load.chaos --help` says; the server's data and the histories go to `folder`."""
+    """The options of `python -m load.chaos --help`. The server's data and the histories are written to `folder`."""
 
     folder: Path
     seconds: float
@@ -55,19 +52,19 @@ class ChaosOptions:
 
     @property
     def least(self) -> Least:
-        """An answer a minute for each stream, a quarter of the usual tokens for each, a fault each four times `every`
-        seconds: half of the time and more may be lost to faults."""
+        """One answer per minute for each stream, a quarter of the usual tokens for each answer, one fault in four times
+        `every` seconds: more than half of the time may be lost to faults."""
         answers = max(1, int(self.streams * self.seconds / 60))
         return Least(answers, answers * self.length // 4, max(1, int(self.seconds / (4 * self.every))))
 
     @property
     def keys(self) -> list[str]:
-        """An API key for each tenant; none where one tenant is all there is."""
+        """An API key for each tenant; none if there is only one tenant."""
         return [f"key-{number}" for number in range(self.tenants)] if self.tenants > 1 else []
 
 
 async def run(options: ChaosOptions) -> bool:
-    """Prints the tables; whether all rules held, and the checker finds what is planted."""
+    """Run and print the tables; returns whether all rules held and the checker found all planted violations."""
     data = options.folder / "data"
     data.mkdir()
     flags = ["--model", options.model, "--dtype", "float32", "--engines", str(options.engines), "--gateways", "2"]
@@ -86,12 +83,12 @@ async def run(options: ChaosOptions) -> bool:
             with history.Recorder(clients, time.time) as recorder:
                 streams = Streams(session, recorder, PATIENCE, options.keys)
                 site = make_site(server, flags, streams, options.deadly_token)
-                kinds = jobs(options.length, options.deadly_token, paper_prompts())
+                kinds = requests(options.length, options.deadly_token, paper_prompts())
                 await streams.learn(kinds)
                 print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
                 watching = asyncio.create_task(watch_schedulers(site, seen))
                 injections = await under_load(options, site, streams, kinds, draw)
-            await idle(site)
+            await asyncio.to_thread(site.server.until_idle, IDLE)  # what is left then is a violation
             watching.cancel()
     finally:
         await asyncio.to_thread((site.server if site else server).__exit__)
@@ -99,22 +96,22 @@ async def run(options: ChaosOptions) -> bool:
     made = [i for i in injections if not i.skipped]
     known = Circumstances(losses(options, made), seen, len(made))
     verdict = check(records, transactions, options.least, known)
-    held = tell(options, injections, streams.outcomes, verdict)
-    missed = unnoticed(verdict, records, transactions, draw)
+    held = print_results(options, injections, streams.outcomes, verdict)
+    missed = missed_plants(verdict, records, transactions, draw)
     print(f"Planted violations: {len(PLANTS) - len(missed)} of {len(PLANTS)} found.", *missed, sep="\n")
     return held and not missed
 
 
 async def under_load(
-    options: ChaosOptions, site: Site, streams: Streams, kinds: list[ChaosJob], draw: random.Random
+    options: ChaosOptions, site: Site, streams: Streams, kinds: list[HttpRequest], draw: random.Random
 ) -> list[Injection]:
-    """Keep so many streams open for the time of the run, and hurt the server meanwhile; until all have ended."""
+    """Keep streams open for the time of the run and inject faults meanwhile; returns when all streams have ended."""
     faults = plan(options.faults, int(options.seconds / options.every), draw)
     over = asyncio.Event()
     load = asyncio.create_task(streams.keep(kinds, options.streams, over))
     try:
         began = time.monotonic()
-        injections = await hurt(site, faults, options.every, options.seconds, streams, options.streams)
+        injections = await inject_faults(site, faults, options.every, options.seconds, streams, options.streams)
         await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
     finally:
         over.set()
@@ -123,7 +120,7 @@ async def under_load(
 
 
 async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
-    """Keep in `seen` when each scheduler process was last seen alive, for ever."""
+    """Record in `seen` when each scheduler process was last seen alive, until cancelled."""
     while True:
         now = time.time()
         for pid in await asyncio.to_thread(site.server.pids, SCHEDULER):
@@ -132,8 +129,8 @@ async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
 
 
 def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
-    """When the pool's server died (Unix time, s) and may have forgotten something; a second after the fault began, for
-    it to be found and killed."""
+    """When the pool's server died (Unix time, s) and may have forgotten something: a second after the fault began,
+    which is the time to find and kill it."""
     if options.durability == "strict":
         return []
     unix = time.time() - time.monotonic()
@@ -141,7 +138,7 @@ def losses(options: ChaosOptions, made: list[Injection]) -> list[float]:
 
 
 def start(data: Path, flags: list[str], port: int = 0) -> OrcaServer:
-    """A server that is ready and keeps its file's history."""
+    """A server that is ready and keeps the history of its pool's file."""
     server = OrcaServer(data, *flags, port=port)
     server.__enter__()
     keep_history(data)
@@ -159,12 +156,12 @@ def make_site(server: OrcaServer, flags: list[str], streams: Streams, deadly_tok
     return site
 
 
-async def hurt(
+async def inject_faults(
     site: Site, faults: list[Fault], every: float, seconds: float, streams: Streams, count: int
 ) -> list[Injection]:
-    """One fault after the other, `every` seconds apart or when the one before is over, for so many seconds. Each waits
-    until half of `count` streams are open, for it to hurt. One that had no target, or no stream under it, is made
-    again later."""
+    """Inject one fault after the other for `seconds` seconds, `every` seconds apart or when the last one is over. Each
+    fault waits until half of `count` streams are open. A fault that had no target, or no open stream, is repeated
+    later."""
     injections, end = [], time.monotonic() + seconds
     waiting = deque((fault, ATTEMPTS) for fault in faults)
     while waiting:
@@ -189,26 +186,15 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    told = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
-    print(f"{fault.name}: {told}", file=sys.stderr, flush=True)
+    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
+    print(f"{fault.name}: {outcome}", file=sys.stderr, flush=True)
     return Injection(fault.name, at, skipped, hit)
 
 
-async def idle(site: Site) -> None:
-    """Wait until nothing waits or runs in the pool, for `IDLE` seconds at most: what is left then is a violation."""
-    end = time.monotonic() + IDLE
-    while time.monotonic() < end:
-        try:
-            metrics = await asyncio.to_thread(site.server.metrics)
-        except httpx.HTTPError:
-            metrics = {}
-        if metrics.get("vllm:num_requests_running") == metrics.get("vllm:num_requests_waiting") == 0:
-            return
-        await asyncio.sleep(0.5)
-
-
-def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict) -> bool:
-    """Prints the tables and whatever is wrong."""
+def print_results(
+    options: ChaosOptions, injections: list[Injection], outcomes: list[Outcome], verdict: Verdict
+) -> bool:
+    """Print the tables and everything that is wrong; returns whether nothing is."""
     least = options.least
     refused = [o for o in outcomes if o.status in options.refusals]
     unexpected = [o for o in outcomes if o not in refused and is_unexpected(o)]
@@ -223,8 +209,8 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
     if skipped:
         print("Not possible just then: " + ", ".join(f"{name} {times}x" for name, times in skipped.items()) + "\n")
     print(requests_table(outcomes, verdict, unexpected, refused) + "\n")
-    found = [f"failed: {o.number} {o.job.name}: {o.error}" for o in unexpected]
-    found += [f"not as undisturbed: {o.number} {o.job.name}: {o.wrong}" for o in wrong]
+    found = [f"failed: {o.number} {o.request.name}: {o.error}" for o in unexpected]
+    found += [f"not as undisturbed: {o.number} {o.request.name}: {o.wrong}" for o in wrong]
     found += [str(violation) for violation in verdict.violations]
     for line in found[:SHOWN]:
         print(line[:500])
@@ -237,7 +223,7 @@ def tell(options: ChaosOptions, injections: list[Injection], outcomes: list[Outc
 
 
 def is_unexpected(outcome: Outcome) -> bool:
-    """Only poison fails, and it says why."""
-    if outcome.job.name == "poison":
+    """Whether a request should not have ended like this: only poison fails, and its error tells why."""
+    if outcome.request.name == "poison":
         return "died" not in outcome.error
     return bool(outcome.error)

@@ -1,4 +1,4 @@
-"""The load of a chaos run: streams that resume, each recorded, and compared with its undisturbed answer."""
+"""The load of a chaos run: streams that resume. Each is recorded and compared with its undisturbed answer."""
 
 from __future__ import annotations
 
@@ -10,79 +10,76 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from load.chaos.history import Recorder
-from load.chaos.workload import ChaosJob, deviation, difference
-from load.sse import Answer, Event, StreamError
-from load.stream_client import follow
+from load.chaos.workload import deviation, difference
+from load.trace import HttpRequest
+from services.client.sse import Event, StreamedAnswer, StreamError
+from services.client.streaming import follow
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request; `arrivals` are the times at which tokens came, on the clock of `time.monotonic`."""
+    """What became of one request; `arrivals` are the times at which tokens came, on the clock of `time.monotonic`."""
 
-    job: ChaosJob
+    request: HttpRequest
     number: int
     began: float
-    answer: Answer = field(default_factory=Answer)
+    answer: StreamedAnswer = field(default_factory=StreamedAnswer)
     arrivals: list[float] = field(default_factory=list)
     end: float = 0.0  # 0 while it is open
-    came_back: int = 0
+    reconnects: int = 0
     error: str = ""
-    status: int = 0  # of the refusal that `error` tells
+    status: int = 0  # of a refusal, which `error` describes
     wrong: str = ""  # how it differs from the undisturbed answer
-    deviation: float = 0.0  # of its log probabilities from those of the undisturbed answer, the largest
+    deviation: float = 0.0  # the largest difference of a log probability from the undisturbed answer's
 
 
 class Streams:
-    """Runs jobs, with each of `keys` in turn. Those whose undisturbed answer is in `expected` are compared with it."""
+    """Runs requests, with each API key of `keys` in turn, and compares each answer with the undisturbed one in
+    `expected`, if there is one."""
 
     def __init__(
         self, session: aiohttp.ClientSession, recorder: Recorder | None, patience: float, keys: Sequence[str] = ()
     ) -> None:
         self.outcomes: list[Outcome] = []
-        self.expected: dict[str, Answer] = {}
+        self.expected: dict[str, StreamedAnswer] = {}
         self._session, self._recorder, self._patience = session, recorder, patience
         self._keys = keys
-
-    @property
-    def at_work(self) -> bool:
-        """Whether there is a stream that has begun and not ended."""
-        return self.open > 0
 
     @property
     def open(self) -> int:
         """How many streams have begun and not ended."""
         return sum(bool(o.arrivals) and not o.end for o in self.outcomes)
 
-    async def learn(self, jobs: list[ChaosJob]) -> None:
-        """Run each once; these are the undisturbed answers. Raises StreamError."""
+    async def learn(self, requests: list[HttpRequest]) -> None:
+        """Run each request once; these are the undisturbed answers. Raises StreamError."""
         undisturbed = Streams(self._session, None, self._patience, self._keys)
-        outcomes = await asyncio.gather(*(undisturbed.run(job) for job in jobs))
+        outcomes = await asyncio.gather(*(undisturbed.run(request) for request in requests))
         for outcome in outcomes:
             if outcome.error:
-                raise StreamError(f"{outcome.job.name}, undisturbed: {outcome.error}")
+                raise StreamError(f"{outcome.request.name}, undisturbed: {outcome.error}")
             outcome.answer.check()
-            self.expected[outcome.job.name] = outcome.answer
+            self.expected[outcome.request.name] = outcome.answer
 
-    async def run(self, job: ChaosJob) -> Outcome:
-        """One request to its end; errors of all kinds are in the outcome."""
-        outcome = Outcome(job, len(self.outcomes), time.monotonic())
+    async def run(self, request: HttpRequest) -> Outcome:
+        """Run one request to its end. Errors are recorded in the outcome."""
+        outcome = Outcome(request, len(self.outcomes), time.monotonic())
         self.outcomes.append(outcome)
         if self._recorder:
-            self._recorder.submit(outcome.number, job.choices)
+            self._recorder.submit(outcome.number, request.choices)
         key = {"Authorization": f"Bearer {self._keys[outcome.number % len(self._keys)]}"} if self._keys else None
         try:
-            comeback = await follow(
-                self._session, job.path, job.body, outcome.answer,
+            resumable = await follow(
+                self._session, request.path, request.body, outcome.answer,
                 self._on_event(outcome), self._on_connect(outcome), self._patience, key,
             )  # fmt: skip
-            outcome.came_back = comeback.times
+            outcome.reconnects = resumable.reconnects
             outcome.answer.check()
         except StreamError as error:
             outcome.error, outcome.status = str(error), error.status
         outcome.end = time.monotonic()
         if self._recorder:
             self._recorder.done(outcome.number, outcome.error)
-        if not outcome.error and (expected := self.expected.get(job.name)):
+        if not outcome.error and (expected := self.expected.get(request.name)):
             outcome.wrong = difference(expected, outcome.answer)
             outcome.deviation = deviation(expected, outcome.answer)
         return outcome
@@ -103,13 +100,13 @@ class Streams:
 
         return on_connect
 
-    async def keep(self, jobs: list[ChaosJob], count: int, over: asyncio.Event) -> None:
-        """So many streams at any time, through all the jobs again and again, until `over`; then wait for the last."""
+    async def keep(self, requests: list[HttpRequest], count: int, over: asyncio.Event) -> None:
+        """Keep `count` streams open, through all the requests again and again, until `over`; then wait for the last."""
 
         async def user(first: int) -> None:
             place = first
             while not over.is_set():
-                await self.run(jobs[place % len(jobs)])
+                await self.run(requests[place % len(requests)])
                 place += count
 
         async with asyncio.TaskGroup() as tasks:

@@ -1,59 +1,50 @@
-"""The requests of a chaos run: a fixed set of all kinds, and whether an answer is the undisturbed one."""
+"""The requests of a chaos run, a fixed set of all kinds, and the comparison of an answer with the undisturbed one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from load.prompts import BEGINNINGS, QUESTIONS, text_of
-from load.sse import Answer, Choice
-from load.workloads import paper
+from load.trace import HttpRequest
+from load.workloads import BEGINNINGS, QUESTIONS, paper, text_of
+from services.client.sse import Choice, StreamedAnswer
 
-LOGPROB_TOLERANCE = 1e-4  # transformers' layers in float32 depend on the batch; on the fast path they are equal
+LOGPROB_TOLERANCE = 1e-4  # for transformers' layers in float32, which depend on the batch; the fast path is exact
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
-@dataclass(frozen=True, slots=True)
-class ChaosJob:
-    """One kind of request; its answer is the same each time, as it is greedy or has a seed."""
+def requests(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[HttpRequest]:
+    """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
+    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`.
 
-    name: str
-    path: str
-    body: dict[str, Any] = field(repr=False)
-    choices: int = 1
-
-
-def jobs(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[ChaosJob]:
-    """Short ones have about a quarter of `length` tokens, long ones twice as many; token `never` is in none of them.
-
-    `prompts` are lengths in tokens, about, that prompts are filled up to, one for each job in turn. All begin
-    differently, so that none is found in the cache of another.
+    `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
+    so that none is found in the prefix cache.
     """
     made = []
-    for number, job in enumerate(_jobs(length)):
-        body = job.body | {"logit_bias": {str(never): -100}}
-        made.append(replace(job, body=_longer(body, number, prompts[number % len(prompts)])))
+    for number, request in enumerate(_requests(length)):
+        body = request.body | {"logit_bias": {str(never): -100}}
+        made.append(replace(request, body=_longer(body, number, prompts[number % len(prompts)])))
     return made
 
 
 def paper_prompts() -> list[int]:
-    """Lengths as the paper draws them (section 6.2): U(32, 512), of the trace of the benchmarks."""
-    return [len(job.prompt) for job in paper(16)]
+    """The prompt lengths of the paper's trace (section 6.2), U(32, 512)."""
+    return [len(request.prompt) for request in paper(16)]
 
 
 def _longer(body: dict[str, Any], number: int, tokens: int) -> dict[str, Any]:
     if not tokens:
         return body
-    before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: what there is already, about
+    before = f"Part {number + 1}: {text_of(max(1, tokens - 24))}. "  # 24: about the tokens of the prompt itself
     if "messages" in body:
-        messages = [said | {"content": before + said["content"]} for said in body["messages"]]
+        messages = [message | {"content": before + message["content"]} for message in body["messages"]]
         return body | {"messages": messages}
     prompt = body["prompt"]
     return body | {"prompt": [before + text for text in prompt] if isinstance(prompt, list) else before + prompt}
 
 
-def _jobs(length: int) -> list[ChaosJob]:
+def _requests(length: int) -> list[HttpRequest]:
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": length}
     seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": length}
     short, long = {"max_tokens": max(2, length // 4)}, {"max_tokens": 2 * length, "ignore_eos": True}
@@ -63,41 +54,41 @@ def _jobs(length: int) -> list[ChaosJob]:
         _completion("greedy, long", 2, greedy | long),
         _completion("seeded", 3, seeded | {"ignore_eos": True}),
         _completion("seeded, long, top_p", 4, seeded | long | {"top_p": 0.9}),
-        _completion("three choices", 5, seeded | {"n": 3, "top_k": 40}, 3),
-        _completion("two prompts", 0, greedy | {"prompt": list(BEGINNINGS[:2])}, 2),
+        _completion("three choices", 5, seeded | {"n": 3, "top_k": 40}),
+        _completion("two prompts", 0, greedy | {"prompt": list(BEGINNINGS[:2])}),
         _completion("stop strings", 1, greedy | long | {"stop": [" the", "e", "\n"], "min_tokens": length // 4}),
         _completion("penalties", 2, greedy | {"presence_penalty": 0.5, "frequency_penalty": 0.5, "ignore_eos": True}),
         _completion("repetition penalty", 3, seeded | {"repetition_penalty": 1.3, "ignore_eos": True}),
         _completion("log probabilities", 4, greedy | {"logprobs": 3, "ignore_eos": True}),
         _chat("chat", 0, greedy),
-        _chat("chat, seeded, two choices", 1, seeded | {"n": 2}, 2),
+        _chat("chat, seeded, two choices", 1, seeded | {"n": 2}),
         _chat("chat, log probabilities", 2, seeded | short | {"logprobs": True, "top_logprobs": 2}),
         _chat("chat, stop strings", 3, greedy | {"stop": [".", "a"]}),
     ]
 
 
-def poison(token: int) -> ChaosJob:
-    """A request that kills each engine that computes it, where the setting `deadly_token` is `token`."""
-    return ChaosJob("poison", "/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4})
+def poison(token: int) -> HttpRequest:
+    """A request that kills each engine which computes it, if the setting `deadly_token` is `token`."""
+    return HttpRequest("/v1/completions", COMMON | {"prompt": [10, token, 11], "max_tokens": 4}, "poison")
 
 
-def _completion(name: str, text: int, fields: dict[str, Any], choices: int = 1) -> ChaosJob:
-    return ChaosJob(name, "/v1/completions", COMMON | {"prompt": BEGINNINGS[text]} | fields, choices)
+def _completion(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
+    return HttpRequest("/v1/completions", COMMON | {"prompt": BEGINNINGS[text]} | fields, name)
 
 
-def _chat(name: str, text: int, fields: dict[str, Any], choices: int = 1) -> ChaosJob:
+def _chat(name: str, text: int, fields: dict[str, Any]) -> HttpRequest:
     messages = [{"role": "user", "content": QUESTIONS[text]}]
-    return ChaosJob(name, "/v1/chat/completions", COMMON | {"messages": messages} | fields, choices)
+    return HttpRequest("/v1/chat/completions", COMMON | {"messages": messages} | fields, name)
 
 
-def difference(expected: Answer, got: Answer) -> str:
-    """What in `got` is not as undisturbed; empty if nothing."""
+def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
+    """How `got` differs from the undisturbed answer; empty if it does not."""
     if expected.choices.keys() != got.choices.keys():
         return f"choices {sorted(got.choices)}, expected {sorted(expected.choices)}"
     if expected.completion_tokens != got.completion_tokens:
         return f"{got.completion_tokens} tokens counted, expected {expected.completion_tokens}"
-    told = ((index, _difference(choice, got.choices[index])) for index, choice in expected.choices.items())
-    return next((f"choice {index}: {what}" for index, what in told if what), "")
+    differences = ((index, _difference(choice, got.choices[index])) for index, choice in expected.choices.items())
+    return next((f"choice {index}: {what}" for index, what in differences if what), "")
 
 
 def _difference(expected: Choice, got: Choice) -> str:
@@ -113,8 +104,8 @@ def _difference(expected: Choice, got: Choice) -> str:
     return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"
 
 
-def deviation(expected: Answer, got: Answer) -> float:
-    """The largest difference of a log probability, of all choices and as far as both go."""
+def deviation(expected: StreamedAnswer, got: StreamedAnswer) -> float:
+    """The largest difference of a log probability in all choices, as far as both answers go."""
     both = [(choice, got.choices[index]) for index, choice in expected.choices.items() if index in got.choices]
     return max((worst for pair in both for worst in _deviations(*pair)), default=0.0)
 

@@ -1,1 +1,2 @@
-"""The simulator: the real loop, scheduler and pool model on virtual time, around an engine that only costs time."""
+"""The simulator: the real loop and scheduler with the pool's reference model, on virtual time, around engines that
+only cost time."""

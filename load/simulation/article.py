@@ -1,12 +1,13 @@
-"""An article's comparison of static batches, Orca, and prompts in chunks (after Sarathi).
+"""An article's comparison of static batches, Orca, and chunked prefill (as in Sarathi).
 
-It says: Llama 70B, H100, 128 concurrent users. It does not say how many GPUs, nor what the users ask. Assumed here:
+The article states Llama 70B, H100 and 128 concurrent users, but not the number of GPUs nor the requests.
+Assumed are:
 
-- four H100 with tensor parallelism: two would leave keys and values room for about 85 such requests;
+- four H100 with tensor parallelism: two would have room for the keys and values of about 85 such requests;
 - prompts of 32 to 256 tokens and answers of 30 to 500, the ranges of its example of static batching; one prompt in ten
   has 2,048 tokens, as in its example of a stalled decode;
-- users who ask again as soon as they are answered;
-- a chunk of c is a token budget of 128 + c an iteration: a token for each user who is being answered, and the chunk.
+- users who send the next request as soon as they are answered;
+- a token budget of 128 + c per iteration for a chunk of c: a token for each user, and the chunk.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.markdown import table
+from load.curves import Line, Panel, draw
+from load.report import table
 from load.simulation.cost import Partition
-from load.simulation.hardware import H100_80GB
-from load.simulation.models import LLAMA_70B
-from load.simulation.outcome import Window, percentile
-from load.simulation.plots import Line, Panel, draw
-from load.simulation.pool import SimulatedPool
-from load.simulation.traces import Size
-from load.simulation.users import Users
-from load.simulation.world import Policy, World
+from load.simulation.pool import SimulatedPool, Users
+from load.simulation.specs import H100_80GB, LLAMA_70B
+from load.simulation.world import Policy, Window, World, percentile
+from load.trace import Request
+from load.workloads import sized
 from services.clock import run_in_virtual_time
 
 HELP = "static batches, Orca, and chunked prefill at several token budgets"
@@ -35,7 +34,7 @@ LONG_PROMPT, LONG_SHARE = 2048, 0.1
 CHUNKS = (512, 256, 128)
 BUDGETS = (160, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
-# Output tokens/s, P50 and P99 of the time between tokens, P99 of the time to first token (ms), as the article has them.
+# Output tokens/s, P50 and P99 of the time between tokens, P99 of the time to first token (ms), from the article.
 ARTICLE = {
     "static": (1200, 45, 850, 3200),
     "Orca": (2800, 38, 420, 1800),
@@ -47,7 +46,7 @@ ARTICLE = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds until what is measured begins, and of it; seeds of other draws of requests."""
+    """The seconds of the warm-up and of the measurement, and seeds of other draws of requests."""
 
     warm_up: float = 30.0
     seconds: float = 40.0
@@ -56,7 +55,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Output tokens/s; seconds."""
+    """The throughput in output tokens/s, and times in seconds."""
 
     throughput: float
     gap_p50: float
@@ -86,7 +85,7 @@ def report(chunks: tuple[int, ...], budgets: tuple[int, ...], scale: Scale, out:
 
 
 def measure(scale: Scale, token_budget: int | None = None, request_level: bool = False, seed: int = 0) -> Outcome:
-    """What the users see of one policy, whose requests are drawn by `seed`."""
+    """What the users get with one policy; `seed` draws their requests."""
     policy = Policy(
         USERS,
         PARTITION.num_slots,
@@ -99,12 +98,12 @@ def measure(scale: Scale, token_budget: int | None = None, request_level: bool =
 
 async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     pool, draws = SimulatedPool(), random.Random(seed)
-    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _size(draws)):
+    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _request(draws)):
         await asyncio.sleep(scale.warm_up + scale.seconds)
     window = Window(scale.warm_up, scale.warm_up + scale.seconds)
-    gaps, firsts = window.gaps(pool.served), window.firsts(pool.served)
+    gaps, firsts = window.gaps(pool.answers), window.ttfts(pool.answers)
     return Outcome(
-        window.token_throughput(pool.served),
+        window.token_throughput(pool.answers),
         percentile(gaps, 50),
         percentile(gaps, 99),
         percentile(firsts, 50),
@@ -112,9 +111,9 @@ async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     )
 
 
-def _size(draws: random.Random) -> Size:
+def _request(draws: random.Random) -> Request:
     prompt = LONG_PROMPT if draws.random() < LONG_SHARE else draws.randint(32, 256)
-    return Size(prompt, draws.randint(30, 500))
+    return sized(prompt, draws.randint(30, 500))
 
 
 # --- tables --------------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ def _milliseconds(outcome: Outcome) -> list[str]:
 
 
 def _ratios(outcomes: dict[str, Outcome]) -> str:
-    """Here / in the article, each divided by what Orca without chunks has."""
+    """The figures here and in the article, each divided by that of Orca without chunks."""
     head = ["here, article", "throughput", "TBT P50", "TBT P99", "TTFT P99"]
     figures = {name: (o.throughput, o.gap_p50, o.gap_p99, o.first_p99) for name, o in outcomes.items()}
     rows = []
@@ -142,7 +141,7 @@ def _ratios(outcomes: dict[str, Outcome]) -> str:
 
 
 def other_draws(chunks: tuple[int, ...], scale: Scale) -> str:
-    """Orca's throughput without chunks, and with them what it is of that."""
+    """Orca's throughput without chunks, and its ratio to that with chunks."""
     rows = []
     for seed in scale.seeds:
         orca = measure(scale, seed=seed).throughput

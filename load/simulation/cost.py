@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from load.simulation.hardware import Gpu
-from load.simulation.models import ELEMENT, Model
+from load.simulation.specs import A100_40GB, ELEMENT, GPT_13B, GPT_101B, GPT_175B, GPT_341B, Gpu, Model
 
-Row = tuple[int, int]  # of one request: tokens computed before, tokens to compute
+RequestState = tuple[int, int]  # a request's tokens computed before, and tokens to compute
 
 
 @dataclass(frozen=True, slots=True)
 class IterationTime:
-    """Seconds in each pipeline stage, and from one stage to the next."""
+    """Seconds in each pipeline stage, and of each hand-over to the next stage."""
 
     stages: tuple[float, ...]
     hand_over: float = 0.0
@@ -24,28 +23,28 @@ class IterationTime:
 
 
 class Partition:
-    """`model` on `stages` groups of `ranks` GPUs: layers split over the groups, each layer over a group's GPUs
-    (paper, section 4.1: inter-layer and intra-layer parallelism).
+    """`model` on `stages` groups of `ranks` GPUs: the layers are split over the groups, and each layer over the GPUs of
+    its group (inter-layer and intra-layer parallelism in section 4.1 of the paper).
 
-    In a stage: the linear operations of all tokens together, bound by reading the weights or by the products; attention
-    request by request, bound by reading keys and values or by the products; two all-reduces a layer. The last stage
-    also has the output layer, for the tokens that are sampled. Nothing overlaps, no kernel takes time to launch,
-    activations that stay on a GPU are free, and so are embedding, norms and sampling.
+    A stage runs the linear operations of all tokens together, bound by reading the weights or by the products; then
+    attention request by request, bound by reading keys and values or by the products; and two all-reduces per layer.
+    The last stage also has the output layer, for the tokens that are sampled. Nothing overlaps. Kernel launches,
+    activations that stay on a GPU, embedding, norms and sampling are free.
     """
 
     def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1) -> None:
         assert model.layers % stages == 0, f"{model.layers} layers over {stages} stages"
         self.model, self.gpu, self.ranks, self.stages = model, gpu, ranks, stages
         self._layers = model.layers // stages
-        self._read = 1 / (gpu.bandwidth * ranks)  # seconds a byte
-        self._multiply = 2 / (gpu.rate * ranks)  # seconds a product with its sum
+        self._read = 1 / (gpu.bandwidth * ranks)  # seconds per byte
+        self._multiply = 2 / (gpu.rate * ranks)  # seconds per multiply-add
         self._weights = model.layer_params * self._layers
         self._head = model.vocabulary * model.hidden
         self._slot = ELEMENT * model.kv_width * self._layers * self._read
         self._pair = 2 * model.query_width * self._layers * self._multiply
 
-    def iteration(self, rows: Iterable[Row], sampled: int) -> IterationTime:
-        """The time of an iteration over `rows`, at whose end `sampled` tokens are sampled."""
+    def iteration(self, rows: Iterable[RequestState], sampled: int) -> IterationTime:
+        """The time of an iteration over `rows` that samples `sampled` tokens."""
         tokens, attention = 0, 0.0
         for computed, new in rows:
             pairs = new * computed + new * (new + 1) // 2
@@ -63,7 +62,23 @@ class Partition:
 
     @property
     def num_slots(self) -> int:
-        """The paper's `n_slots`: tokens whose keys and values fit beside the weights."""
+        """The paper's `n_slots`: the number of tokens whose keys and values fit beside the weights."""
         left = self.gpu.memory * self.ranks * self.stages - self.model.weight_bytes
         assert left > 0, f"{self.model.name} does not fit into {self.ranks * self.stages} {self.gpu.name}"
         return int(left / self.model.slot_bytes)
+
+
+# the models of the paper's Table 1 on its machines
+TABLE_1 = {
+    "13B": Partition(GPT_13B, A100_40GB, ranks=1, stages=1),
+    "101B": Partition(GPT_101B, A100_40GB, ranks=8, stages=1),
+    "175B": Partition(GPT_175B, A100_40GB, ranks=8, stages=2),
+    "341B": Partition(GPT_341B, A100_40GB, ranks=8, stages=4),
+}
+
+
+def execution_seconds(partition: Partition, batch: int, prompt: int, output: int) -> float:
+    """Seconds of a batch of equal requests, one iteration after the other (paper, section 6.1 and figure 9)."""
+    first = partition.iteration([(0, prompt)] * batch, batch).total
+    rest = (partition.iteration([(prompt + i, 1)] * batch, batch).total for i in range(output - 1))
+    return first + sum(rest)

@@ -1,4 +1,4 @@
-"""VirtualEngine: an engine that only costs time, in as many pipeline stages as the iteration's time has."""
+"""VirtualEngine: an engine that only costs time, in one or more pipeline stages."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
-from load.simulation.cost import IterationTime, Row
+from load.simulation.cost import IterationTime, RequestState
 from services.messages import Iteration, IterationResult
 
-TOKEN = 5  # what it samples, always
+TOKEN = 5  # the token that it always samples
 
 
 class Cost(Protocol):
-    def iteration(self, rows: list[Row], sampled: int) -> IterationTime: ...
+    def iteration(self, rows: list[RequestState], sampled: int) -> IterationTime: ...
 
 
 @dataclass(slots=True)
 class _Counters:
-    """Of one request: the tokens whose keys and values are there, and those that are known."""
+    """Of one request: how many tokens have keys and values, and how many are known."""
 
     computed: int
     known: int
 
 
 class VirtualEngine:
-    """The loop's engine on virtual time. Each stage is at one iteration at a time, in order of `start`."""
+    """An engine of the loop on virtual time. Each stage runs one iteration at a time, in the order of `start`."""
 
     def __init__(self, cost: Cost) -> None:
         self.busy = 0.0  # seconds of the last stage, over all iterations
@@ -36,7 +36,7 @@ class VirtualEngine:
         self._free_at: list[float] = []  # of each stage
 
     def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
-        """Begin the iteration now, behind those that were begun before."""
+        """Start the iteration now, after those that were started before."""
         self._take(iteration)
         rows, sampled = self._run(iteration)
         time = self._cost.iteration(rows, len(sampled))
@@ -55,8 +55,8 @@ class VirtualEngine:
         for new in iteration.new:
             self._requests[new.id] = _Counters(new.num_computed_tokens, len(new.token_ids))
 
-    def _run(self, iteration: Iteration) -> tuple[list[Row], list[str]]:
-        """The rows of the iteration, and who gets a token by it."""
+    def _run(self, iteration: Iteration) -> tuple[list[RequestState], list[str]]:
+        """The rows of the iteration, and the requests for which it samples a token."""
         rows, sampled = [], []
         for id, tokens in iteration.scheduled.items():
             request = self._requests[id]

@@ -7,28 +7,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.markdown import table
-from load.simulation import faster_transformer, paper_tables
-from load.simulation.cost import Partition
-from load.simulation.curves import Curve, sweep
-from load.simulation.outcome import Served, median_normalized_latency, request_throughput
-from load.simulation.table1 import TABLE_1
-from load.simulation.traces import Arrival, Size, at_once, paper
-from load.simulation.world import Policy, serve_trace
+from load.curves import (
+    LOADS,
+    Curve,
+    best_at,
+    curves_panel,
+    draw,
+    median_normalized_latency,
+    request_throughput,
+    sweep,
+)
+from load.report import table
+from load.simulation import faster_transformer
+from load.simulation.cost import TABLE_1, Partition, execution_seconds
+from load.simulation.faster_transformer import largest_batch
+from load.simulation.world import Policy, run_simulated
+from load.trace import Answer, Request
+from load.workloads import paper_lengths, sized
 
 HELP = "figures 10 and 11 of the paper: Orca against FasterTransformer"
 BEST = ((1, 1), (8, 8))  # (max batch size, micro-batch size) of FasterTransformer, as the paper found
 OTHERS = ((2, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 4), (16, 8), (16, 16), (32, 16), (32, 32))
 MEAN_INPUT = 272  # tokens of a request of section 6.2's trace
-MEAN_TOKENS = 336  # of a request of section 6.2's trace, in and out
-HOMOGENEOUS = (Size(32, 32), Size(128, 32))  # the requests of section 6.1; the text has none for figure 11
+MEAN_TOKENS = 336  # tokens in and out of a request of section 6.2's trace
+HOMOGENEOUS = ((32, 32), (128, 32))  # tokens in and out in section 6.1; the text does not give those of figure 11
+SHOWN = (0.1, 0.5, 0.7, 0.9, 1.0)  # of LOADS
+BATCHES = (1, 2, 4, 8, 16, 32)  # of the engine alone
+PAPERS_LATENCY = 0.190  # seconds (section 6.2)
 
-Latency = Callable[[list[Served]], float]
+Latency = Callable[[list[Answer]], float]
+Models = dict[str, Partition]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is simulated: Orca's max batch sizes, and requests of a trace, more where more run at once."""
+    """How much is simulated: Orca's max batch sizes, and the requests of a trace, more of them for larger batches."""
 
     batch_sizes: tuple[int, ...] = (1, 8, 16, 32, 64, 128)
     least: int = 96
@@ -47,74 +60,159 @@ def run(out: Path | None) -> str:
     return report(TABLE_1, Scale(), out)
 
 
-def report(models: dict[str, Partition], scale: Scale, out: Path | None) -> str:
+def report(models: Models, scale: Scale, out: Path | None) -> str:
     curves = {name: figure_10(partition, scale) for name, partition in models.items()}
-    parts = [paper_tables.models(models), paper_tables.engines(models)]
-    parts += [f"### Figure 10: {name}\n\n{paper_tables.curves(of_model)}" for name, of_model in curves.items()]
-    parts += [f"### Throughput at the same latency\n\n{paper_tables.gains(models, curves)}"]
+    parts = [models_table(models), engines_table(models)]
+    parts += [f"### Figure 10: {name}\n\n{curves_table(of_model)}" for name, of_model in curves.items()]
+    parts += [f"### Throughput at the same latency\n\n{gains_table(models, curves)}"]
     parts += [f"### Uneven batches\n\n{uneven_batches(models, scale.largest)}"]
-    parts += [f"### Peaks of FasterTransformer\n\n{paper_tables.peaks(models, BEST + OTHERS, paper(scale.baseline))}"]
-    inputs_alike = [Size(MEAN_INPUT, size.output) for size in paper(scale.baseline)]
+    trace = paper_lengths(scale.baseline)
+    parts += [f"### Peaks of FasterTransformer\n\n{peaks_table(models, BEST + OTHERS, trace)}"]
+    inputs_alike = [sized(MEAN_INPUT, request.max_new_tokens) for request in trace]
     title = f"### Peaks of FasterTransformer, all inputs of {MEAN_INPUT} tokens"
-    parts += [f"{title}\n\n{paper_tables.peaks(models, BEST, inputs_alike)}"]
+    parts += [f"{title}\n\n{peaks_table(models, BEST, inputs_alike)}"]
     if out:
-        paper_tables.plot_figure_10(out / "figure_10.png", curves)
+        plot_figure_10(out / "figure_10.png", curves)
     if "175B" in models:
-        alike = {size: figure_11(models["175B"], scale, size) for size in HOMOGENEOUS}
-        for size, of_size in alike.items():
-            title = f"### Figure 11: 175B, all requests {size.prompt} in and {size.output} out"
-            parts += [f"{title}\n\n{paper_tables.curves(of_size)}"]
+        alike = {size: figure_11(models["175B"], scale, *size) for size in HOMOGENEOUS}
+        for (prompt, output), of_size in alike.items():
+            title = f"### Figure 11: 175B, all requests {prompt} in and {output} out"
+            parts += [f"{title}\n\n{curves_table(of_size)}"]
         if out:
-            paper_tables.plot_figure_11(out / "figure_11.png", alike)
+            plot_figure_11(out / "figure_11.png", alike)
     return "\n\n".join(parts)
 
 
 def figure_10(partition: Partition, scale: Scale) -> list[Curve]:
     """Median normalized latency against throughput, on the trace of section 6.2."""
-    return _figure(partition, scale, paper, median_normalized_latency)
+    return _figure(partition, scale, paper_lengths, median_normalized_latency)
 
 
-def figure_11(partition: Partition, scale: Scale, size: Size) -> list[Curve]:
+def figure_11(partition: Partition, scale: Scale, prompt: int, output: int) -> list[Curve]:
     """Median latency against throughput, all requests alike."""
 
-    def median(served: list[Served]) -> float:
-        return statistics.median(one.latency for one in served)
+    def median(answers: list[Answer]) -> float:
+        return statistics.median(answer.latency for answer in answers)
 
-    return _figure(partition, scale, lambda requests: [size] * requests, median)
+    return _figure(partition, scale, lambda requests: [sized(prompt, output)] * requests, median)
 
 
-def uneven_batches(models: dict[str, Partition], requests: int) -> str:
-    """Peaks where memory holds fewer requests than `max_bs` for each stage: then the first batch takes all it may, and
-    the others what is left."""
-    trace = at_once(paper(requests))
+def uneven_batches(models: Models, requests: int) -> str:
+    """Peak throughput where memory holds fewer requests than `max_bs` for each stage: the first batch then takes all
+    it may, and the others what is left."""
+    trace = paper_lengths(requests)
     rows = []
     for name, partition in models.items():
         if partition.stages == 1:
             continue
         held = partition.num_slots // MEAN_TOKENS
         for max_bs in sorted((64, held // partition.stages, 128)):
-            peak = request_throughput(serve_trace(trace, partition, _policy(partition, max_bs)))
+            peak = request_throughput(run_simulated(trace, partition, _policy(partition, max_bs)))
             rows.append([name, partition.stages, held, max_bs, f"{peak:.2f}"])
     return table(["model", "stages", "requests that fit", "max_bs", "peak, requests/s"], rows)
 
 
-def _figure(partition: Partition, scale: Scale, sizes: Callable[[int], list[Size]], latency: Latency) -> list[Curve]:
-    fitting = [best for best in BEST if best[0] <= faster_transformer.largest_batch(partition)]
-    baseline = [_ft(partition, *best, sizes(scale.baseline), latency) for best in fitting]
-    return baseline + [_orca(partition, n, sizes(scale.requests(n)), latency) for n in scale.batch_sizes]
+def _figure(
+    partition: Partition, scale: Scale, requests: Callable[[int], list[Request]], latency: Latency
+) -> list[Curve]:
+    fitting = [best for best in BEST if best[0] <= largest_batch(partition)]
+    baseline = [_ft(partition, *best, requests(scale.baseline), latency) for best in fitting]
+    return baseline + [_orca(partition, n, requests(scale.requests(n)), latency) for n in scale.batch_sizes]
 
 
-def _orca(partition: Partition, max_bs: int, sizes: list[Size], latency: Latency) -> Curve:
+def _orca(partition: Partition, max_bs: int, requests: list[Request], latency: Latency) -> Curve:
     policy = _policy(partition, max_bs)
-    return sweep(f"orca({max_bs})", sizes, lambda trace: serve_trace(trace, partition, policy), latency)
+    return sweep(f"orca({max_bs})", requests, lambda trace: run_simulated(trace, partition, policy), latency)
 
 
 def _policy(partition: Partition, max_bs: int) -> Policy:
     return Policy(max_bs, partition.num_slots, partition.model.max_model_len, batches_in_flight=partition.stages)
 
 
-def _ft(partition: Partition, max_bs: int, mbs: int, sizes: list[Size], latency: Latency) -> Curve:
-    def serve(trace: list[Arrival]) -> list[Served]:
+def _ft(partition: Partition, max_bs: int, mbs: int, requests: list[Request], latency: Latency) -> Curve:
+    def serve(trace: list[Request]) -> list[Answer]:
         return faster_transformer.serve(trace, partition, max_bs, mbs)
 
-    return sweep(f"ft({max_bs}, {mbs})", sizes, serve, latency)
+    return sweep(f"ft({max_bs}, {mbs})", requests, serve, latency)
+
+
+# --- tables and plots ----------------------------------------------------------------------------------------
+
+
+def models_table(models: Models) -> str:
+    head = ["model", "layers", "hidden", "stages", "GPUs a stage", "`n_slots`", "largest batch of FasterTransformer"]
+    rows = [
+        [name, p.model.layers, p.model.hidden, p.stages, p.ranks, f"{p.num_slots:,}", largest_batch(p)]
+        for name, p in models.items()
+    ]
+    return table(head, rows)
+
+
+def engines_table(models: Models) -> str:
+    """What figure 9 measures: a batch of equal requests, one iteration after the other."""
+    head = ["ms for each generated token, batch of", *map(str, BATCHES)]
+    rows = [[name, *(f"{_token_seconds(p, batch) * 1e3:.1f}" for batch in BATCHES)] for name, p in models.items()]
+    return "The engine alone, 128 tokens in and 32 out, no pipelining (figure 9):\n\n" + table(head, rows)
+
+
+def curves_table(curves: list[Curve]) -> str:
+    """The points of each curve; the loads are shares of a configuration's own peak."""
+    head = ["", "peak, requests/s", *(f"{load:.0%} load: requests/s, ms" for load in SHOWN)]
+    rows = []
+    for curve in curves:
+        points = [curve.points[LOADS.index(load)] for load in SHOWN]
+        cells = [f"{point.throughput:.2f}, {point.latency * 1e3:,.0f}" for point in points]
+        rows.append([curve.label, f"{curve.peak:.2f}", *cells])
+    return table(head, rows)
+
+
+def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
+    """The best configuration of each system at the same median normalized latency."""
+    head = ["model", "at, ms", "what that is", "FasterTransformer, requests/s", "Orca, requests/s", "ratio"]
+    rows = []
+    for name, curves in of_models.items():
+        levels = {"the paper's level for 175B": PAPERS_LATENCY}
+        for batch in (1, 16):
+            levels[f"twice the engine alone, batch of {batch}"] = 2 * _token_seconds(models[name], batch)
+        for what, level in levels.items():
+            ft, orca = (_best(curves, system, level) for system in ("ft", "orca"))
+            ratio = f"{orca[0] / ft[0]:.1f}" if ft[0] else "-"
+            rows.append([name, f"{level * 1e3:.0f}", what, f"{ft[0]:.3f} {ft[1]}", f"{orca[0]:.2f} {orca[1]}", ratio])
+    return table(head, rows)
+
+
+def peaks_table(models: Models, configurations: tuple[tuple[int, int], ...], trace: list[Request]) -> str:
+    """The peak throughput of FasterTransformer in requests/s; empty where the batch does not fit."""
+    rows = []
+    for name, p in models.items():
+        cells = [
+            f"{request_throughput(faster_transformer.serve(trace, p, *of)):.2f}" if of[0] <= largest_batch(p) else ""
+            for of in configurations
+        ]
+        rows.append([name, *cells])
+    return table(["(max_bs, mbs)", *map(str, configurations)], rows)
+
+
+def plot_figure_10(path: Path, of_models: dict[str, list[Curve]]) -> None:
+    panels = []
+    for name, curves in of_models.items():
+        y_most = 12e3 * min(curve.points[0].latency for curve in curves)
+        panels.append(curves_panel(name, "median normalized latency, ms/token", curves, 1e3, y_most, "ft"))
+    draw(path, panels)
+
+
+def plot_figure_11(path: Path, of_sizes: dict[tuple[int, int], list[Curve]]) -> None:
+    panels = []
+    for (prompt, output), curves in of_sizes.items():
+        y_most = 8 * min(curve.points[0].latency for curve in curves)
+        panels.append(curves_panel(f"175B, {prompt} in, {output} out", "median latency, s", curves, 1, y_most, "ft"))
+    draw(path, panels)
+
+
+def _token_seconds(partition: Partition, batch: int) -> float:
+    """Seconds for each generated token (the requests of figure 9)."""
+    return execution_seconds(partition, batch, 128, 32) / 32
+
+
+def _best(curves: list[Curve], system: str, level: float) -> tuple[float, str]:
+    return best_at((curve for curve in curves if curve.label.startswith(system)), level)

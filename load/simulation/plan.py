@@ -1,4 +1,4 @@
-"""How many engines one pool server carries, and what another one buys."""
+"""How many engines one pool server carries, and what more servers gain."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.markdown import table
-from load.simulation.cost import IterationTime, Row
-from load.simulation.outcome import Window, percentile
-from load.simulation.plots import Line, Panel, draw
-from load.simulation.priced_pool import Price, PricedPool
-from load.simulation.traces import Size
-from load.simulation.users import Users
-from load.simulation.world import Policy, World
+from load.curves import Line, Panel, draw
+from load.report import table
+from load.simulation.cost import IterationTime, RequestState
+from load.simulation.pool import Price, PricedPool, Users
+from load.simulation.world import Policy, Window, World, percentile
+from load.workloads import sized
 from services.clock import run_in_virtual_time
 
-HELP = "where one pool server saturates, and what a shard more buys"
+HELP = "where one pool server saturates, and what more shards gain"
 ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool
 SHARDS = ((1, 1), (10, 1), (100, 1), (100, 2), (100, 4), (100, 5), (1000, 10), (1000, 20), (1000, 40))
 PROMPT = 256
 OUTPUTS = (1, 255)  # tokens, uniform
-SPREAD = 0.2  # of an iteration's time, to both sides
+SPREAD = 0.2  # of an iteration's time, in both directions
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Users enough to keep all engines full, who ask again as soon as they are answered."""
+    """Enough users to keep all engines full; each sends the next request as soon as it is answered."""
 
-    iteration: float = 0.020  # seconds in the mean, whatever is in it
-    running: int = 64  # requests in an engine
-    waiting: float = 0.25  # as many users more than run, as a share
-    warm_up: float = 2.0  # seconds until what is measured begins
-    seconds: float = 2.0  # that are measured; more where engines are few
+    iteration: float = 0.020  # mean seconds, independent of the batch
+    running: int = 64  # requests of an engine
+    waiting: float = 0.25  # users beyond those that run, as a share
+    warm_up: float = 2.0  # seconds
+    seconds: float = 2.0  # of the measurement; more if there are few engines
 
     def measured(self, engines: int) -> float:
         return self.seconds * min(10.0, max(1.0, 20.0 / engines))
@@ -42,26 +40,27 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What one pool with so many engines does."""
+    """The figures of one pool with `engines` engines."""
 
     engines: int
     server_busy: float  # share of the time
     exchange: float  # seconds, mean
     exchange_p99: float
-    filled: float  # share of the places in an iteration
-    tokens: float  # a second
+    filled: float  # share of the places in an iteration that are taken
+    tokens: float  # per second
     gap_p99: float  # seconds between two commits of a request's tokens
 
 
-class Around:
-    """Iterations of about the same time, so that engines do not march in step; counts them and what they sample."""
+class Jittered:
+    """A cost of about the same time for all iterations, so that engines do not run in step. Counts the iterations and
+    the tokens that they sample."""
 
     def __init__(self, seconds: float) -> None:
         self.iterations = self.sampled = 0
         self._seconds = seconds
         self._draws = random.Random(1)
 
-    def iteration(self, rows: list[Row], sampled: int) -> IterationTime:
+    def iteration(self, rows: list[RequestState], sampled: int) -> IterationTime:
         self.iterations += 1
         self.sampled += sampled
         return IterationTime((self._seconds * self._draws.uniform(1 - SPREAD, 1 + SPREAD),))
@@ -72,7 +71,7 @@ def run(out: Path | None) -> str:
 
 
 def report(load: Load, engines: tuple[int, ...], shards: tuple[tuple[int, int], ...], out: Path | None) -> str:
-    """`shards`: engines in all, and pools that they are spread over evenly."""
+    """`shards`: the number of engines, and of pools over which they are spread evenly."""
     carried = {n: carry(n, load) for n in sorted({*engines, *(total // pools for total, pools in shards)})}
     if out:
         draw(out / "plan.png", _panels(load, [carried[n] for n in engines]))
@@ -86,17 +85,17 @@ def report(load: Load, engines: tuple[int, ...], shards: tuple[tuple[int, int], 
 
 
 def carry(engines: int, load: Load) -> Carried:
-    """So many engines on one pool."""
+    """Simulate `engines` engines on one pool."""
     return run_in_virtual_time(_carry(engines, load))
 
 
 async def _carry(engines: int, load: Load) -> Carried:
-    pool, cost = PricedPool(Price()), Around(load.iteration)
+    pool, cost = PricedPool(Price()), Jittered(load.iteration)
     sizes = random.Random(0)
     policy = Policy(load.running, num_slots=load.running * 512, max_model_len=512)
     async with World(pool, cost, policy, engines):
         users = round(engines * load.running * (1 + load.waiting))
-        async with Users(pool, users, lambda: Size(PROMPT, sizes.randint(*OUTPUTS))):
+        async with Users(pool, users, lambda: sized(PROMPT, sizes.randint(*OUTPUTS))):
             await asyncio.sleep(load.iteration)
             pool.begin()
             await asyncio.sleep(load.warm_up)
@@ -104,6 +103,7 @@ async def _carry(engines: int, load: Load) -> Carried:
             iterations, sampled, busy = cost.iterations, cost.sampled, pool.busy
             await asyncio.sleep(window.end - window.begin)
             iterations, sampled, busy = cost.iterations - iterations, cost.sampled - sampled, pool.busy - busy
+    gaps = [gap for gap in window.gaps(pool.answers) if gap]  # tokens of one commit arrive together
     exchanges = [call.seconds for call in pool.exchanges if call.at in window]
     return Carried(
         engines,
@@ -111,8 +111,8 @@ async def _carry(engines: int, load: Load) -> Carried:
         exchange=statistics.mean(exchanges),
         exchange_p99=percentile(exchanges, 99),
         filled=sampled / (iterations * load.running),
-        tokens=window.token_throughput(pool.served),
-        gap_p99=percentile([gap for gap in window.gaps(pool.served) if gap], 99),  # tokens of a commit come together
+        tokens=window.token_throughput(pool.answers),
+        gap_p99=percentile(gaps, 99),
     )
 
 

@@ -1,44 +1,47 @@
-"""The pool of a simulated run: the reference model, which notes when each token is committed."""
+"""The pool of a simulated run: the pool's reference model, the price of its server, and the users who ask."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from load.simulation.engine import TOKEN
-from load.simulation.outcome import Served
-from load.simulation.traces import Size
+from load.trace import Answer, Request
 from services.clock import RealClock
-from services.messages import Exchange, ExchangeReply, NewSequence, Submission
+from services.messages import Exchange, ExchangeReply, NewSequence, Submission, SubmitReply
 from services.pool.limits import Limits
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
 
 GATEWAY = "simulation"
-KEPT = 1.0  # seconds that what has ended is kept: nobody reads it again
-NO_LIMITS = Limits(max_waiting=1 << 60, max_bytes=1 << 60, keep_ended=KEPT)
+KEEP_ENDED = 1.0  # seconds; nobody reads an ended request again
+NO_LIMITS = Limits(max_waiting=1 << 60, max_bytes=1 << 60, keep_ended=KEEP_ENDED)
 
 
 class SimulatedPool(ReferencePool):
-    """A user gets a token when it is committed, as in the real pool."""
+    """A system that answers requests on virtual time. A user gets a token when it is committed, as in the real pool."""
 
     def __init__(self) -> None:
         super().__init__(RealClock(), NO_LIMITS)
-        self.served: list[Served] = []  # in order of submission
-        self._open: dict[str, tuple[Served, asyncio.Future[Served]]] = {}
+        self.answers: list[Answer] = []  # in order of submission, also those that have not ended
+        self._open: dict[str, tuple[Answer, asyncio.Future[None]]] = {}
 
-    async def ask(self, size: Size) -> asyncio.Future[Served]:
-        """Submit a request; the future is done when its last token is committed."""
-        served = Served(size.prompt, self._clock.now())
-        future: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        request = f"{len(self.served):07}"
-        self.served.append(served)
-        self._open[f"{request}/0"] = served, future
-        sampling = SamplingParams(size.output, temperature=0.0, ignore_eos=True)
-        sequence = NewSequence(f"{request}/0", [TOKEN] * size.prompt, sampling)
-        reply = await self.submit(Submission(request, GATEWAY, [sequence], background=True))
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def ask(self, request: Request) -> Answer:
+        answer = Answer(request, self._clock.now())
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        id = f"{len(self.answers):07}"
+        self.answers.append(answer)
+        self._open[f"{id}/0"] = answer, ended
+        sampling = SamplingParams(request.max_new_tokens, temperature=0.0, ignore_eos=True)
+        sequence = NewSequence(f"{id}/0", request.prompt, sampling)
+        reply = await self.submit(Submission(id, GATEWAY, [sequence], background=True))
         assert reply.refused is None, f"{reply.refused = }"
-        await self.unregister(GATEWAY)  # nobody reads events: the commits are seen as they come in
-        return future
+        await self.unregister(GATEWAY)  # nobody reads events: `exchange` sees the commits as they come in
+        await ended
+        return answer
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         reply = await super().exchange(exchange)
@@ -46,11 +49,98 @@ class SimulatedPool(ReferencePool):
         assert not reply.have, f"{reply.have = }"
         now = self._clock.now()
         for commit in exchange.commits:
-            served, future = self._open[commit.id]
-            served.times += [now] * len(commit.tokens)
+            answer, ended = self._open[commit.id]
+            answer.tokens += commit.tokens
+            answer.times += [now] * len(commit.tokens)
             if commit.end:
                 assert commit.end.error is None, f"{commit.id}: {commit.end.error}"
                 del self._open[commit.id]
-                if not future.cancelled():
-                    future.set_result(served)
+                if not ended.cancelled():
+                    ended.set_result(None)
         return reply
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds of the pool server's processor.
+
+    The defaults are those of Valkey 8.1 in docs/benchmarks.md (part `pool`, "in the server").
+    """
+
+    submit: float = 0.12e-3
+    exchange: float = 0.14e-3
+    commit: float = 4.9e-6  # each sequence of an exchange
+    token: float = 0.2e-6  # each further token of a sequence
+
+    def of(self, exchange: Exchange) -> float:
+        more = sum(len(commit.tokens) - 1 for commit in exchange.commits if commit.tokens)
+        return self.exchange + self.commit * len(exchange.commits) + self.token * more
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An exchange: when it was called, and the seconds until its reply."""
+
+    at: float
+    seconds: float
+
+
+class PricedPool(SimulatedPool):
+    """A pool whose server has one processor: it serves one call after the other, in order, each for its price. A call
+    takes effect at its end.
+
+    Calls are free until `begin`, so that a run can start with all its users there.
+    """
+
+    def __init__(self, price: Price) -> None:
+        super().__init__()
+        self.exchanges: list[Call] = []
+        self.busy = 0.0  # seconds of the processor
+        self._price = price
+        self._began = False
+        self._free_at = 0.0
+
+    def begin(self) -> None:
+        """From this moment calls have their price."""
+        self._began = True
+
+    async def submit(self, submission: Submission) -> SubmitReply:
+        await self._serve(self._price.submit)
+        return await super().submit(submission)
+
+    async def exchange(self, exchange: Exchange) -> ExchangeReply:
+        called = self._clock.now()
+        await self._serve(self._price.of(exchange))
+        self.exchanges.append(Call(called, self._clock.now() - called))
+        return await super().exchange(exchange)
+
+    async def _serve(self, seconds: float) -> None:
+        if not self._began:
+            return
+        now = self._clock.now()
+        self._free_at = max(now, self._free_at) + seconds
+        self.busy += seconds
+        await asyncio.sleep(self._free_at - now)
+
+
+class Users:
+    """`count` users, each of whom asks again as soon as its request is answered, for as long as `async with` lasts."""
+
+    def __init__(self, pool: SimulatedPool, count: int, draw: Callable[[], Request]) -> None:
+        """`draw` returns the next request, whichever user sends it."""
+        self._pool = pool
+        self._count = count
+        self._draw = draw
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._count)]
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self) -> None:
+        while True:
+            await self._pool.ask(self._draw())

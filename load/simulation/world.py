@@ -1,17 +1,19 @@
-"""A simulated Orca: EngineLoops with their schedulers on one pool, put together as everywhere else.
+"""A simulated Orca: EngineLoops with their schedulers on one pool, built from the same parts as a real one.
 
-The one place of the simulator that makes schedulers and loops. It runs under `run_in_virtual_time`.
+This is the one place of the simulator that creates schedulers and loops. It runs under `run_in_virtual_time`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from load.in_process import Seat
 from load.simulation.engine import Cost, VirtualEngine
-from load.simulation.outcome import Served
 from load.simulation.pool import SimulatedPool
-from load.simulation.traces import Arrival
+from load.trace import Answer, Request, run_trace
 from services.clock import RealClock, run_in_virtual_time
 from services.iteration_cost import IterationCost
 from services.loop import EngineLoop
@@ -25,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a scheduler is told, the same for all engines of a run."""
+    """The settings of a scheduler, the same for all engines of a run."""
 
     max_batch_size: int
     num_slots: int
@@ -35,15 +37,8 @@ class Policy:
     request_level: bool = False
 
 
-@dataclass(slots=True)
-class _Seat:
-    name: str
-    epoch: str
-    call: int = 0
-
-
 class World:
-    """Engines on one pool. Use as `async with`: leaving it stops the engines, once all requests have ended."""
+    """Engines on one pool. The end of `async with` stops the engines, once all requests have ended."""
 
     def __init__(self, pool: SimulatedPool, cost: Cost, policy: Policy, engines: int = 1) -> None:
         self.pool = pool
@@ -65,7 +60,7 @@ class World:
 
     async def _loop(self, name: str, engine: VirtualEngine) -> EngineLoop:
         epoch = (await self.pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
-        seat, counters, clock = _Seat(name, epoch), Counters(), RealClock()
+        seat, counters, clock = Seat(name, epoch), Counters(), RealClock()
         scheduler, figures = self._scheduler(epoch), self._figures()
         return EngineLoop(self.pool, scheduler, engine, clock, seat, LEASE, figures, counters, IterationCost())
 
@@ -84,18 +79,42 @@ class World:
         return EngineFigures("simulation", self._policy.max_model_len, num_blocks, BLOCK_SIZE, 1 << 16, "simulation")
 
 
-def serve_trace(trace: list[Arrival], cost: Cost, policy: Policy) -> list[Served]:
-    """`trace` on one engine, to its end."""
-    return run_in_virtual_time(_serve_trace(trace, cost, policy))
+def run_simulated(requests: Sequence[Request], cost: Cost, policy: Policy) -> list[Answer]:
+    """Run `requests` on one engine, to their ends."""
+    return run_in_virtual_time(_run(requests, cost, policy))
 
 
-async def _serve_trace(trace: list[Arrival], cost: Cost, policy: Policy) -> list[Served]:
+async def _run(requests: Sequence[Request], cost: Cost, policy: Policy) -> list[Answer]:
     pool = SimulatedPool()
     async with World(pool, cost, policy):
-        asked = []
-        for arrival in trace:
-            if (wait := arrival.at - asyncio.get_running_loop().time()) > 0:
-                await asyncio.sleep(wait)
-            asked.append(await pool.ask(arrival.size))
-        await asyncio.gather(*asked)
-    return pool.served
+        return await run_trace(pool, requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The seconds of a run in which it is measured, for a run that has no end of its own."""
+
+    begin: float
+    end: float
+
+    def __contains__(self, at: float) -> bool:
+        return self.begin <= at < self.end
+
+    def token_throughput(self, answers: list[Answer]) -> float:
+        """Output tokens per second."""
+        return sum(at in self for answer in answers for at in answer.times) / (self.end - self.begin)
+
+    def gaps(self, answers: list[Answer]) -> list[float]:
+        """Times between tokens."""
+        pairs = (pair for answer in answers for pair in itertools.pairwise(answer.times))
+        return [later - earlier for earlier, later in pairs if later in self]
+
+    def ttfts(self, answers: list[Answer]) -> list[float]:
+        """Times to first token."""
+        return [answer.ttft for answer in answers if answer.times and answer.times[0] in self]
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The smallest of `values` that `percent` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]

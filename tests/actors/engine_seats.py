@@ -14,7 +14,7 @@ from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import engine_names, find_engine
-from load.until import until
+from load.server import until
 from services.config import Settings, load
 from services.iteration_cost import IterationCost
 from services.messages import Iteration, NewRequest

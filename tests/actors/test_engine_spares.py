@@ -24,7 +24,7 @@ from actors import engine_pair
 from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import remove_engine
-from load.until import until
+from load.server import until
 from services.errors import StaleEpoch
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from actors_lives import HERE, Life
 
 from actors.lifeline import Lifeline, watch
-from load.until import until
+from load.server import until
 
 
 async def settled(life: Life, sockets: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from actors_lives import HERE, Life
 
 from actors.seat import Holders, Seat, hold, renew, take_seat
-from load.until import until
+from load.server import until
 from services.errors import StaleEpoch
 from services.messages import SeatGrant
 from services.pool.pool import RequestPool

@@ -15,9 +15,10 @@ import openai
 import pytest
 from openai.types import Batch
 
-from load.chaos.faults import FAULTS, NoTarget, Site
-from load.prompts import BEGINNINGS
+from load.chaos.faults import FAULTS
+from load.chaos.site import NoTarget, Site
 from load.server import OrcaServer
+from load.workloads import BEGINNINGS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -21,13 +21,23 @@ from tiny_models import make_tiny_model
 
 from load.chaos.aof import read_transactions
 from load.chaos.checker import check
-from load.chaos.faults import ENGINE, FAULTS, GATEWAY, SCHEDULER, NoTarget, Site, loaded_engine, owning_schedulers
+from load.chaos.faults import FAULTS
 from load.chaos.history import Recorder, read
-from load.chaos.pool_server import keep_history
+from load.chaos.site import (
+    ENGINE,
+    GATEWAY,
+    SCHEDULER,
+    NoTarget,
+    Site,
+    keep_history,
+    loaded_engine,
+    owning_schedulers,
+)
 from load.chaos.streams import Outcome, Streams
-from load.chaos.workload import ChaosJob, jobs, poison
+from load.chaos.workload import poison, requests
 from load.server import OrcaServer
-from load.stream_client import open_session
+from load.trace import HttpRequest
+from services.client.streaming import open_session
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
@@ -55,7 +65,9 @@ FLAGS = (
 class Chaos:
     """A server under load."""
 
-    def __init__(self, site: Site, streams: Streams, recorder: Recorder, folder: Path, kinds: list[ChaosJob]) -> None:
+    def __init__(
+        self, site: Site, streams: Streams, recorder: Recorder, folder: Path, kinds: list[HttpRequest]
+    ) -> None:
         self.site, self.streams, self.folder = site, streams, folder
         self._recorder = recorder
         self._over = asyncio.Event()
@@ -73,7 +85,7 @@ class Chaos:
 
     async def inject(self, name: str) -> None:
         """Inject a fault as soon as there is what it hits, and wait until its consequences are over."""
-        await self._until(lambda: self.streams.at_work)
+        await self._until(lambda: self.streams.open > 0)
         end = time.monotonic() + PATIENCE
         while True:
             open_ = [o for o in self.streams.outcomes if not o.end]
@@ -104,8 +116,8 @@ class Chaos:
 
     @staticmethod
     def check(outcomes: list[Outcome]) -> None:
-        told = [o for o in outcomes if o.end and o.job.name != "poison"]
-        assert [(o.job.name, o.error, o.wrong) for o in told if o.error or o.wrong] == []
+        told = [o for o in outcomes if o.end and o.request.name != "poison"]
+        assert [(o.request.name, o.error, o.wrong) for o in told if o.error or o.wrong] == []
 
     def pids(self, title: str) -> set[int]:
         return set(self.site.server.pids(title))
@@ -117,7 +129,7 @@ async def chaos(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos
     data, model = folder / "data", folder / "model"
     data.mkdir()
     make_tiny_model(model)
-    kinds = jobs(LENGTH, DEADLY)
+    kinds = requests(LENGTH, DEADLY)
 
     async def send_poison() -> None:
         outcome = await streams.run(poison(DEADLY))

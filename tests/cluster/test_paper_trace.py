@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from load.options import Options
+from load.over_http import run_over_http
 from load.server import OrcaServer
 from load.stock import load_stock
-from load.stream_client import run_trace
 from load.workloads import paper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -23,17 +23,17 @@ LONGEST = 32  # tokens
 
 async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaServer) -> None:
     """Each token is the likeliest after all before it, which is what greedy `generate()` means (see `make verify`)."""
-    jobs = [replace(job, max_new_tokens=min(job.max_new_tokens, LONGEST)) for job in paper(6)]
+    requests = [replace(request, max_new_tokens=min(request.max_new_tokens, LONGEST)) for request in paper(6)]
     before = server.metrics()
-    _, streams = await run_trace(server.url, jobs)
+    run = await run_over_http(server.url, requests)
     after = server.metrics()
-    assert [len(s.token_ids) for s in streams] == [job.max_new_tokens for job in jobs]
+    assert [len(output) for output in run.outputs] == [request.max_new_tokens for request in requests]
     assert after["orca:mixed_iterations_total"] > before["orca:mixed_iterations_total"]
     assert after["orca:peak_batch_size"] >= 4
 
     model = load_stock(Options(device="cpu"))
-    for job, stream in zip(jobs, streams, strict=True):
-        assert stream.token_ids == likeliest(model, job.prompt, stream.token_ids)
+    for answer in run.answers:
+        assert answer.tokens == likeliest(model, answer.request.prompt, answer.tokens)
 
 
 def likeliest(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> list[int]:

@@ -14,11 +14,10 @@ import pytest
 from tiny_models import make_tiny_model
 
 from load.options import Options
-from load.server import OrcaServer
+from load.over_http import run_over_http
+from load.server import OrcaServer, until
 from load.stock import oracle
-from load.stream_client import Stream, run_trace
-from load.until import until
-from load.workloads import Job
+from load.trace import Request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -35,21 +34,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> list[Job]:
+def requests() -> list[Request]:
     rng = random.Random(0)
-    return [Job([rng.randrange(2, 300) for _ in range(rng.randint(1, 40))], LENGTH) for _ in range(6)]
+    return [Request([rng.randrange(2, 300) for _ in range(rng.randint(1, 40))], LENGTH) for _ in range(6)]
 
 
 @pytest.fixture(scope="module")
-def many(jobs: list[Job]) -> list[Job]:
+def many(requests: list[Request]) -> list[Request]:
     """So many that a signal comes long before the last token."""
-    return jobs * ROUNDS
+    return requests * ROUNDS
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path, jobs: list[Job]) -> list[list[int]]:
+def expected(model: Path, requests: list[Request]) -> list[list[int]]:
     stock = oracle(Options(model=str(model), device="cpu"))
-    return [stock(job) for job in jobs]
+    return [stock(request) for request in requests]
 
 
 @pytest.fixture(scope="module", params=[("2", "1"), pytest.param(("2", "2"), marks=pytest.mark.chaos)], ids="-".join)
@@ -68,37 +67,39 @@ async def until_spares(server: OrcaServer) -> None:
     await until(lambda: server.metrics().get("orca:spare_ready") == 1, PATIENCE)
 
 
-async def test_tokens_are_those_of_one_process(server: OrcaServer, jobs: list[Job], expected: list[list[int]]) -> None:
-    _, streams = await run_trace(server.url, jobs)
-    assert tokens(streams) == expected
+async def test_tokens_are_those_of_one_process(
+    server: OrcaServer, requests: list[Request], expected: list[list[int]]
+) -> None:
+    run = await run_over_http(server.url, requests)
+    assert run.outputs == expected
 
 
 @pytest.mark.chaos
 async def test_a_rank_stands_still_and_the_scheduler_dies(
-    server: OrcaServer, many: list[Job], expected: list[list[int]]
+    server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
     """The next owner does not wait for ranks that wait for the one that stands still."""
     await until_spares(server)
     before, stopped = set(server.pids(ENGINE)), another_rank(server)
     made = server.metrics()["vllm:generation_tokens_total"]
-    under_way = asyncio.create_task(run_trace(server.url, many))
+    under_way = asyncio.create_task(run_over_http(server.url, many))
     await until_tokens(server, made + LENGTH)
     assert not under_way.done()
     os.kill(stopped, signal.SIGSTOP)
     try:
         os.kill(server.scheduler(), signal.SIGKILL)
-        _, streams = await under_way
+        run = await under_way
         gone = before - set(server.pids(ENGINE))
     finally:
         os.kill(stopped, signal.SIGCONT)
-    assert tokens(streams) == expected * ROUNDS
+    assert run.outputs == expected * ROUNDS
     assert len(gone) == len(before) // 2 - 1
     await until_spares(server)
 
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_rank_is_killed_under_load(
-    server: OrcaServer, first: bool, many: list[Job], expected: list[list[int]]
+    server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
     await hurt_under_load(server, signal.SIGKILL, first, many, expected)
 
@@ -106,41 +107,41 @@ async def test_a_rank_is_killed_under_load(
 @pytest.mark.chaos
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_rank_stands_still_under_load(
-    server: OrcaServer, first: bool, many: list[Job], expected: list[list[int]]
+    server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
     """No connection closes: only the iteration that does not end shows it."""
     await hurt_under_load(server, signal.SIGSTOP, first, many, expected)
 
 
 async def hurt_under_load(
-    server: OrcaServer, how: signal.Signals, first: bool, many: list[Job], expected: list[list[int]]
+    server: OrcaServer, how: signal.Signals, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
     """One rank gets the signal `how`; all of its engine go, and the requests have the tokens of an undisturbed run."""
     await until_spares(server)
     before = set(server.pids(ENGINE))
     losses = server.metrics().get("orca:engine_losses_total", 0)
     made = server.metrics()["vllm:generation_tokens_total"]
-    under_way = asyncio.create_task(run_trace(server.url, many))
+    under_way = asyncio.create_task(run_over_http(server.url, many))
     await until_tokens(server, made + LENGTH)
     assert not under_way.done()
     os.kill(server.engine() if first else another_rank(server), how)
-    _, streams = await under_way
-    assert tokens(streams) == expected * ROUNDS
+    run = await under_way
+    assert run.outputs == expected * ROUNDS
     await until_spares(server)
     assert server.metrics()["orca:engine_losses_total"] == losses + 1
     assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the others of its engine went with it
 
 
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
-    server: OrcaServer, many: list[Job], expected: list[list[int]]
+    server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
     await until_spares(server)
     before, engine = set(server.pids(ENGINE)), server.engine()
-    under_way = asyncio.create_task(run_trace(server.url, many))
+    under_way = asyncio.create_task(run_over_http(server.url, many))
     await asyncio.sleep(0.3)
     os.kill(server.scheduler(), signal.SIGKILL)
-    _, streams = await under_way
-    assert tokens(streams) == expected * ROUNDS
+    run = await under_way
+    assert run.outputs == expected * ROUNDS
     assert (set(server.pids(ENGINE)), server.engine()) == (before, engine)
 
 
@@ -161,10 +162,6 @@ def threads(pid: int) -> set[str]:
         with contextlib.suppress(OSError):  # it ended meanwhile
             names.add(file.read_text().strip())
     return names
-
-
-def tokens(streams: list[Stream]) -> list[list[int]]:
-    return [stream.token_ids for stream in streams]
 
 
 def test_what_cannot_be_split_is_named(model: Path, tmp_path: Path) -> None:

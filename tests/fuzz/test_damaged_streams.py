@@ -9,7 +9,7 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.sse import Answer, Events, StreamError
+from services.client.sse import Events, StreamedAnswer, StreamError
 
 CHUNKS = [
     {"id": "c", "choices": [{"index": 0, "text": "he", "token_ids": [1], "finish_reason": None}]},
@@ -43,7 +43,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @effort(500)
 @given(damaged())
 def test_a_damaged_stream_is_an_error_or_an_answer(stream: bytes) -> None:
-    answer, events = Answer(), Events()
+    answer, events = StreamedAnswer(), Events()
     with contextlib.suppress(StreamError):
         for line in stream.splitlines(keepends=True):
             if event := events.feed(line):

@@ -1,4 +1,4 @@
-"""A second locustfile: writes all that was counted as JSON when the run ends (Locust's CSV files lag behind)."""
+"""A second locustfile, which writes all counts as JSON at the end of the run (Locust's CSV files lag behind)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Requests in process: when they come, how they end, and what is counted of them."""
+"""Requests in process: their arrivals, their ends, and the counts of a run."""
 
 from __future__ import annotations
 
 import pytest
 
-from load.answers import Run
-from load.in_process import Setup, run_trace
-from load.rounds import in_turn, quantile, spread
-from load.workloads import Job, any_prompt, ending
+from load.in_process import Setup, run_in_process
+from load.report import in_turn, quantile, spread
+from load.trace import Request, Run
+from load.workloads import any_prompt, ending
 from services.engine.null import NullEngine
 from services.messages import EngineFigures
 from services.pool.limits import Limits
@@ -21,12 +21,14 @@ def engine() -> NullEngine:
     return NullEngine(EngineFigures("m", 1024, 512, BLOCK, 50_000, "null"))
 
 
-def run(engine: NullEngine, jobs: list[Job], knobs: Knobs, limits: Limits | None = None, kv_blocks: int = 0) -> Run:
-    return run_trace(engine, jobs, Setup(knobs, limits or Limits(), kv_blocks))
+def run(
+    engine: NullEngine, requests: list[Request], knobs: Knobs, limits: Limits | None = None, kv_blocks: int = 0
+) -> Run:
+    return run_in_process(engine, requests, Setup(knobs, limits or Limits(), kv_blocks))
 
 
-def test_a_job_comes_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine) -> None:
-    done = run(engine, [Job([5] * 8, 4), Job([5] * 8, 4, at=0.2)], Knobs(4))
+def test_a_request_arrives_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine) -> None:
+    done = run(engine, [Request([5] * 8, 4), Request([5] * 8, 4, at=0.2)], Knobs(4))
     early, late = done.answers
     assert early.times[-1] < 0.2 <= late.arrived <= late.times[0]
     assert late.ttft == late.times[0] - late.arrived
@@ -37,41 +39,41 @@ def test_a_job_comes_when_it_is_due_and_its_tokens_are_timed(engine: NullEngine)
     assert early.gaps(late.arrived, late.times[-1]) == []
 
 
-def test_a_job_ends_with_the_stop_token_closest_to_a_length(engine: NullEngine) -> None:
-    job = Job([5] * 8, 40)
-    output = run(engine, [job], Knobs(1)).outputs[0]
-    short = ending(job, output, 10)
+def test_a_request_ends_with_the_stop_token_closest_to_a_length(engine: NullEngine) -> None:
+    request = Request([5] * 8, 40)
+    output = run(engine, [request], Knobs(1)).outputs[0]
+    short = ending(request, output, 10)
     assert run(engine, [short], Knobs(1)).outputs == [output[:10]]
-    assert ending(job, [7] * 40, 10).stop_token_ids == (7,)
+    assert ending(request, [7] * 40, 10).stop_token_ids == (7,)
 
 
 def test_an_earlier_class_goes_first(engine: NullEngine) -> None:
-    jobs = [Job([5] * 8, 4, priority=1), Job([5] * 8, 4, priority=1), Job([5] * 8, 4, priority=-1)]
+    requests = [Request([5] * 8, 4, priority=1), Request([5] * 8, 4, priority=1), Request([5] * 8, 4, priority=-1)]
     for limits, first in ((Limits(), 0), (Limits(order="priority"), 2)):
-        answers = run(engine, jobs, Knobs(1), limits).answers
+        answers = run(engine, requests, Knobs(1), limits).answers
         assert min(range(3), key=lambda i: answers[i].times[0]) == first
 
 
 def test_what_is_shared_wasted_and_recomputed_is_counted(engine: NullEngine) -> None:
-    twice = [Job(any_prompt(4 * BLOCK, 0), 8)] * 2
+    twice = [Request(any_prompt(4 * BLOCK, 0), 8)] * 2
     apart = run(engine, twice, Knobs(2))
     shared = run(engine, twice, Knobs(2, prefix_caching=True))
     assert (apart.hits, shared.hits) == (0, 3 * BLOCK)
     assert apart.recomputed == shared.recomputed == apart.wasted == 0
 
-    outputs = run(engine, [Job([5] * 8, 9)] * 2, Knobs(2)).outputs
-    jobs = [ending(Job([5] * 8, 9), output, 4) for output in outputs]
-    assert run(engine, jobs, Knobs(2)).wasted == 0
-    ahead = run(engine, jobs, Knobs(2, lookahead=1))
-    assert 0 <= ahead.wasted <= len(jobs)  # none where both results of a pair of iterations are back at once
+    outputs = run(engine, [Request([5] * 8, 9)] * 2, Knobs(2)).outputs
+    requests = [ending(Request([5] * 8, 9), output, 4) for output in outputs]
+    assert run(engine, requests, Knobs(2)).wasted == 0
+    ahead = run(engine, requests, Knobs(2, lookahead=1))
+    assert 0 <= ahead.wasted <= len(requests)  # none if both results of a pair of iterations return together
     assert (ahead.outputs, ahead.recomputed) == ([output[:4] for output in outputs], 0)
 
-    long = [Job(any_prompt(8, seed), 40) for seed in range(4)]
+    long = [Request(any_prompt(8, seed), 40) for seed in range(4)]
     pressed = run(engine, long, Knobs(4, admission="on_demand"), kv_blocks=6)
     assert pressed.preemptions > 0
     assert pressed.recomputed > 0
     assert pressed.outputs == run(engine, long, Knobs(4), kv_blocks=6).outputs
-    assert pressed.at_once > 1
+    assert pressed.mean_batch_size > 1
 
 
 def test_variants_run_in_turn() -> None:

@@ -1,4 +1,4 @@
-"""The locustfile as a process against a small HTTP server that streams well or badly."""
+"""The locustfile as a process, against a small HTTP server whose streams are whole or broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.load.locust_run import run_locust
-from tests.load.sse_server import Asked, Frames, Reply, SseServer, frame
+from tests.services.client.sse_server import Asked, Frames, Reply, SseServer, frame
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def server() -> Iterator[SseServer]:
 
 
 def whole(body: dict) -> Frames:
-    """Two tokens a chunk: only the usage chunk tells how many there were."""
+    """Chunks of two tokens: only the usage chunk tells the number of tokens."""
     tokens = body["max_tokens"]
     chunks = [_choice(body, "tok tok ", None) for _ in range(tokens // 2)] + [_choice(body, "", "length")]
     usage = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens, "total_tokens": 4 + tokens}}
@@ -76,17 +76,17 @@ def test_a_200_is_not_enough(server: SseServer, tmp_path: Path, reply: Callable[
     assert sum(run.failures["e2e"].values()) == 3
 
 
-def test_a_stream_that_breaks_is_gone_on_with(server: SseServer, tmp_path: Path) -> None:
+def test_a_stream_that_breaks_is_resumed(server: SseServer, tmp_path: Path) -> None:
     server.reply = breaking
     run = run_locust(server.url, tmp_path, "--max-tokens", "6", requests=4)
     assert (run.exit_code, run.exceptions, run.failures) == (0, [], {}), run.output
     assert (run.stats["e2e"].requests, run.stats["e2e"].length) == (4, 4 * 6)
     keys = [asked.key for asked in server.asked]
-    assert {keys.count(key) for key in keys} == {2}  # each came back once
+    assert {keys.count(key) for key in keys} == {2}  # each reconnected once
 
 
 def breaking(asked: Asked) -> Reply:
-    """Two frames at first, the rest to who comes back for it."""
+    """Two frames at first, and the rest after a reconnect."""
     chunks = [orjson.loads(data[6:]) for data in whole(asked.body)[:-1]]
     frames = [frame(chunk, f"r:{i}") for i, chunk in enumerate(chunks, 1)] + [frame(b"[DONE]")]
     return Reply(frames[2:]) if asked.last_id == "r:2" else Reply(frames[:2], cut=True)

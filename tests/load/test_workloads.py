@@ -1,19 +1,28 @@
-"""The traces are those that published figures were measured with."""
+"""The traces are those of the published figures."""
 
+from load.trace import HttpRequest, Request
 from load.workloads import equal_size, paper, short_long_mix, single
 
 
 def test_the_papers_trace() -> None:
     trace = paper()
     assert len(trace) == 64
-    assert sum(len(job.prompt) for job in trace) == 17_553
-    assert sum(job.max_new_tokens for job in trace) == 3_871
+    assert sum(len(request.prompt) for request in trace) == 17_553
+    assert sum(request.max_new_tokens for request in trace) == 3_871
     assert paper(8) == trace[:8]
     assert paper(8, seed=1) != trace[:8]
 
 
 def test_the_walkthroughs_workloads() -> None:
-    assert [(len(job.prompt), job.max_new_tokens) for job in short_long_mix(3)] == [(32, 32), (512, 128), (32, 32)]
-    assert {(len(job.prompt), job.max_new_tokens) for job in equal_size()} == {(128, 128)}
-    assert len(short_long_mix()) == len(equal_size()) == 16
-    assert [(len(job.prompt), job.max_new_tokens) for job in single()] == [(128, 128)]
+    def sizes(requests: list[Request]) -> list[tuple[int, int]]:
+        return [(len(request.prompt), request.max_new_tokens) for request in requests]
+
+    assert sizes(short_long_mix(3)) == [(32, 32), (512, 128), (32, 32)]
+    assert len(short_long_mix()) == 16
+    assert sizes(equal_size()) == [(128, 128)] * 16
+    assert sizes(single()) == [(128, 128)]
+
+
+def test_the_choices_of_an_http_request() -> None:
+    bodies = [{"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"], "n": 3}, {"prompt": [[1], [2]]}, {"n": 2}]
+    assert [HttpRequest("/", body).choices for body in bodies] == [1, 1, 6, 2, 2]

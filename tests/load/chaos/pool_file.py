@@ -1,4 +1,4 @@
-"""The commands of small pool histories, as a server would have written them."""
+"""The commands of small pool histories, as a server would write them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEASE = 5_000_000  # us
 
 
 def at(seconds: float, commands: Commands) -> Commands:
-    """What a script did that ran then."""
+    """The commands of a script that ran at this time."""
     return [command("HSET", "meta", "stamp", round(seconds * 1e6), "tick", 1), *commands]
 
 
@@ -49,7 +49,7 @@ def acquire(seat: str, epoch: str, seconds: float = 0.0, owner: str = "node:1/77
 
 
 def attached(seat: str, numerics: str) -> Commands:
-    """What its first exchange says of its engine."""
+    """What the first exchange of a seat writes about its engine."""
     return [command("HSET", f"seat:{seat}", "figures", msgpack.packb(["model", 256, 8, 16, 320, numerics]))]
 
 
@@ -106,7 +106,7 @@ def end(id: str, seat: str) -> Commands:
 
 
 def cancel(id: str) -> Commands:
-    """Of a waiting sequence."""
+    """Cancel a waiting sequence."""
     return [
         command("ZREM", "waiting:default", id),
         command("HSET", f"seq:{id}", "state", "ended", "end", "x"),

@@ -1,4 +1,4 @@
-"""The file that real servers write, read back: exchanges with the real pool, a kill, a cut tail."""
+"""The file that real servers write is read back: exchanges with the real pool, a kill, a cut tail."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def resp(*words: str) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words)
 
 
-def test_what_stands_between_multi_and_exec_is_one_transaction(tmp_path: Path) -> None:
+def test_the_commands_between_multi_and_exec_are_one_transaction(tmp_path: Path) -> None:
     data = resp("SELECT", "0") + resp("SET", "a", "1\r\n2") + b"#TS:1700000000\r\n"
     data += resp("MULTI") + resp("SET", "b", "2") + resp("DEL", "a") + resp("EXEC")
     assert written(tmp_path, data) == [
@@ -104,6 +104,6 @@ def test_a_file_that_was_rewritten_is_refused(tmp_path: Path) -> None:
         list(read_transactions(tmp_path))
 
 
-def test_what_is_no_command_is_refused(tmp_path: Path) -> None:
+def test_data_that_is_no_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a command"):
         written(tmp_path, b"hello\r\n")

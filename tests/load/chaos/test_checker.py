@@ -1,4 +1,4 @@
-"""What clients saw against what the pool did: right ones pass, each planted violation is reported."""
+"""Histories of clients and pool: correct ones pass, and each planted violation is reported."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from load.chaos.checker import Circumstances, Least, check
 from load.chaos.history import Connect, Delivery, Done, End, Record, Recorder, Submit, read
-from load.chaos.planted import PLANTS, unnoticed
-from load.sse import Event
+from load.chaos.planted import PLANTS, missed_plants
+from services.client.sse import Event
 from tests.load.chaos.pool_file import (
     acquire,
     append,
@@ -25,7 +25,7 @@ from tests.load.chaos.pool_file import (
     transactions,
     vacate,
 )
-from tests.load.streams import chunk
+from tests.services.client.streams import chunk
 
 POOL = transactions(
     submit("r", 2),
@@ -59,7 +59,7 @@ def rules(
     return {violation.rule for violation in verdict.violations}
 
 
-def test_a_right_one() -> None:
+def test_a_correct_history_passes() -> None:
     assert rules(*CAME_BACK, *REST) == set()
 
 
@@ -67,7 +67,7 @@ def test_an_error_ends_a_request_and_what_came_before_is_whole() -> None:
     assert rules(*BEGIN, Done(1, 0.9, "the engine died under it")) == set()
 
 
-def test_all_of_it_may_come_again_where_it_was_asked_for() -> None:
+def test_an_answer_may_be_sent_again_from_its_start_on_request() -> None:
     again = [Connect(1, 0.3, ""), token(0, 0, 5), token(1, 0, 7)]
     assert rules(*CAME_BACK, *REST[:2], *again, *REST) == set()
 
@@ -77,7 +77,7 @@ def test_a_server_that_kept_nothing_gives_it_another_id() -> None:
     assert rules(Submit(1, 0.0, 2), Connect(1, 0.1, ""), *lost, *REST) == set()
 
 
-def test_what_the_pool_never_heard_of() -> None:
+def test_a_request_that_the_pool_does_not_know() -> None:
     assert rules(*CAME_BACK, *REST, pool=[]) == {"lost"}
 
 
@@ -87,7 +87,7 @@ def test_a_server_that_does_not_sync_forgets_only_what_came_just_before_its_deat
     assert rules(*CAME_BACK, *REST, pool=[], losses=(-0.1,)) == {"lost"}
 
 
-def test_nothing_is_no_right_history() -> None:
+def test_an_empty_history_is_not_correct() -> None:
     assert {violation.rule for violation in check([], []).violations} == {"too little"}
 
 
@@ -101,7 +101,7 @@ def test_an_answer_without_ids() -> None:
     assert rules(Submit(1, 0.0, 1), Connect(1, 0.1, ""), Done(1, 0.9), pool=POOL) == {"lost", "unfinished"}
 
 
-def test_who_lost_a_seat_as_dead_is_dead() -> None:
+def test_an_owner_that_lost_its_seat_as_dead_must_not_be_seen_alive_later() -> None:
     taken = transactions(at(2, said_dead("s", "1:a") + vacate("s") + acquire("s", "2:b", 2)))
     pool = [*POOL, *taken]
     assert rules(*CAME_BACK, *REST, pool=pool, seen={77: 1.9}) == set()
@@ -119,12 +119,12 @@ def test_each_violation_planted_in_a_right_history_is_found() -> None:
     records = [*BEGIN[:2], token(1, 0, 7), token(0, 0, 5), *REST[1:2], *REST[:1], *REST[2:]]
     right = check(records, pool)
     assert right.violations == []
-    assert unnoticed(right, records, pool, random.Random(0)) == []
+    assert missed_plants(right, records, pool, random.Random(0)) == []
 
 
-def test_a_checker_that_finds_nothing_is_told() -> None:
+def test_a_checker_that_misses_violations_is_reported() -> None:
     right = check([], [], NONE)
-    missed = unnoticed(right, [], [], random.Random(0))
+    missed = missed_plants(right, [], [], random.Random(0))
     assert len(missed) == len(PLANTS)
     assert all("nowhere to plant it" in line for line in missed)
 
@@ -151,7 +151,7 @@ def test_a_planted_violation_is_reported(rule: str, records: list[Record]) -> No
     assert rule in rules(*records)
 
 
-def test_the_pools_own_violations_are_told_too() -> None:
+def test_the_pools_own_violations_are_reported_too() -> None:
     assert rules(*CAME_BACK, *REST, pool=POOL[:-1]) >= {"unfinished", "wrong"}
 
 

@@ -1,4 +1,4 @@
-"""Each rule: a small history that breaks it is reported, the right one is not."""
+"""For each rule, a small history that breaks it is reported, and the correct one is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rules(*all: Commands) -> list[str]:
     return [violation.rule for violation in history.violations]
 
 
-def test_a_right_history() -> None:
+def test_a_correct_history_passes() -> None:
     history = replay(transactions(*RIGHT))
     history.check_finished()
     assert history.violations == []
@@ -115,7 +115,7 @@ def test_a_renewed_lease_lives_longer() -> None:
     assert rules(*START, *taken) == ["takeover"]
 
 
-def test_what_the_planted_ones_start_from_is_right() -> None:
+def test_the_history_before_the_planted_violations_is_correct() -> None:
     assert rules(*START, DONE) == []
 
 

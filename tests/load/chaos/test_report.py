@@ -1,4 +1,4 @@
-"""Recovery times from arrivals, the plan of faults, and what counts as another answer."""
+"""Recovery times, the plan of faults, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 from load.chaos.faults import FAULTS, plan
 from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
-from load.chaos.workload import ChaosJob, deviation, difference, jobs, paper_prompts, poison
-from load.sse import Answer, Choice
+from load.chaos.workload import deviation, difference, paper_prompts, poison, requests
+from load.trace import HttpRequest
+from services.client.sse import Choice, StreamedAnswer
 
-JOB = ChaosJob("job", "/", {})
+REQUEST = HttpRequest("/", {}, "request")
 
 
 def outcome(*arrivals: float, began: float = 0.0, end: float = 99.0) -> Outcome:
-    return Outcome(JOB, 0, began, arrivals=list(arrivals), end=end)
+    return Outcome(REQUEST, 0, began, arrivals=list(arrivals), end=end)
 
 
 def test_recovery_is_where_the_silence_after_the_fault_ended() -> None:
@@ -31,7 +32,7 @@ def test_only_streams_that_were_open_count() -> None:
     assert recovery(10.0, [*others, outcome(9.0, 10.25, 10.5)]) == Recovery(0.25, 0.25)
 
 
-def test_a_row_for_each_kind_and_none_for_what_was_not_possible() -> None:
+def test_each_kind_has_a_row_except_faults_that_were_not_possible() -> None:
     told = [Injection("engine", 10.0, streams=5), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
     rows = faults_table(told, [outcome(9.0, 11.0)]).splitlines()[2:]
     assert rows == ["| engine | 1 | 5 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 | 0 |  |  |  |  |"]
@@ -46,8 +47,10 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
 
 
-def answer() -> Answer:
-    return Answer({0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2)
+def answer() -> StreamedAnswer:
+    return StreamedAnswer(
+        {0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,34 +63,34 @@ def answer() -> Answer:
         ({"logprobs": [-1.1]}, "log probability 0 differs by"),
     ],
 )
-def test_what_is_not_as_undisturbed(change: dict, told: str) -> None:
+def test_differences_from_the_undisturbed_answer(change: dict, told: str) -> None:
     got = answer()
     got.choices[1] = replace(got.choices[1], **change)
     assert told in difference(answer(), got)
 
 
-def test_what_is_as_undisturbed() -> None:
+def test_answers_equal_to_the_undisturbed_one() -> None:
     got = answer()
     got.choices[0].logprobs = [-0.50001]
     assert difference(answer(), got) == ""
     got.completion_tokens = 3
     assert "3 tokens counted" in difference(answer(), got)
-    assert "choices [0]" in difference(answer(), Answer({0: Choice()}, completion_tokens=2))
+    assert "choices [0]" in difference(answer(), StreamedAnswer({0: Choice()}, completion_tokens=2))
 
 
 def test_the_workload_has_all_kinds_and_never_the_deadly_token() -> None:
-    made = jobs(32, never=9)
-    assert len({job.name for job in made}) == len(made)
-    assert all(job.body["logit_bias"] == {"9": -100} for job in made)
-    keys = {key for job in made for key in job.body}
+    made = requests(32, never=9)
+    assert len({request.name for request in made}) == len(made)
+    assert all(request.body["logit_bias"] == {"9": -100} for request in made)
+    keys = {key for request in made for key in request.body}
     assert {"n", "stop", "seed", "logprobs", "top_logprobs", "presence_penalty", "repetition_penalty"} <= keys
-    assert {job.path for job in made} == {"/v1/completions", "/v1/chat/completions"}
+    assert {request.path for request in made} == {"/v1/completions", "/v1/chat/completions"}
     assert 9 in poison(9).body["prompt"]
 
 
 def test_prompts_may_be_longer_and_then_begin_differently() -> None:
-    made = jobs(32, 9, [40, 200])
-    texts = [job.body.get("prompt") or job.body["messages"][0]["content"] for job in made]
+    made = requests(32, 9, [40, 200])
+    texts = [request.body.get("prompt") or request.body["messages"][0]["content"] for request in made]
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     assert all(100 < len(text) < 250 for text in firsts[::2])
     assert all(700 < len(text) < 1000 for text in firsts[1::2])
@@ -96,7 +99,7 @@ def test_prompts_may_be_longer_and_then_begin_differently() -> None:
     assert max(paper_prompts()) <= 512
 
 
-def test_how_far_log_probabilities_are_off_is_told_of_all_choices() -> None:
+def test_the_deviation_of_log_probabilities_is_the_largest_of_all_choices() -> None:
     other = answer()
     assert deviation(answer(), other) == 0.0
     other.choices[1] = replace(other.choices[1], logprobs=[-1.0 - 2**-20])

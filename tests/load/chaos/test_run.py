@@ -1,4 +1,4 @@
-"""What a run says at its end, and that a fault without a target is told, not forgotten."""
+"""The results that a run prints, and the report of faults without a target."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import pytest
 
 from load.chaos import __main__ as command
 from load.chaos.checker import Least, check
-from load.chaos.faults import Fault, NoTarget, Site
+from load.chaos.faults import Fault
+from load.chaos.history import Violation
 from load.chaos.report import Injection
-from load.chaos.run import ChaosOptions, hurt, inject, losses, tell
+from load.chaos.run import ChaosOptions, inject, inject_faults, losses, print_results
+from load.chaos.site import NoTarget, Site
 from load.chaos.streams import Outcome, Streams
-from load.chaos.violations import Violation
-from load.chaos.workload import ChaosJob
+from load.trace import HttpRequest
 
 OPTIONS = ChaosOptions(Path(), 60, 10, 2, 0, 32, "tiny", 1, 1, 9, "strict", ["engine"], [408, 429], [])
-SITE: Any = None  # the faults of these tests touch nothing
+SITE: Any = None  # the faults of these tests have no effect
 
 
 def outcome(name: str = "greedy", **fields: object) -> Outcome:
-    return replace(Outcome(ChaosJob(name, "/", {}), 0, 1.0, arrivals=[1.0, 2.0, 4.5], end=5.0), **fields)
+    return replace(Outcome(HttpRequest("/", {}, name), 0, 1.0, arrivals=[1.0, 2.0, 4.5], end=5.0), **fields)
 
 
 def told(capsys: pytest.CaptureFixture[str], *outcomes: Outcome, violations: tuple[Violation, ...] = ()) -> str:
     verdict = check([], [], Least(0, 0, 0))
     verdict.violations.extend(violations)
     skipped = Injection("gateway", 2.5, "no gateway")
-    held = tell(OPTIONS, [Injection("engine", 2.0, streams=2), skipped], list(outcomes), verdict)
+    held = print_results(OPTIONS, [Injection("engine", 2.0, streams=2), skipped], list(outcomes), verdict)
     text = capsys.readouterr().out
     assert held == ("all rules held" in text and "failed:" not in text and "not as undisturbed:" not in text)
     return text
@@ -55,10 +56,10 @@ def test_a_run_in_which_nothing_was_lost(capsys: pytest.CaptureFixture[str]) -> 
     [
         ({"error": "no sign of life"}, "| lost | 1 |"),
         ({"wrong": "choice 0: text"}, "| wrong | 1 |"),
-        ({"job": ChaosJob("poison", "/", {})}, "| lost | 1 |"),  # it must fail
+        ({"request": HttpRequest("/", {}, "poison")}, "| lost | 1 |"),  # poison must fail
     ],
 )
-def test_what_became_of_a_request_makes_the_run_fail(
+def test_a_wrong_or_failed_request_makes_the_run_fail(
     capsys: pytest.CaptureFixture[str], fields: dict, row: str
 ) -> None:
     assert row in told(capsys, outcome(**fields))
@@ -86,13 +87,13 @@ async def test_faults_come_one_after_the_other() -> None:
 
     streams = with_open(2)
     faults = [Fault("a", hit), Fault("b", miss), Fault("a", hit)]
-    injections = await hurt(SITE, faults, 0.02, 60, streams, 3)
+    injections = await inject_faults(SITE, faults, 0.02, 60, streams, 3)
     told = [(i.fault, i.skipped, i.streams) for i in injections]
     missed = ("b", "no engine", 2)
-    assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # what had no target is tried again
+    assert told == [("a", "", 2), missed, ("a", "", 2), missed, missed]  # a fault without a target is repeated
     assert done == ["hit", "hit"]
-    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
-    assert await hurt(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open
+    assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0, streams, 3) == []
+    assert await inject_faults(SITE, [Fault("a", hit)], 0.02, 0.1, with_open(1), 3) == []  # not half of them are open
     assert (await inject(SITE, Fault("b", miss), streams)).skipped == "no engine"
     assert (await inject(SITE, Fault("a", hit), with_open(0))).skipped == "no open stream"
 

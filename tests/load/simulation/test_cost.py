@@ -3,8 +3,7 @@
 import pytest
 
 from load.simulation.cost import Partition
-from load.simulation.hardware import A100_40GB, Gpu, RingProtocol
-from load.simulation.models import GPT_13B, GPT_101B, GPT_175B, GPT_341B, LLAMA_70B, Model
+from load.simulation.specs import A100_40GB, GPT_13B, GPT_101B, GPT_175B, GPT_341B, LLAMA_70B, Gpu, Model, RingProtocol
 
 # 1 byte/s, 1 operation/s: seconds are bytes, or operations
 UNIT = Gpu("unit", memory=1e6, bandwidth=1.0, rate=1.0, rings=(RingProtocol(7.0, 1.0, 2.0),), adapter=1.0)

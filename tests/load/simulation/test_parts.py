@@ -1,15 +1,15 @@
-"""Each part of the simulator, small: what it prints has the rows it should, twice the same."""
+"""Each part of the simulator at a small scale prints the expected rows, the same twice."""
 
 import pytest
 
-from load import simulate
-from load.simulation import article, paper, paper_tables, plan
-from load.simulation.curves import Curve, Point, sweep
-from load.simulation.outcome import Served
+from load.curves import Curve, Point, sweep
+from load.simulation import __main__ as simulate
+from load.simulation import article, paper, plan
+from load.simulation.cost import TABLE_1
 from load.simulation.paper import Scale
-from load.simulation.priced_pool import Price
-from load.simulation.table1 import TABLE_1
-from load.simulation.traces import Size
+from load.simulation.pool import Price
+from load.trace import Answer
+from load.workloads import sized
 from services.messages import Commit, Exchange, Room
 
 
@@ -17,7 +17,7 @@ def test_the_paper_part_is_the_same_twice_and_draws(tmp_path):
     partition = TABLE_1["175B"]
     scale = Scale(batch_sizes=(8,), least=4, each=1, baseline=8)
     report = paper.report({"175B": partition}, scale, tmp_path)
-    assert paper_tables.curves(paper.figure_10(partition, scale)) in report
+    assert paper.curves_table(paper.figure_10(partition, scale)) in report
     assert "| orca(8) | " in report
     assert "| ft(8, 8) | " in report
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figure_10.png", "figure_11.png"]
@@ -60,14 +60,14 @@ def test_a_curve_is_read_between_its_points():
 
 
 def test_a_sweep_loads_a_share_of_the_peak():
-    def serve(trace):  # a second for each request, one at a time
+    def serve(trace):  # one request at a time, a second each
         end, served = 0.0, []
-        for arrival in trace:
-            end = max(end, arrival.at) + 1.0
-            served.append(Served(1, arrival.at, [end]))
+        for request in trace:
+            end = max(end, request.at) + 1.0
+            served.append(Answer(request, request.at, times=[end]))
         return served
 
-    curve = sweep("", [Size(1, 1)] * 100, serve, lambda served: served[0].latency, loads=(0.1, 0.5))
+    curve = sweep("", [sized(1, 1)] * 100, serve, lambda served: served[0].latency, loads=(0.1, 0.5))
     assert curve.peak == 1.0
     assert [point.throughput for point in curve.points] == pytest.approx([0.1, 0.5], rel=0.25)
 

@@ -1,4 +1,4 @@
-"""The virtual engine: who gets a token, and exact times in the pipeline."""
+"""The virtual engine: which requests get a token, and exact times in the pipeline."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from services.requests import SamplingParams
 
 
 class Fixed:
-    """The same time for all iterations; keeps what it was asked for."""
+    """A cost that is the same for all iterations; records its arguments."""
 
     def __init__(self, *stages: float, hand_over: float = 0.0) -> None:
         self.time, self.asked = IterationTime(stages, hand_over), []
@@ -53,7 +53,7 @@ def test_a_request_that_comes_again_starts_anew():
 
 
 def ends(cost: Fixed, starts: list[float]) -> list[float]:
-    """When iterations of one request each, started at `starts`, are done."""
+    """The ends of iterations of one request each that are started at `starts`."""
 
     async def one(engine: VirtualEngine, step: int, at: float) -> float:
         await asyncio.sleep(at)

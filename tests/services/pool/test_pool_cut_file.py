@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, counts, group, stored
 
-from load.until import until
+from load.server import until
 from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
 from services.pool.binaries import find_servers

@@ -19,7 +19,7 @@ from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from tiny_models import make_tiny_model
 
-from load.engine_floor.perplexity import perplexity, text_ids
+from load.bench.engine.perplexity import perplexity, text_ids
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError

@@ -1,1 +1,0 @@
-"""The parts of the benchmark, a module each; see `load.bench`."""

@@ -1,3 +1,0 @@
-"""The floor of an iteration on this machine, and what the engine takes beside it; see `load.engine_bench`."""
-
-import services.engine  # noqa: F401  says how threads wait, which torch reads when it is loaded

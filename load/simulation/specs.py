@@ -1,0 +1,141 @@
+"""GPUs and models as the simulator knows them.
+
+The figures of a GPU are what it reaches, not what its data sheet promises; each has its source:
+
+- [A100], [H100]: NVIDIA's data sheets of the SXM boards. Memory is counted in GiB, as the driver does.
+- [Azure]: ND96asr A100 v4 (the paper's machine, section 6): an adapter of 200 Gb/s for each GPU.
+- [MAMF]: "Maximum achievable matmul FLOPS" in S. Bekman, Machine Learning Engineering
+  (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 267.9, H100 SXM 792.1 TFLOP/s of bf16.
+- [Calculon]: M. Isaev et al., Calculon, SC '23 (github.com/calculon-ai/calculon, systems/*.json): memory of an A100
+  reaches 0.90 of its peak from 100 MB on; NVLink reaches 0.65 of 300 GB/s on an A100, 0.6 of 450 GB/s on an H100; a
+  network adapter 0.9.
+- [H200]: a device-to-device copy on an H200 moved 4.3 TB/s of 4.8, measured for this project: 0.896, taken for H100.
+- [NCCL]: the cost model in NCCL's own source (graph/tuning.cc, baseLatencies, hwLatencies, llMaxBws; ring on NVLink).
+- [vLLM]: its default `gpu_memory_utilization` of 0.9: weights and KV blocks together; the rest is for activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+USABLE_MEMORY = 0.9  # [vLLM]
+HAND_OVER_LATENCY = 8.4e-6 + 14.0e-6  # [NCCL]: Simple, one step over the network
+ADAPTER_EFFICIENCY = 0.9  # [Calculon]
+
+
+@dataclass(frozen=True, slots=True)
+class RingProtocol:
+    """A protocol with which NCCL runs a ring over NVLink: seconds to start, seconds per step, bytes/s of each GPU."""
+
+    base: float
+    step: float
+    bandwidth: float
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds to sum `size` bytes over `ranks` GPUs: 2 (ranks - 1) steps, each with size / ranks bytes."""
+        steps = 2 * (ranks - 1)
+        return self.base + steps * (self.step + size / ranks / self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Bytes, bytes/s and 16-bit floating-point operations/s that a GPU really reaches."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    rate: float
+    rings: tuple[RingProtocol, ...]
+    adapter: float
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds of the faster protocol, which is the one that NCCL chooses."""
+        return min(ring.all_reduce(size, ranks) for ring in self.rings) if ranks > 1 else 0.0
+
+    def hand_over(self, size: float) -> float:
+        """Seconds to send `size` bytes from each GPU of a stage to its peer in the next stage."""
+        return HAND_OVER_LATENCY + size / self.adapter
+
+
+A100_40GB = Gpu(
+    "A100-40GB",
+    memory=40 * GIB * USABLE_MEMORY,
+    bandwidth=1555e9 * 0.90,  # [A100], [Calculon]
+    rate=267.9e12,  # [MAMF]
+    rings=(
+        RingProtocol(6.6e-6, 0.6e-6, 87.7e9),  # [NCCL]: LL, Ampere, one node
+        RingProtocol(8.4e-6, 3.4e-6, 300e9 * 0.65),  # [NCCL]: Simple; [Calculon]
+    ),
+    adapter=25e9 * ADAPTER_EFFICIENCY,  # [Azure]
+)
+
+H100_80GB = Gpu(
+    "H100-80GB",
+    memory=80 * GIB * USABLE_MEMORY,
+    bandwidth=3350e9 * 0.896,  # [H100], [H200]
+    rate=792.1e12,  # [MAMF]
+    rings=(
+        RingProtocol(6.6e-6, 0.6e-6, 141.0e9),  # [NCCL]: LL, Hopper, one node
+        RingProtocol(8.4e-6, 3.4e-6, 450e9 * 0.6),  # [NCCL]: Simple; [Calculon]
+    ),
+    adapter=50e9 * ADAPTER_EFFICIENCY,  # 400 Gb/s, as in DGX H100
+)
+
+
+ELEMENT = 2  # bytes of a weight, a key or an activation: fp16 in the paper, bf16 elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder model. Widths are elements of one token in one layer."""
+
+    name: str
+    layers: int
+    hidden: int
+    layer_params: int  # of the linear operations of one layer
+    query_width: int  # of all query heads
+    kv_width: int  # keys and values together
+    vocabulary: int
+    embeddings: int  # tables [vocabulary, hidden]: 1 if input and output share one
+    max_model_len: int
+
+    @property
+    def params(self) -> int:
+        return self.layers * self.layer_params + self.embeddings * self.vocabulary * self.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        return ELEMENT * self.params
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the keys and values of a token in all layers (a slot in section 4.2 of the paper)."""
+        return ELEMENT * self.kv_width * self.layers
+
+
+def gpt(name: str, layers: int, hidden: int) -> Model:
+    """GPT as in section 2 of the paper: QKV, attention out and an MLP of four times the width; GPT-3's vocabulary.
+
+    The maximum length is 2,048 tokens (section 6, Models).
+    """
+    return Model(name, layers, hidden, 12 * hidden**2, hidden, 2 * hidden, 50_257, 1, 2048)
+
+
+GPT_13B = gpt("13B", 40, 5_120)
+GPT_101B = gpt("101B", 80, 10_240)
+GPT_175B = gpt("175B", 96, 12_288)
+GPT_341B = gpt("341B", 120, 15_360)
+
+# Llama 2 70B (arXiv 2307.09288 and its config.json): 64 query heads over 8 of keys and values, MLP of 28,672.
+LLAMA_70B = Model(
+    "Llama 70B",
+    layers=80,
+    hidden=8192,
+    layer_params=8192 * (8192 + 2 * 1024 + 8192 + 3 * 28_672),
+    query_width=8192,
+    kv_width=2 * 1024,
+    vocabulary=32_000,
+    embeddings=2,
+    max_model_len=4096,
+)

@@ -1,0 +1,178 @@
+"""A trace: its requests, how a system is asked for them, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request as a server gets it: a POST of the JSON `body` to `path`. `name` identifies it within a run."""
+
+    path: str
+    body: dict[str, Any] = field(repr=False)
+    name: str = ""
+
+    @property
+    def choices(self) -> int:
+        """How many choices its answer has: `n` for each prompt."""
+        prompt = self.body.get("prompt")
+        prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+        return prompts * int(self.body.get("n", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a trace: the token ids of `prompt` in, exactly `max_new_tokens` tokens out (greedy, EOS ignored),
+    or fewer where one of `stop_token_ids` comes earlier; that token is then the last.
+
+    It arrives `at` seconds after the trace begins. `priority` and `ttft` (a target in seconds) are those of
+    `Submission`.
+    """
+
+    prompt: list[int]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    at: float = 0.0
+    priority: int = 0
+    ttft: float = 0.0
+
+    def http(self) -> HttpRequest:
+        """The same as a streamed completion; stop tokens, priority and target are not sent."""
+        body = {
+            "prompt": self.prompt,
+            "max_tokens": self.max_new_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        return HttpRequest("/v1/completions", body)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to one request. Times are seconds since the trace began.
+
+    `times` has the time of each token: when it was committed or, over HTTP, received. `chunks`: how many chunks a
+    server sent.
+    """
+
+    request: Request
+    arrived: float
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    chunks: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the arrival to the first token."""
+        return self.times[0] - self.arrived
+
+    @property
+    def latency(self) -> float:
+        """Seconds from the arrival to the last token."""
+        return self.times[-1] - self.arrived
+
+    @property
+    def normalized_latency(self) -> float:
+        """Seconds for each generated token, waiting included (paper, section 6.2)."""
+        return self.latency / len(self.times)
+
+    def gaps(self, begin: float, end: float) -> list[float]:
+        """The seconds between neighbouring tokens, for each such interval that overlaps `begin` to `end`."""
+        return [after - before for before, after in pairwise(self.times) if after > begin and before < end]
+
+
+class System(Protocol):
+    """What answers requests: an engine in this process, a server over HTTP, or a simulated pool."""
+
+    def now(self) -> float:
+        """Seconds since the trace began."""
+
+    async def ask(self, request: Request) -> Answer:
+        """Submit `request` now and wait for its whole answer."""
+
+
+async def run_trace(system: System, requests: Sequence[Request]) -> list[Answer]:
+    """Submit each request when it is due and wait for all; answers in the order of `requests`."""
+
+    async def ask(request: Request) -> Answer:
+        if (early := request.at - system.now()) > 0:
+            await asyncio.sleep(early)
+        return await system.ask(request)
+
+    return await asyncio.gather(*map(ask, requests))
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """One iteration of the engine: requests in it, tokens computed, tokens sampled, seconds in the engine."""
+
+    requests: int
+    computed: int
+    sampled: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole trace, answers in the order of its requests. In process also the iterations that the engine ran, and the
+    counters that the scheduler wrote to the pool."""
+
+    answers: Sequence[Answer]
+    ran: Sequence[IterationRecord] = ()
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [answer.tokens for answer in self.answers]
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning to the last token."""
+        return max(answer.times[-1] for answer in self.answers)
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens."""
+        return sum(map(len, self.outputs))
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def iterations(self) -> int:
+        return len(self.ran)
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Requests in an iteration, averaged over the engine's time."""
+        return sum(ran.requests * ran.seconds for ran in self.ran) / sum(ran.seconds for ran in self.ran)
+
+    @property
+    def wasted(self) -> int:
+        """Tokens that were sampled for requests that had ended."""
+        return sum(ran.sampled for ran in self.ran) - self.tokens
+
+    @property
+    def hits(self) -> int:
+        """Prompt tokens that were found in the prefix cache."""
+        return int(self.counters.get("vllm:prefix_cache_hits", 0))
+
+    @property
+    def preemptions(self) -> int:
+        return int(self.counters.get("vllm:num_preemptions", 0))
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that were computed more than once, except those in shared blocks and wasted ones. The last token of a
+        request is never computed."""
+        once = sum(len(answer.request.prompt) + len(answer.tokens) - 1 for answer in self.answers)
+        return sum(ran.computed for ran in self.ran) + self.hits - self.wasted - once

@@ -1,0 +1,111 @@
+"""Floors compared with cases computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+from transformers import AutoConfig
+
+from load.bench.engine.floor import Matrix, ModelShape, Operation, Span, floor, operations
+from load.bench.engine.rates import MachineRates, MatrixRate, _at_least
+
+SHAPE = ModelShape(
+    layers=2,
+    projections=(Matrix(10, 20, 2), Matrix(20, 10, 2)),
+    output=Matrix(10, 100, 1),
+    heads=4,
+    kv_heads=2,
+    head_dim=5,
+    weight_bytes=2,
+    kv_bytes=4,
+)
+RATES = MachineRates(
+    1000.0, (MatrixRate(1, 1000.0, "linear"), MatrixRate(3, 3000.0, "mm"), MatrixRate(9, 2500.0, "mm"))
+)
+
+
+def test_an_increment_iteration() -> None:
+    assert list(operations(SHAPE, [Span(7, 1)])) == [
+        Operation("projections", 10 * 20 * 2 * 2, 2 * 10 * 20 * 2, 1),
+        Operation("projections", 20 * 10 * 2 * 2, 2 * 20 * 10 * 2, 1),
+        Operation("output", 10 * 100 * 2, 2 * 10 * 100, 1),
+        Operation("attention", 2 * 8 * (2 * 2 * 5) * 4, 2 * 8 * 4 * (4 * 5), 0),
+    ]
+
+
+def test_a_mixed_iteration_multiplies_all_tokens_at_once_and_samples_for_some() -> None:
+    by_hand = list(operations(SHAPE, [Span(0, 3, samples=False), Span(4, 2)]))
+    assert [operation.rows for operation in by_hand] == [5, 5, 1, 0, 0]
+    assert by_hand[0].flops == 2 * 5 * 10 * 20 * 2
+    # the first request's queries see 1, 2 and 3 keys, the second's 5 and 6
+    assert [operation.flops for operation in by_hand[3:]] == [2 * keys * 4 * (4 * 5) for keys in (6, 11)]
+    assert [operation.bytes for operation in by_hand[3:]] == [2 * keys * (2 * 2 * 5) * 4 for keys in (3, 6)]
+
+
+def test_nothing_is_multiplied_by_the_output_matrix_if_no_request_samples() -> None:
+    assert "output" not in {operation.kind for operation in operations(SHAPE, [Span(0, 3, samples=False)])}
+
+
+def test_the_floor_takes_the_larger_of_bytes_and_operations() -> None:
+    # one row: 800 bytes are 0.8 s, 800 operations 0.8 s at 1,000 a second; the output's 2,000 of each 2 s;
+    # attention's 1,280 bytes are 1.28 s, its 1,280 operations 0.43 s at 3,000, the best rate of any row count
+    lone = floor(SHAPE, RATES, [[Span(7, 1)]])
+    assert lone.by_kind == pytest.approx({"projections": 1.6, "output": 2.0, "attention": 1.28})
+    assert lone.seconds == pytest.approx(4.88)
+    assert lone.moving == pytest.approx((800 + 800 + 2000 + 1280) / 1000)
+    # six rows: 4,800 operations at 2,750, half way between 3 and 9 rows
+    prompt = floor(SHAPE, RATES, [[Span(0, 6)]])
+    assert prompt.by_kind["projections"] == pytest.approx(2 * 4800 / 2750)
+    both = floor(SHAPE, RATES, [[Span(7, 1)], [Span(0, 6)]])
+    assert both.seconds == pytest.approx(lone.seconds + prompt.seconds)
+
+
+def test_rates_outside_of_those_measured_are_the_nearest() -> None:
+    assert (RATES.at(1), RATES.at(2), RATES.at(100)) == (1000.0, 2000.0, 2500.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "projections", "kv_heads"),
+    [
+        ("llama", {(64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 2)}, 2),
+        ("gpt2", {(64, 192, 2), (64, 64, 2), (64, 256, 2), (256, 64, 2)}, 4),
+    ],
+)
+def test_the_shape_of_a_family(family: str, projections: set[tuple[int, int, int]], kv_heads: int) -> None:
+    config = AutoConfig.for_model(family, vocab_size=320, **FAMILIES[family])
+    shape = ModelShape.of(config, torch.bfloat16, torch.float32)
+    assert {(m.inputs, m.outputs, m.count) for m in shape.projections} == projections
+    assert shape.output == Matrix(64, 320, 1)
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, kv_heads, 16)
+    assert (shape.weight_bytes, shape.kv_bytes) == (2, 4)
+
+
+def test_gate_and_up_lie_side_by_side() -> None:
+    config = AutoConfig.for_model("llama", vocab_size=320, **FAMILIES["llama"])
+    assert ModelShape.of(config, torch.float32, torch.float32).widest == (64, 256)
+
+
+def test_weights_that_not_every_token_reads_are_refused() -> None:
+    config = AutoConfig.for_model("mixtral", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
+    with pytest.raises(ValueError, match=r"mixtral: the operations of .*mlp"):
+        ModelShape.of(config, torch.float32, torch.float32)
+
+
+def test_the_usual_rates_are_the_medians_of_as_many_rows_or_fewer() -> None:
+    rates = [
+        MatrixRate(1, 9.0, "mm", median=5.0),
+        MatrixRate(2, 9.0, "mm", median=3.0),
+        MatrixRate(4, 9.5, "mm", median=7.0),
+    ]
+    usual = MachineRates(100.0, tuple(rates)).usual()
+    assert usual.bandwidth == 100.0
+    assert [rate.operations for rate in usual.matrix] == [5.0, 5.0, 7.0]
+
+
+def test_more_rows_are_as_fast_as_fewer_at_least() -> None:
+    fewer, more = MatrixRate(128, 150.0, "mm"), MatrixRate(256, 60.0, "linear")
+    parts = MatrixRate(256, 150.0, "mm, in parts")
+    assert _at_least(fewer, more) == parts
+    assert _at_least(parts, MatrixRate(512, 70.0, "mm")) == MatrixRate(512, 150.0, "mm, in parts")
+    assert _at_least(more, fewer) == fewer
