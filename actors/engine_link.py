@@ -14,9 +14,9 @@ from actors.engine import EngineStatus
 from actors.engine_pair import Answer, kill
 from actors.lifeline import watch
 from services.errors import EngineLost, OtherWeights, StaleEpoch
-from services.iteration_cost import IterationCost
+from services.loop.iteration_cost import IterationCost
+from services.loop.pool_session import forget
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.pool_line import forget
 from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds until a killed process must be gone

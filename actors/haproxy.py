@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.addresses import in_url, is_every
 from services.child_environment import least
+from services.settings.addresses import in_url, is_every
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
 OTHER_FILES = 128  # HAProxy's that are no connections of clients

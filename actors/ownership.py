@@ -16,15 +16,15 @@ from actors.lifeline import Lifeline
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
 from services.background import persist, start
-from services.clock import RealClock
-from services.config import Settings
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
-from services.iteration_cost import IterationCost
-from services.loop import EngineLoop
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.models import ModelInfo
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from services.telemetry import Counters
+from services.settings.settings import Settings
 from services.text import TextTables
 
 PAUSE = 0.2  # seconds before the next try where no engine could be attached

@@ -5,10 +5,10 @@ from __future__ import annotations
 import httpx
 
 from cli.arguments import Parser
-from services.addresses import in_url, is_every
-from services.config import SECRETS, Settings, given, made
 from services.errors import OrcaError, UsageError
-from services.setting_types import is_hash
+from services.settings.addresses import in_url, is_every
+from services.settings.settings import SECRETS, Settings, given, made
+from services.settings.types import is_hash
 
 
 def add_server(parser: Parser) -> None:

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
 from gateway.messages.errors import error_response
-from services.addresses import bare, parsed
-from services.config import Settings
-from services.exposure import is_loopback
+from services.settings.addresses import bare, parsed
+from services.settings.exposure import is_loopback
+from services.settings.settings import Settings
 
 PROBES = frozenset({"/health", "/ping", "/ready"})  # asked by address, and they say nothing
 METRICS = "/metrics"

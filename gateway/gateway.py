@@ -21,12 +21,12 @@ from gateway.model import ServedModel
 from gateway.put_back import PutBack
 from gateway.reader import Reader
 from services.background import persist, start
-from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.overview import Overview
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
+from services.settings.settings import Settings
 
 RECONNECT = 0.5  # seconds
 

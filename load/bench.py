@@ -14,7 +14,7 @@ from load import benches
 from load.machine import machine
 from load.options import Options
 from load.parts import parser as part_parser
-from services.user_folders import user_cache
+from services.files import user_cache
 
 
 def parts() -> dict[str, str]:

@@ -25,7 +25,7 @@ from load.options import Options, engine_settings, model_folder
 from services.engine import placement
 from services.engine.engine import Engine
 from services.engine.model_config import load_config
-from services.user_folders import user_cache
+from services.files import user_cache
 
 PARTS = (*PHASES, "shares", "sampler", "scoring", "perplexity")
 

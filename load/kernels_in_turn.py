@@ -25,7 +25,7 @@ from services.engine.lean.shard import Shard
 from services.engine.lean.weights import DecoderWeights
 from services.engine.native.build import kernels
 from services.engine.native.decoder import NativeDecoder
-from services.user_folders import user_cache
+from services.files import user_cache
 
 CPU = torch.device("cpu")
 STEPS = 24  # iterations of each kind that are counted; one before them is not

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.setting_names import suggestion
+from services.settings.names import suggestion
 
 
 def explain(error: ValidationError, known: Iterable[str], secrets: Container[str]) -> str:

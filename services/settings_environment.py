@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
 from services.errors import UsageError
-from services.setting_names import VLLM_FLAGS, suggestion
+from services.settings.names import VLLM_FLAGS, suggestion
 
 
 def read(settings: type[BaseSettings], no_settings: Set[str]) -> dict[str, Any]:

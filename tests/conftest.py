@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from services.engine.native.build import NoKernels, compiled
+from services.files import user_cache
 from services.models import resolve
-from services.user_folders import user_cache
 
 settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
 settings.register_profile("fuzz", settings.get_profile("orca"), max_examples=5000)  # of `make fuzz`

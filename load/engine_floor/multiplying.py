@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from services.engine.lean.weights import Linear
 from services.engine.native.build import NoKernels, kernels
 from services.engine.native.packing import Packer
-from services.user_folders import user_cache
+from services.files import user_cache
 
 Multiply = Callable[[], torch.Tensor]
 Way = Callable[[torch.Tensor, torch.Tensor], Multiply]

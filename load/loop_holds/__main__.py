@@ -22,19 +22,19 @@ from load.loop_holds.files import send_batch
 from load.machine import machine
 from load.markdown import table
 from load.options import Options, model_folder
-from services.clock import RealClock
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
-from services.iteration_cost import IterationCost
-from services.local_engine import LocalEngine
-from services.loop import EngineLoop
+from services.files import user_cache
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalEngine
+from services.metrics import Counters
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Knobs, Scheduler
-from services.telemetry import Counters
 from services.text import TextTables
-from services.user_folders import user_cache
 
 POOL, SEAT, LEASE = "holds", "bench/0", 60.0
 AT_ONCE = 2  # of each body

@@ -26,7 +26,7 @@ from load.simulation.pool import SimulatedPool
 from load.simulation.traces import Size
 from load.simulation.users import Users
 from load.simulation.world import Policy, World
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 HELP = "static batches, Orca, and chunked prefill at several token budgets"
 PARTITION = Partition(LLAMA_70B, H100_80GB, ranks=4)

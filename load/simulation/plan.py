@@ -16,7 +16,7 @@ from load.simulation.priced_pool import Price, PricedPool
 from load.simulation.traces import Size
 from load.simulation.users import Users
 from load.simulation.world import Policy, World
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 HELP = "where one pool server saturates, and what a shard more buys"
 ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool

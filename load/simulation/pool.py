@@ -7,7 +7,7 @@ import asyncio
 from load.simulation.engine import TOKEN
 from load.simulation.outcome import Served
 from load.simulation.traces import Size
-from services.clock import RealClock
+from services.loop.clock import RealClock
 from services.messages import Exchange, ExchangeReply, NewSequence, Submission
 from services.pool.limits import Limits
 from services.pool.reference import ReferencePool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from services.scheduling.block_pool import BlockPool
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import Entry
 
 
 class Admission(Protocol):

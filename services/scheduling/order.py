@@ -7,7 +7,7 @@ from typing import Protocol
 
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import Entry
 
 
 class Order(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.messages import Commit
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import Entry
 
 
 class Outbox:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.messages import EngineFigures
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import Entry
 
 
 def refusal(entry: Entry, figures: EngineFigures) -> str | None:

@@ -24,16 +24,16 @@ from services.requests import FinishReason
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
-from services.scheduling.entry import Entry
-from services.scheduling.flight import Flight
-from services.scheduling.judge import Rules
+from services.scheduling.in_flight import Flight
 from services.scheduling.knobs import Knobs
 from services.scheduling.line_budget import LineBudget
-from services.scheduling.lineup import Lineup
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
 from services.scheduling.prefix import PrefixKeys
 from services.scheduling.refusal import refusal
+from services.scheduling.request_entry import Entry
+from services.scheduling.request_queues import Lineup
+from services.scheduling.stopping import Rules
 from services.text import TextTables
 
 

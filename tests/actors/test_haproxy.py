@@ -17,7 +17,7 @@ from actors.connections import connections
 from actors.haproxy import MARK
 from actors.leftovers import processes_of
 from actors.listening import ports_of
-from services.config import Settings
+from services.settings.settings import Settings
 
 
 def unserved(answer: httpx.Response) -> None:

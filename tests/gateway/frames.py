@@ -11,7 +11,7 @@ from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
 from services.messages import Logprobs, PromptLogprobs, TokenEvent
 from services.requests import SamplingParams
-from services.scheduling.judge import Judge, Rules
+from services.scheduling.stopping import Judge, Rules
 
 REQUEST = "cmpl-" + 32 * "0"
 STOPS = ("ab", "bcd", "🐳")

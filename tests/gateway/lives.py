@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.messages import End, Logprobs, TokenEvent
 from services.requests import FinishReason, SamplingParams
-from services.scheduling.judge import Judge, Rules
+from services.scheduling.stopping import Judge, Rules
 from services.text import Tokenizer
 
 ID = "some-request/0"

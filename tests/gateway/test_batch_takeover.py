@@ -19,9 +19,9 @@ from stack import Stack
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, tenant_folder
 from services import wire
-from services.config import Settings
 from services.pool.pool import RequestPool
 from services.requests import FinishReason
+from services.settings.settings import Settings
 
 LINES = 60
 

@@ -10,7 +10,7 @@ from load.simulation.pool import SimulatedPool
 from load.simulation.traces import Arrival, Size, at_once, paper, poisson
 from load.simulation.users import Users
 from load.simulation.world import Policy, World, serve_trace
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 
 class Second:

@@ -15,7 +15,7 @@ from services.engine.blocks import maxima
 from services.engine.contenders import PlainSearch
 from services.engine.native.build import kernels
 from services.engine.native.searching import NativeSearch
-from services.user_folders import user_cache
+from services.files import user_cache
 
 
 @functools.cache

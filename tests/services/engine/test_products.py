@@ -10,7 +10,7 @@ import torch
 from services.engine.lean.weights import Linear
 from services.engine.native.build import kernels
 from services.engine.native.packing import SHORT, Packer
-from services.user_folders import user_cache
+from services.files import user_cache
 
 ROWS = (1, 2, 15, 16, 17, 33, 64, 100)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 72), (130, 100), (33, 32), (7, 3))  # outputs, inputs

@@ -27,7 +27,7 @@ from services.engine.proof.trial import trial
 from services.engine.proof.verdict import proven, read_settings, run_trial
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
-from services.user_folders import user_cache
+from services.files import user_cache
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
 KINDS = {

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from services.engine.engine import Engine
 from services.engine.null import NullEngine
 from services.engine.warm_up import TOKENS, WarmUp, iteration
-from services.iteration_cost import COLD_SECONDS, IterationCost
+from services.loop.iteration_cost import COLD_SECONDS, IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
 from tests.services.engine.conftest import FLOAT32

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.config import Settings
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
+from services.settings.settings import Settings
 from services.text import Tokenizer
 
 

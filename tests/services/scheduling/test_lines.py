@@ -14,7 +14,7 @@ from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
 from services.scheduling.line_budget import TARGET
-from services.scheduling.lineup import LULL
+from services.scheduling.request_queues import LULL
 from tests.services.scheduling.scripted import Script, claim, scripted
 
 ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])

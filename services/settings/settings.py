@@ -12,13 +12,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services import secret_files, settings_environment, settings_file
-from services.addresses import bare
+from services import settings_environment
 from services.errors import UsageError
+from services.files import user_cache, user_data
 from services.setting_errors import explain
-from services.setting_types import Keys, PoolUrl, Section, TenantOfKey, Words
-from services.tenant_limits import BoundSettings
-from services.user_folders import user_cache, user_data
+from services.settings import secret_files
+from services.settings import sources as settings_file
+from services.settings.addresses import bare
+from services.settings.tenants import BoundSettings
+from services.settings.types import Keys, PoolUrl, Section, TenantOfKey, Words
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"

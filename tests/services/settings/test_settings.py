@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.config import Settings, load, sections
 from services.errors import UsageError
-from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
-from services.setting_types import hash_of
+from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.settings import Settings, load, sections
+from services.settings.types import hash_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
-from services.setting_types import Section
+from services.settings.types import Section
 
 EARLIEST = -8  # the earliest class there is
 

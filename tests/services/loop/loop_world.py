@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import wraps
 
-from services.clock import RealClock, run_in_virtual_time
 from services.errors import EngineLost, PoolUnavailable
-from services.iteration_cost import IterationCost
-from services.loop import EngineLoop
+from services.loop.clock import RealClock, run_in_virtual_time
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
 from services.messages import (
     EngineFigures,
     Exchange,
@@ -21,10 +21,10 @@ from services.messages import (
     NewSequence,
     Submission,
 )
+from services.metrics import Counters
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
-from services.telemetry import Counters
 
 SEAT = "c/0"
 BLOCK = 16

@@ -12,9 +12,9 @@ from services.messages import Room
 from services.requests import BATCH_CLASS
 from services.scheduling.admission import Admission, OnDemand, Reserve
 from services.scheduling.block_pool import BlockPool
-from services.scheduling.entry import Entry
 from services.scheduling.knobs import Knobs
 from services.scheduling.order import Order, is_guest
+from services.scheduling.request_entry import Entry
 
 LULL = 0.5  # seconds without others, after which lines of batches run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.config import Settings
 from services.errors import UsageError
-from services.exposure import check, is_loopback
+from services.settings.exposure import check, is_loopback
+from services.settings.settings import Settings
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "LocalHost.", "a.localhost"])

@@ -5,8 +5,8 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.messages import EngineFigures
+from services.metrics import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
 from services.overview import Overview, Seat
-from services.telemetry import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
 
 
 def page(*takes: dict[str, float], **gauges: float) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from services.blame import blamed
 from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
-from services.iteration_cost import LEAST, IterationCost
-from services.iteration_stats import IterationStats
+from services.loop.blame import blamed
+from services.loop.iteration_cost import LEAST, IterationCost
+from services.loop.iteration_stats import IterationStats
+from services.loop.pool_session import PoolLine, forget
+from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
-from services.pool_line import PoolLine, forget
-from services.protocols import Clock, Engine, Pool, Scheduler, Seat
-from services.telemetry import Counters
+from services.metrics import Counters
 
 LOOK = 0.02  # seconds between looks into the pool while all that runs gives way to what comes
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import EngineStuck
 from services.messages import Iteration, IterationResult
-from tests.services.loop_world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
+from tests.services.loop.loop_world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
 
 
 def cost(iteration: Iteration) -> float:

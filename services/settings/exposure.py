@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from services.addresses import parsed
-from services.config import Settings
 from services.errors import UsageError
+from services.settings.addresses import parsed
+from services.settings.settings import Settings
 
 
 def is_loopback(host: str) -> bool:

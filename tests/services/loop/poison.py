@@ -10,9 +10,9 @@ from unittest import mock
 from services.messages import Exchange
 from services.pool.reference import ReferencePool
 from services.scheduling import scheduler
-from services.scheduling.entry import Entry
-from services.scheduling.flight import Flight
-from services.scheduling.lineup import Lineup
+from services.scheduling.in_flight import Flight
+from services.scheduling.request_entry import Entry
+from services.scheduling.request_queues import Lineup
 
 # where: (owner of the function, its name, which argument is the request; self is 0)
 SITES: dict[str, tuple[Any, str, int]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from tests.services.loop_stage import Crash, Order, Stage, Story
-from tests.services.poison import PACKING, SITES, poisonous
+from tests.services.loop.loop_stage import Crash, Order, Stage, Story
+from tests.services.loop.poison import PACKING, SITES, poisonous
 
 moments = st.floats(0, 8)
 kinds = st.sampled_from([Scheduler, RequestLevelScheduler])

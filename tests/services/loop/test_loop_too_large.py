@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from loop_world import BLOCK, Line, World, stop, virtual
 
 from services.errors import EngineLost
 from services.pool.scripts import TOO_LARGE
+from tests.services.loop.loop_world import BLOCK, Line, World, stop, virtual
 
 SMALL, LARGE = 10, 100  # KV blocks
 LONG = {"prompt": 40 * BLOCK, "new": 8 * BLOCK}

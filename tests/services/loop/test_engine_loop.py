@@ -11,7 +11,7 @@ import pytest
 from load.workloads import Job, equal_size, short_long_mix
 from services.messages import Iteration
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from tests.services.loop_world import EOS, SEAT, WORD, World, stop, virtual
+from tests.services.loop.loop_world import EOS, SEAT, WORD, World, stop, virtual
 
 
 @virtual

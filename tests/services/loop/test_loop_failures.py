@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room
-from tests.services.loop_world import SEAT, WORD, World, stop, virtual
+from tests.services.loop.loop_world import SEAT, WORD, World, stop, virtual
 
 
 @virtual

@@ -22,7 +22,7 @@ from services.messages import (
 )
 from services.requests import FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
-from tests.services.loop_world import SEAT, WORD, Backup, World
+from tests.services.loop.loop_world import SEAT, WORD, Backup, World
 
 FIGURES = EngineFigures("m", 4096, 40, 16, 100, "n")
 GATEWAY = "g"

@@ -6,7 +6,7 @@ import pytest
 
 from services.messages import End
 from services.requests import FinishReason, SamplingParams
-from services.scheduling.judge import Judge, Rules
+from services.scheduling.stopping import Judge, Rules
 from services.text import TextTables
 
 EOS, WORD = 2, 7

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.errors import StaleEpoch
-from tests.services.loop_world import SEAT, WORD, Backup, World, stop, virtual
+from tests.services.loop.loop_world import SEAT, WORD, Backup, World, stop, virtual
 
 
 async def lose(world: World, backup: Backup, noticed: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.iteration_cost import LEAST, PATIENCE, IterationCost
+from services.loop.iteration_cost import LEAST, PATIENCE, IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import UsageError
-from services.setting_types import hash_of
+from services.settings.types import hash_of
 
 POOL = ("redis_url", "redis_url_file")
 _LINE = re.compile(r"(?P<tenant>[^\s:#\"']+)\s*:\s*(?P<key>[!-~]+)")

@@ -9,8 +9,8 @@ from math import inf
 
 from services.messages import Claim, Commit, End, IterationResult, Logprobs, NewRequest
 from services.requests import BATCH_CLASS
-from services.scheduling.judge import Judge, Rules
 from services.scheduling.prefix import PrefixKeys
+from services.scheduling.stopping import Judge, Rules
 
 SUSPECT = 2  # strikes from which on a request must first show, alone, that it does not kill engines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.messages import Commit, Iteration, IterationResult
-from services.telemetry import Counters
+from services.metrics import Counters
 
 
 class IterationStats:

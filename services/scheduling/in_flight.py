@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.messages import Iteration
-from services.scheduling.entry import Entry
-from services.scheduling.lineup import Lineup
+from services.scheduling.request_entry import Entry
+from services.scheduling.request_queues import Lineup
 
 
 @dataclass(slots=True)

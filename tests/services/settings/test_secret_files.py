@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.config import load
 from services.errors import UsageError
-from services.setting_types import digest_of, hash_of
+from services.settings.settings import load
+from services.settings.types import digest_of, hash_of
 
 URL = "redis://orca:hidden-word@pool.example:6380/0"
 

@@ -7,8 +7,8 @@ from math import inf
 from typing import Any
 
 from services.errors import PoolUnavailable, StaleEpoch
+from services.loop.protocols import Clock, Pool, Seat
 from services.messages import Exchange, ExchangeReply
-from services.protocols import Clock, Pool, Seat
 
 FIRST_RETRY = 0.02  # seconds between a failed exchange and its repeat; doubles up to a third of the lease
 

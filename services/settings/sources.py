@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import UsageError
-from services.setting_names import own_name
+from services.settings.names import own_name
 
 
 def read(file: Path, known: Iterable[str]) -> dict[str, Any]:
