@@ -13,7 +13,7 @@ from services.errors import SettingsError
 from services.models.pin import pin_commit
 from services.settings import exposure
 from services.settings.secret_files import POOL
-from services.settings.settings import load
+from services.settings.sources import load
 
 # Serve's own default is 10 s between looks at a replica's health
 COMMON: dict[str, Any] = {

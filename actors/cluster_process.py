@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from pydantic import SecretStr
 
 from services.errors import OrcaError
-from services.settings.settings import load
+from services.settings.sources import load
 
 
 class Channel:

@@ -29,7 +29,8 @@ from services.errors import OtherWeights, StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
 from services.models.pin import check_pin
-from services.settings.settings import Settings, load
+from services.settings.settings import Settings
+from services.settings.sources import load
 from services.wire import pack, unpack
 
 ORPHANED_AFTER = 60  # seconds without a word from an owner
@@ -67,10 +68,10 @@ def _number(epoch: str) -> int:
 
 # What tokens and messages of an engine depend on: folders, of which the source files count, and files.
 SOURCES = (
-    "services/atomic_file.py",
     "services/engine",
     "services/models",
     "services/background.py",
+    "services/child_environment.py",
     "services/errors.py",
     "services/messages.py",
     "services/refusals.py",

@@ -17,7 +17,7 @@ from gateway.model import ServedModel
 from gateway.process import settle
 from services.models import resolve
 from services.models.pin import pinned_info
-from services.settings.settings import load
+from services.settings.sources import load
 from services.text import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
 from services.models import resolve
 from services.models.pin import pinned_info
-from services.settings.settings import load
+from services.settings.sources import load
 from services.text import TextTables
 
 STANDSTILL = 30.0  # seconds, beside two leases, after which a scheduler that does nothing counts as dead

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 from cli.arguments import Parser
 from services.errors import UsageError
 from services.settings.names import VLLM_FLAGS, own_flag
-from services.settings.settings import FILE, Settings, load, sections
+from services.settings.settings import FILE, Settings, sections
+from services.settings.sources import load
 
 DESCRIPTION = f"""\
 Serve a model: pool, engines, schedulers and gateway, until Ctrl-C.

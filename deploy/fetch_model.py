@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.models import resolve
-from services.settings.settings import load
+from services.settings.sources import load
 
 settings = load()
 print(resolve(settings.model, settings.cache_dir, print))

@@ -225,7 +225,7 @@ def _run(given: argparse.Namespace) -> Told:
     from services.engine.engine import Engine as Loaded
     from services.engine.settings import EngineSettings
     from services.models import resolve
-    from services.settings.settings import load
+    from services.settings.sources import load
 
     folder = resolve(given.model, load().cache_dir, print)
     blocks = 8 * (given.prompt + given.output) // 16

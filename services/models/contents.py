@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from services import atomic_file
+from services.files import write_atomically
 
 CHUNK = 32 << 20  # bytes, hashed by themselves, so that all cores work on a file
 SETTLED = 2_000_000_000  # nanoseconds; the clock of a file system may not tell two later writes apart
@@ -33,7 +33,7 @@ def contents(file: Path, cache_dir: Path | None) -> str:
     digest = _hash(file, stat)
     if time.time_ns() - stat.st_ctime_ns > SETTLED:
         with contextlib.suppress(OSError):
-            atomic_file.write(kept, digest.encode())
+            write_atomically(kept, digest.encode())
     return digest
 
 

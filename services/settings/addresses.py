@@ -1,29 +1,38 @@
-"""Addresses of servers as settings, URLs and `Host` headers write them."""
+"""Addresses of servers in settings, URLs and `Host` headers."""
 
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 
-def parsed(host: str) -> IPv4Address | IPv6Address | None:
-    """The IP address that `host` is, with brackets around it or without; None for a name."""
+def parse(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address in `host`, with or without brackets; None if `host` is a name."""
     try:
         return ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
         return None
 
 
-def bare(host: str) -> str:
-    """`host` in the one way that an IP address is compared and bound by: in short, without brackets."""
-    return str(parsed(host) or host)
+def normalize(host: str) -> str:
+    """Return an IP address in its shortest form without brackets, which is compared and bound; a name as it is."""
+    return str(parse(host) or host)
 
 
 def is_every(host: str) -> bool:
-    """Whether a server that binds `host` has all of the machine's addresses."""
-    address = parsed(host)
+    """Return whether a server that binds `host` listens on all addresses of the machine."""
+    address = parse(host)
     return not host or bool(address and address.is_unspecified)
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether an address or a name, without a port, can be reached from this machine only."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    address = parse(name)
+    return bool(address and address.is_loopback)
+
+
 def in_url(host: str) -> str:
-    """`host` as it stands before a port: an address of IPv6 in brackets."""
-    return f"[{bare(host)}]" if isinstance(parsed(host), IPv6Address) else host
+    """Return `host` as it is written before a port: an IPv6 address gets brackets."""
+    return f"[{normalize(host)}]" if isinstance(parse(host), IPv6Address) else host

@@ -1,4 +1,4 @@
-"""Who can reach the API: this machine alone, or others too."""
+"""Checks of the settings that decide which machines can reach the API, made before a server starts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import ssl
 from pathlib import Path
 
 from services.errors import UsageError
-from services.settings.addresses import parsed
+from services.settings.addresses import is_loopback
 from services.settings.settings import Settings
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address or a name, without a port, is this machine's own and nobody else's."""
-    name = host.rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    address = parsed(name)
-    return bool(address and address.is_loopback)
-
-
 def check(settings: Settings) -> None:
-    """Raises UsageError where anybody could use the server and nobody said so, and for TLS files that are wrong."""
+    """Raise UsageError if other machines could use the server without an API key and no setting allows that, or if the
+    TLS files are wrong.
+    """
     if not (is_loopback(settings.host) or settings.tenants or settings.allow_no_keys):
         raise UsageError(
             f"host={settings.host}: whoever reaches this address could use the server without an API key; "
@@ -37,7 +30,7 @@ def _check_certificate(settings: Settings) -> None:
         except OSError as error:
             raise UsageError(f"{name}={getattr(settings, name)}: {error.strerror}") from None
     try:
-        # an empty password: an encrypted key would be asked for at the terminal
+        # without a password, ssl would ask for that of an encrypted key at the terminal
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             settings.ssl_certfile, settings.ssl_keyfile or None, password=""
         )

@@ -1,4 +1,4 @@
-"""Names of settings as people write them: vLLM's flags, and the nearest name to one that does not exist."""
+"""Names of settings as users write them: flags of vLLM, and suggestions for names that do not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from services.errors import UsageError
 
-# flags of `vllm serve` that are understood, and the setting that means the same
+# flags of `vllm serve` that are accepted, with the setting that has the same meaning
 VLLM_FLAGS = {
     "--max-num-seqs": "max_batch_size",
     "--max-num-batched-tokens": "token_budget",
@@ -21,7 +21,7 @@ VLLM_FLAGS = {
     "-asc": "gateways",
     "--shutdown-timeout": "drain_timeout",
 }
-# flags of `vllm serve` that are refused, and what to do instead
+# flags of `vllm serve` that are refused, with what to do instead
 VLLM_REFUSED = {
     "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
     "--device-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
@@ -50,7 +50,7 @@ VLLM_REFUSED = {
 
 
 def own_flag(argument: str, switches: Container[str]) -> str:
-    """`argument` of a command line with a flag of vLLM replaced by ours; `switches` are settings that are on or off.
+    """Return `argument` of a command line with a flag of vLLM replaced by ours; `switches` are the boolean settings.
 
     Raises UsageError for a flag of vLLM that is refused.
     """
@@ -65,9 +65,10 @@ def own_flag(argument: str, switches: Container[str]) -> str:
 
 
 def own_name(key: str, known: Iterable[str]) -> str:
-    """The setting that `key` of a settings file names: the long flag without its dashes, ours or vLLM's, '-' or '_'.
+    """Return the setting that `key` of a settings file names: our flag or that of vLLM without its leading
+    dashes, with '-' or '_'.
 
-    Raises UsageError for a name that is unknown or refused.
+    Raises UsageError if the name is unknown or refused.
     """
     name, flag = key.replace("-", "_"), f"--{_hyphens(key)}"
     if name in known:
@@ -80,7 +81,7 @@ def own_name(key: str, known: Iterable[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?` with the name nearest to `name`, or nothing where none is near."""
+    """Return `; did you mean ...?` with the known name that is most similar to `name`, or an empty text."""
     nearest = get_close_matches(name, list(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 

@@ -1,7 +1,7 @@
-"""All settings of Orca in one class: flag `--name-of-it`, variable `ORCA_NAME_OF_IT`, `name_of_it` in a settings file.
+"""All settings in one class. A setting is a flag `--its-name`, a variable `ORCA_ITS_NAME`, or `its_name` in a file.
 
-A flag wins over a variable, a variable over the file of `--config`, that file over `orca.toml` in the current folder.
-An unknown or contradictory setting is an error that names it.
+A flag takes precedence over a variable, a variable over the file of `--config`, and that file over `orca.toml` in the
+current folder (see `sources`). An unknown or contradictory setting is an error that names it.
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services import settings_environment
-from services.errors import UsageError
 from services.files import user_cache, user_data
-from services.setting_errors import explain
-from services.settings import secret_files
-from services.settings import sources as settings_file
-from services.settings.addresses import bare
+from services.settings.addresses import normalize
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, PoolUrl, Section, TenantOfKey, Words
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
-# settings whose value no message repeats
+# settings whose value is not repeated in any message
 SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
-NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # variables with our prefix: where the tests find the schemas
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
 class Settings(BoundSettings, BaseSettings):
-    """What a server is told; every default is stated here. `load` reads files and variables, this class does not."""
+    """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
 
@@ -38,7 +33,7 @@ class Settings(BoundSettings, BaseSettings):
         str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
     ] = "default"
     served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
-    host: Annotated[str, AfterValidator(bare), Field(description="address the API binds")] = "127.0.0.1"
+    host: Annotated[str, AfterValidator(normalize), Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
     ssl_certfile: Annotated[str, Field(description="certificate, with those between, in PEM: the API speaks TLS")] = ""
     ssl_keyfile: Annotated[str, Field(description="its key, in PEM; empty: it is in ssl_certfile too")] = ""
@@ -62,7 +57,7 @@ class Settings(BoundSettings, BaseSettings):
     ] = user_data()
     files_dir: Annotated[
         str,
-        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # processes have folders of their own
+        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
         Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir"),
     ] = ""
     cache_dir: Annotated[
@@ -213,7 +208,7 @@ class Settings(BoundSettings, BaseSettings):
 
     @property
     def files_folder(self) -> Path:
-        """Where files and batches are."""
+        """The folder of files and batches."""
         return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
 
     def _check_ranks(self) -> None:
@@ -225,7 +220,7 @@ class Settings(BoundSettings, BaseSettings):
 
     @property
     def tenants(self) -> dict[str, str]:
-        """The tenant of each API key, by its hash; empty: no key is asked for."""
+        """The tenant of each API key, by the key's hash. If it is empty, the API needs no key."""
         return dict.fromkeys(self.api_key, DEFAULT_TENANT) | self.api_keys
 
     @property
@@ -233,16 +228,16 @@ class Settings(BoundSettings, BaseSettings):
         return len(set(self.tenants.values())) > 1
 
     def earliest_class_of(self, tenant: str) -> int:
-        """The earliest class that requests of this tenant may ask for."""
+        """Return the earliest class that requests of this tenant may have."""
         return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
 
     def without_secrets(self) -> dict[str, Any]:
-        """All settings as JSON, for another process: API keys and the pool's URL read as not set."""
+        """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
         unset = {name: Settings.model_fields[name].default for name in SECRETS}
         return self.model_copy(update=unset).model_dump(mode="json")
 
     def with_key_hashes(self) -> dict[str, Any]:
-        """The same, with hashes of API keys: for a process that asks for keys."""
+        """Return the same with the hashes of API keys, for a process that checks keys."""
         return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
 
     @classmethod
@@ -254,40 +249,14 @@ class Settings(BoundSettings, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # with others a dictionary would be the union of what each says
+        return (init_settings,)  # with other sources, dictionaries of several sources would be merged
 
 
 def sections() -> dict[Section, list[str]]:
-    """The names of all settings by section, both in the order to show them."""
+    """Return the names of all settings by section, in the order in which they are shown."""
     found: dict[Section, list[str]] = {section: [] for section in Section}
     section = Section.API
     for name, field in Settings.model_fields.items():
         section = next((mark for mark in field.metadata if isinstance(mark, Section)), section)
         found[section].append(name)
     return found
-
-
-def load(config: Path | None = None, /, **flags: Any) -> Settings:
-    """The settings of this process: `flags` over the environment over the file `config` over `orca.toml`.
-
-    Raises UsageError naming each setting that is unknown, out of range or contradicts another.
-    """
-    return made(given(config, **flags))
-
-
-def made(values: dict[str, Any]) -> Settings:
-    """The settings that `values` say by name, those in files of their own read. Raises UsageError."""
-    try:
-        return Settings(**secret_files.resolved(values))
-    except ValidationError as error:
-        raise UsageError(explain(error, Settings.model_fields, SECRETS)) from None
-
-
-def given(config: Path | None = None, /, **flags: Any) -> dict[str, Any]:
-    """What `load` is given, as it is written: keys are keys, files of secrets are names. Raises UsageError."""
-    names = Settings.model_fields
-    values = settings_file.read(Path(FILE), names) if Path(FILE).exists() else {}
-    if config is not None:
-        values = secret_files.over(values, settings_file.read(config, names))
-    values = secret_files.over(values, settings_environment.read(Settings, NOT_SETTINGS))
-    return secret_files.over(values, flags)

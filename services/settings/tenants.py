@@ -1,4 +1,4 @@
-"""Settings about how much may be in the pool, of all tenants and of each."""
+"""Settings that bound how much all tenants, and each of them, may have in the pool."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic_settings import BaseSettings
 
 from services.settings.types import Section
 
-EARLIEST = -8  # the earliest class there is
+EARLIEST = -8  # the earliest class that exists
 
 
 class TenantLimits(BaseModel):
-    """What a tenant is allowed, where that is other than for tenants that are not named. 0: as for those."""
+    """The bounds of one tenant. 0: the same bound as for tenants that are not named."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +26,7 @@ class TenantLimits(BaseModel):
 
 
 class BoundSettings(BaseSettings):
-    """Part of `Settings`."""
+    """The part of `Settings` with bounds."""
 
     max_waiting: Annotated[
         int, Section.LIMITS, Field(ge=1, description="waiting sequences, above which submits get a 429")
@@ -68,7 +68,7 @@ class BoundSettings(BaseSettings):
     ] = None
 
     def earliest(self, tenant: str, guarded: bool) -> int:
-        """The earliest class of this tenant; `guarded`: none before the default unless a setting says so."""
+        """Return the earliest class of this tenant. `guarded`: the default class unless a setting says otherwise."""
         named = self.tenant_limits.get(tenant, TenantLimits()).earliest_class
         if named is not None:
             return named

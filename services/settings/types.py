@@ -1,4 +1,4 @@
-"""What settings are about, and how those are read that are more than a number or a text: words, API keys, a URL."""
+"""The sections of the settings, and the types of settings that need parsing: lists of words, API keys, URLs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Section(StrEnum):
-    """What settings are about, in the order in which `--help` and the documents show them.
+    """The groups of settings, in the order in which `--help` and the documents show them.
 
-    In the annotation of a setting: this setting and those below it, up to the next mark, are in the section.
+    A section in the annotation of a setting applies to this setting and to all below it, up to the next section.
     """
 
     API = "Model and API"
@@ -30,7 +30,7 @@ class Section(StrEnum):
 
 
 def _words(given: Any) -> Any:
-    """A list of words; one text is words or, as vLLM's flags take them, a list as JSON."""
+    """Return a list of words. A single text holds words separated by spaces or, as for vLLM's flags, a JSON list."""
     text = given[0] if isinstance(given, list) and len(given) == 1 else given
     if isinstance(text, str):
         return json.loads(text) if text.startswith("[") else text.split()
@@ -38,9 +38,10 @@ def _words(given: Any) -> Any:
 
 
 def hash_of(key: str) -> str:
-    """What is kept of an API key: `sha256:` and 64 hexadecimal digits. A hash that is given stays as it is.
+    """Return the hash of an API key, `sha256:` and 64 hexadecimal digits; only hashes are kept. A hash is returned as
+    it is.
 
-    Raises ValueError for an empty key, and for what begins like a hash and is none.
+    Raises ValueError for an empty key, and for a text that begins like a hash but is not one.
     """
     if not key:
         raise ValueError("an empty key")
@@ -52,17 +53,17 @@ def hash_of(key: str) -> str:
 
 
 def is_hash(key: str) -> bool:
-    """Whether `key` is the hash of a key, or is meant to be one."""
+    """Return whether `key` is the hash of a key, or is meant to be one."""
     return key.startswith("sha256:")
 
 
 def digest_of(key: str) -> str:
-    """The hash of what a client sends, whatever it looks like: who knows a hash does not know its key."""
+    """Return the hash of what a client sends. A hash is hashed again: it does not give access in place of its key."""
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 def _pool_url(url: SecretStr) -> SecretStr:
-    """Errors of a URL's parts would repeat some of it."""
+    """Check the URL, with an error that does not repeat any part of it."""
     try:
         parts = urlsplit(url.get_secret_value())
         readable = parts.port is None or parts.port > 0

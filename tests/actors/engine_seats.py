@@ -18,7 +18,8 @@ from load.until import until
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
-from services.settings.settings import Settings, load
+from services.settings.settings import Settings
+from services.settings.sources import load
 
 SETTINGS = load(null_engine=True)
 WAIT = 60.0

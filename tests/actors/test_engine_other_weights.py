@@ -14,7 +14,7 @@ from tiny_models import make_tiny_model
 from actors.placement import engine_names
 from services.errors import OtherWeights
 from services.models.pin import pin
-from services.settings.settings import load
+from services.settings.sources import load
 
 pytestmark = [
     pytest.mark.cluster,

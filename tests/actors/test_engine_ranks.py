@@ -26,7 +26,7 @@ from actors import engine_ranks
 from actors.engine_link import EngineLink
 from actors.placement import find_engine
 from services.errors import EngineLost, StaleEpoch
-from services.settings.settings import load
+from services.settings.sources import load
 
 pytestmark = [
     pytest.mark.cluster,

@@ -14,7 +14,8 @@ from actors.connections import connections
 from actors.environment import SERVE_MODE
 from services.errors import SettingsError
 from services.settings import exposure
-from services.settings.settings import Settings, load
+from services.settings.settings import Settings
+from services.settings.sources import load
 from services.settings.types import hash_of
 from tests.deploy.compose_cluster import interpolated
 from tests.deploy.conftest import ROOT

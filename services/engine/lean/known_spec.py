@@ -7,8 +7,8 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
-from services import atomic_file
 from services.engine.lean.spec import DecoderSpec
+from services.files import write_atomically
 from services.wire import pack, unpack
 
 # what a spec as it is kept depends on beside the config
@@ -29,7 +29,7 @@ def known_spec(folder: Path, cache: Path) -> DecoderSpec | None:
     spec = spec_of(load_config(folder))
     if spec:  # else transformers runs, and is imported anyway
         with contextlib.suppress(OSError):
-            atomic_file.write(file, pack(spec))
+            write_atomically(file, pack(spec))
     return spec
 
 

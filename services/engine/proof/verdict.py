@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from services import atomic_file
 from services.child_environment import without_settings
 from services.engine import loading, placement
 from services.engine.lean.shard import Shard
@@ -28,6 +27,7 @@ from services.engine.lean.weights import DecoderWeights
 from services.engine.native.build import NoKernels, compiled
 from services.engine.proof.bounds import bound_of
 from services.engine.settings import EngineSettings
+from services.files import write_atomically
 
 PROGRAM = "services.engine.proof"
 PATIENCE = 600.0  # seconds; a GPU's kernels are compiled in it
@@ -90,7 +90,7 @@ def _tried(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict
     verdict = run_trial(folder, settings)
     log.info("tried it for %.1f s: %s", time.monotonic() - began, verdict.fault or "it may serve")
     if file and verdict.lasting:
-        atomic_file.write(file, json.dumps({"fault": verdict.fault}).encode())
+        write_atomically(file, json.dumps({"fault": verdict.fault}).encode())
     return verdict
 
 

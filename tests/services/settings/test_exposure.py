@@ -1,4 +1,4 @@
-"""Who can reach a server, and that an open one is meant."""
+"""Which machines can reach a server, and that a server without keys is refused unless it is meant."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from services.errors import UsageError
-from services.settings.exposure import check, is_loopback
+from services.settings.addresses import is_loopback
+from services.settings.exposure import check
 from services.settings.settings import Settings
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "LocalHost.", "a.localhost"])
-def test_this_machine_alone(host: str) -> None:
+def test_loopback_addresses_need_no_keys(host: str) -> None:
     assert is_loopback(host)
     check(Settings(host=host))
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
-def test_others_need_keys_or_a_word(host: str) -> None:
+def test_other_addresses_need_keys_or_allow_no_keys(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(UsageError, match=r"without an API key; set .*allow_no_keys"):
         check(Settings(host=host))
@@ -28,7 +29,7 @@ def test_others_need_keys_or_a_word(host: str) -> None:
 
 
 def self_signed(folder: Path) -> tuple[str, str]:
-    """Files of a certificate for localhost and its key."""
+    """Create the files of a certificate for localhost and its key."""
     certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
@@ -36,7 +37,7 @@ def self_signed(folder: Path) -> tuple[str, str]:
     return certificate, key
 
 
-def test_files_of_tls_are_read_before_the_start(tmp_path: Path) -> None:
+def test_tls_files_are_checked(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     check(Settings(ssl_certfile=certificate, ssl_keyfile=key))
     both = tmp_path / "both.pem"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import UsageError
-from services.settings.settings import load
+from services.settings.sources import load
 from services.settings.types import digest_of, hash_of
 
 URL = "redis://orca:hidden-word@pool.example:6380/0"

@@ -10,7 +10,8 @@ import pytest
 
 from services.errors import UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
-from services.settings.settings import Settings, load, sections
+from services.settings.settings import Settings, sections
+from services.settings.sources import load
 from services.settings.types import hash_of
 
 ROOT = Path(__file__).parents[3]
