@@ -1,7 +1,6 @@
-"""Which request a fault of the scheduler is about.
+"""Finds the request that was handled when the scheduler raised an exception.
 
-Nothing is recorded while all is well, so that iterations pay nothing for it: the frames of the exception's traceback
-still hold the request that was being handled.
+The request is read from the frames of the traceback, so iterations do not have to record what they handle.
 """
 
 from __future__ import annotations
@@ -9,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import FrameType
 
-# What the scheduler and the packing of messages call the request they handle; `self` is a request in its own methods.
+# The names of local variables that hold the current request in the scheduler and in the packing of messages; `self` is
+# the request in its own methods.
 NAMES = ("entry", "claim", "commit", "new", "head", "self")
 
 
-def blamed(error: BaseException, known: Collection[str]) -> str | None:
-    """The id of the request, one of `known`, that was handled where `error` was raised, looking from the innermost
-    frame outwards; None where no frame has one."""
+def find_request(error: BaseException, known: Collection[str]) -> str | None:
+    """Return the id of the request that was handled where `error` was raised: the first of the ids `known` that a frame
+    holds, from the innermost frame outwards. None if no frame holds one.
+    """
     frames: list[FrameType] = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -1,4 +1,4 @@
-"""Time as the loop sees it: the running event loop's, which is real or, under `run_in_virtual_time`, jumps."""
+"""The time of the running event loop, which is real time or, under `run_in_virtual_time`, virtual time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ T = TypeVar("T")
 
 
 class RealClock:
-    """The time of the running event loop."""
+    """The clock of the running event loop."""
 
     def now(self) -> float:
         """Seconds, monotonic."""
         return asyncio.get_running_loop().time()
 
     async def wait(self, future: asyncio.Future[Any], timeout: float) -> bool:
-        """Whether `future` is done within `timeout` seconds; it is not cancelled by this."""
+        """Return whether `future` is done within `timeout` seconds. It is not cancelled."""
         await self.wait_any([future], timeout)
         return future.done()
 
     async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
-        """Return when one of `futures` is done, or after `timeout` seconds; none is cancelled by this."""
+        """Return when one of `futures` is done, or after `timeout` seconds. No future is cancelled."""
         pending = list(futures)
         if not pending:
             await asyncio.sleep(max(0.0, timeout))
@@ -34,10 +34,10 @@ class RealClock:
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` as `asyncio.run` does, but let every wait end at once: while nothing can run, time jumps to the
-    next timer. Equal programs see equal times and interleavings. No sockets, threads or processes under it.
+    """Run `main` like `asyncio.run`, but on virtual time: when no task can run, time jumps to the next timer. Equal
+    programs have equal times and interleavings. `main` must not use sockets, threads or processes.
 
-    Raises RuntimeError when everything waits and no timer is set.
+    Raises RuntimeError if all tasks wait and no timer is set.
     """
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)
@@ -53,7 +53,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Knows no files but the loop's own wake-up pipe, and lets time pass instead of waiting."""
+    """Advances the time instead of waiting. The only file it knows is the wake-up pipe of the event loop."""
 
     def __init__(self) -> None:
         super().__init__()

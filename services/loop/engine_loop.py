@@ -1,7 +1,7 @@
-"""EngineLoop: update, select, start, exchange, again and again. It knows protocols only.
+"""EngineLoop: the loop that keeps one engine busy: select and start iterations, exchange with the pool, update.
 
-The Ray actor, the in-process benchmark and the simulator all run this one coroutine, each with its own pool,
-engine and clock.
+The Ray actor, the in-process benchmark and the simulator all run this coroutine, each with its own pool, engine and
+clock.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from math import inf
 from typing import NoReturn
 
 from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
-from services.loop.blame import blamed
+from services.loop.blame import find_request
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
-from services.loop.pool_session import PoolLine, forget
+from services.loop.pool_session import PoolSession, discard_outcome
 from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
 
-LOOK = 0.02  # seconds between looks into the pool while all that runs gives way to what comes
+CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Flight:
-    """An iteration that was sent to the engine."""
+class PendingIteration:
+    """An iteration that was sent to the engine and has not finished."""
 
     iteration: Iteration
     result: asyncio.Future[IterationResult]
-    began: float  # when it was sent, or the one before it came back
-    limit: float = LEAST  # seconds it may take; looked at more closely when they are over
+    started_at: float  # when it was sent, or when the iteration before it finished
+    limit: float = LEAST  # seconds it may take; computed from the iteration when they have passed
 
 
 class EngineLoop:
-    """One seat's heart: keeps its engine busy, commits what it makes, claims what it has room for.
+    """Keeps the engine of one seat busy, commits its tokens, and claims requests that it has room for.
 
-    The engine never waits for the pool: while iteration k+1 runs, one exchange commits k and claims for k+2. Where the
-    scheduler has more iterations for it than one (pipeline stages, lookahead), it does not wait for them either. An
-    exchange that fails is repeated unchanged, and what comes about meanwhile joins the next. While an iteration
-    outlasts a third of the lease, and while there is nothing to do, an exchange renews the lease that often.
+    The engine never waits for the pool: while iteration k+1 runs, one exchange commits the tokens of iteration k and
+    claims requests for k+2. If the scheduler has more than one iteration for the engine (pipeline stages, lookahead),
+    the loop does not wait for these either. An exchange that fails is repeated unchanged, and what happens in the
+    meantime goes into the next one. During an iteration that takes longer than a third of the lease, and while there
+    is nothing to do, exchanges renew the lease.
     """
 
     def __init__(
@@ -58,60 +59,63 @@ class EngineLoop:
         counters: Counters,
         cost: IterationCost,
     ) -> None:
-        """Made where an event loop runs. Scheduler and engine know the seat's epoch. `lease` is in seconds. `cost` is
-        what is known of such an engine's speed from before."""
+        """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
+        seconds. `cost` may have learned from earlier iterations of such an engine.
+        """
         self._scheduler = scheduler
         self._engine = engine
         self._clock = clock
         self._seat = seat
         self._lease, self._renewal = lease, lease / 3
         self._figures = figures
-        self._line = PoolLine(pool, clock, seat, self._renewal)
+        self._session = PoolSession(pool, clock, seat, self._renewal)
         self._stats = IterationStats(counters)
         self._cost = cost
         self._stopping = False
         self._ready = True
-        self._flights: deque[_Flight] = deque()
-        self._ended: list[tuple[Iteration, IterationResult, float]] = []  # and the seconds each took
-        self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._pending: deque[PendingIteration] = deque()
+        self._finished: list[tuple[Iteration, IterationResult, float]] = []  # not recorded yet; with their seconds
+        self._engine_lost: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         self._nothing_waits = False  # the last reply to an idle exchange brought no work
         self._claimed: list[str] = []  # by the last reply
 
     @property
     def in_flight(self) -> list[str]:
-        """The requests of the iterations the engine has; once it is lost, those it was lost with."""
-        return list(dict.fromkeys(id for flight in self._flights for id in flight.iteration.scheduled))
+        """The requests of the pending iterations. After the engine was lost, the requests that it was lost with."""
+        return list(dict.fromkeys(id for pending in self._pending for id in pending.iteration.scheduled))
 
     def stop(self) -> None:
-        """Let `run` return once what is in flight is committed. What then still runs goes back to the pool
-        when the caller releases the seat."""
+        """Make `run` return when the pending iterations are committed. Requests that still run go back to the pool
+        when the caller releases the seat.
+        """
         self._stopping = True
-        self._line.wake()
+        self._session.wake()
 
     def lose(self, error: EngineLost) -> None:
-        """The engine is dead, as somebody saw who watches it: `run` raises `error`, be the engine busy or idle."""
-        if not self._death.done():
-            self._death.set_exception(error)
+        """Make `run` raise `error`, whether the engine is busy or idle, because the engine was seen to die."""
+        if not self._engine_lost.done():
+            self._engine_lost.set_exception(error)
 
     async def run(self) -> None:
-        """Serve until `stop`. Whatever it raises, nothing more is written under this epoch, and the next owner of
-        the seat goes on with its requests:
+        """Serve until `stop`. After an exception nothing more is written under this epoch, and the next owner of the
+        seat continues with its requests.
 
-        StaleEpoch: the seat is another's. EngineLost: the engine died, EngineStuck: or lives and finishes nothing;
-        what came before is committed, and `in_flight` says whom it was lost with. SchedulerFault: scheduling raised an
-        exception, `requests` says on which requests; nothing more was committed, since the books may not balance.
-        PoolFault: the pool's server answered with an error that does not pass.
+        Raises StaleEpoch if the seat has another owner. EngineLost if the engine died, EngineStuck if it lives but
+        finishes no iteration; everything that finished before is committed, and `in_flight` returns the requests that
+        it was lost with. SchedulerFault if the scheduler raised an exception; `requests` are those it may be about, and
+        nothing more was committed, because the state may be inconsistent. PoolFault if the pool's server answered with
+        a permanent error.
         """
         try:
             while True:
                 self._check_engine()
                 self._start_iterations()
-                self._judge_ended()
-                if self._finished():
+                self._record_finished()
+                if self._is_done():
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
-                    await self._line.wait_bell(self._death, self._scheduler.rest())
+                    await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
                     continue
                 self._begin_exchange()
                 await self._wait()
@@ -123,82 +127,83 @@ class EngineLoop:
         except OrcaError:
             raise
         except Exception as error:
-            id = blamed(error, self._handled())
+            id = find_request(error, self._known_requests())
             raise SchedulerFault([id] if id else self.in_flight) from error
         finally:
-            await self._leave()
+            await self._close()
 
     async def _wait(self) -> None:
-        """Until something is done, or due."""
-        began, until, futures = self._clock.now(), self._next_call(), [self._death, *self._line.under_way]
-        head = self._flights[0] if self._flights else None
-        if head:
-            futures.append(head.result)
-            until = min(until, head.began + head.limit)
+        """Wait until an iteration, a call or the engine has ended, or something is due."""
+        began, until = self._clock.now(), self._next_call_at()
+        futures = [self._engine_lost, *self._session.pending_calls]
+        first = self._pending[0] if self._pending else None
+        if first:
+            futures.append(first.result)
+            until = min(until, first.started_at + first.limit)
         await self._clock.wait_any(futures, until - began)
-        if head:  # woken late, this process stood still itself: no sign that the engine does
-            head.began += max(0.0, self._clock.now() - max(until, began))
+        if first:  # if this process woke up late, it stood still itself, and the engine is not to blame
+            first.started_at += max(0.0, self._clock.now() - max(until, began))
 
     # --- the engine ------------------------------------------------------------------------------------------
 
     def _start_iterations(self) -> None:
         while not self._stopping and (iteration := self._scheduler.select()):
             result = asyncio.ensure_future(self._engine.start(iteration))
-            self._flights.append(_Flight(iteration, result, self._clock.now()))
+            self._pending.append(PendingIteration(iteration, result, self._clock.now()))
             self._stats.started(iteration)
             self._nothing_waits = False
 
     def _end_iterations(self) -> None:
-        while self._flights and self._flights[0].result.done():
-            flight, now = self._flights[0], self._clock.now()
-            self._scheduler.update(flight.result.result())
-            self._flights.popleft()
-            if self._flights:
-                self._flights[0].began = now
-            self._ended.append((flight.iteration, flight.result.result(), now - flight.began))
+        while self._pending and self._pending[0].result.done():
+            pending, now = self._pending[0], self._clock.now()
+            self._scheduler.update(pending.result.result())
+            self._pending.popleft()
+            if self._pending:
+                self._pending[0].started_at = now
+            self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
 
-    def _judge_ended(self) -> None:
-        """Learn from the iterations that ended, while the engine is at the next."""
-        for iteration, result, seconds in self._ended:
+    def _record_finished(self) -> None:
+        """Count the finished iterations and learn from them. This is done while the engine computes the next one."""
+        for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-        self._ended.clear()
+        self._finished.clear()
 
     def _check_engine(self) -> None:
-        """Raise if it is known to be dead, or is at its iteration for longer than that can take."""
-        if self._death.done():
-            self._death.result()
-        flight = self._flights[0] if self._flights else None
-        if flight is None or self._clock.now() < flight.began + flight.limit:
+        """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
+        if self._engine_lost.done():
+            self._engine_lost.result()
+        pending = self._pending[0] if self._pending else None
+        if pending is None or self._clock.now() < pending.started_at + pending.limit:
             return
-        flight.limit = self._cost.limit(flight.iteration)
-        if self._clock.now() >= flight.began + flight.limit:
+        pending.limit = self._cost.limit(pending.iteration)
+        if self._clock.now() >= pending.started_at + pending.limit:
             self._stats.stuck()
-            raise EngineStuck(f"iteration {flight.iteration.step} is not done after {flight.limit:.0f} s")
+            raise EngineStuck(f"iteration {pending.iteration.step} is not done after {pending.limit:.0f} s")
 
     # --- the pool --------------------------------------------------------------------------------------------
 
     def _begin_exchange(self) -> None:
-        """Send what is due, if no call is under way."""
-        if self._clock.now() < self._next_call():
+        """Send the exchange that is due, if no call is pending."""
+        if self._clock.now() < self._next_call_at():
             return
-        if self._line.busy:
-            self._line.repeat()
+        if self._session.busy:
+            self._session.resend()
         else:
-            self._line.send(self._next_exchange())
+            self._session.send(self._next_exchange())
 
-    def _next_call(self) -> float:
-        """When the next exchange is due; the distant future while one is under way."""
-        if self._line.busy:
-            return self._line.due()
-        if not self._flights or self._line.in_doubt or self._scheduler.has_commits():
+    def _next_call_at(self) -> float:
+        """Return when the next call is due; infinite while one is pending."""
+        if self._session.busy:
+            return self._session.retry_at()
+        if not self._pending or self._session.in_doubt or self._scheduler.has_commits():
             return -inf
-        return self._line.began + (LOOK if self._scheduler.gives_way() else self._renewal)
+        return self._session.started_at + (CLAIM_INTERVAL if self._scheduler.has_only_lines() else self._renewal)
 
     def _next_exchange(self) -> Exchange:
         commits = self._scheduler.take_commits()
         room = self._scheduler.room()
-        in_doubt, self._line.in_doubt = self._line.in_doubt, False
+        in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits)
         self._seat.call += 1
         return Exchange(
@@ -207,7 +212,7 @@ class EngineLoop:
             self._seat.call,
             commits,
             Room(0, 0, room.block_size) if self._stopping else room,
-            idle=not self._flights and not self._stopping,
+            idle=not self._pending and not self._stopping,
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
             gauges=self._stats.gauges(self._ready) | self._scheduler.gauges(),
@@ -216,48 +221,51 @@ class EngineLoop:
         )
 
     def _end_exchange(self) -> None:
-        """Take the reply, if it is there."""
-        received = self._line.receive()
+        """Process the reply if it has arrived."""
+        received = self._session.receive()
         if received is None:
             return
         exchange, reply = received
-        self._stats.exchanged(self._clock.now() - self._line.began)
+        self._stats.exchanged(self._clock.now() - self._session.started_at)
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
-        work = reply.claims or self._scheduler.has_commits() or self._line.in_doubt
+        work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    def _finished(self) -> bool:
-        return self._stopping and not (self._flights or self._line.busy or self._scheduler.has_commits())
+    def _is_done(self) -> bool:
+        return self._stopping and not (self._pending or self._session.busy or self._scheduler.has_commits())
 
     async def _commit_rest(self) -> None:
-        """The engine is lost: commit what it made before, which tells the innocent from who killed it. Not for longer
-        than a lease. Raises StaleEpoch if the seat is another's by now: so may be the engine."""
+        """After the engine was lost, commit what it finished before, for at most one lease: requests that got a token
+        are not suspected of having killed it. Raises StaleEpoch if the seat, and so perhaps the engine, has another
+        owner.
+        """
         self._stopping, self._ready = True, False
-        self._judge_ended()
+        self._record_finished()
         give_up = self._clock.now() + self._lease
         try:
-            while (self._line.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
+            while (self._session.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
                 self._begin_exchange()
-                await self._clock.wait_any(self._line.under_way, min(self._next_call(), give_up) - self._clock.now())
+                until = min(self._next_call_at(), give_up)
+                await self._clock.wait_any(self._session.pending_calls, until - self._clock.now())
                 self._end_exchange()
         except OrcaError:
             raise
         except Exception:
-            log.exception("seat %s: what came before the engine's death cannot be committed", self._seat.name)
+            log.exception("seat %s: the tokens from before the engine's death cannot be committed", self._seat.name)
 
-    def _handled(self) -> set[str]:
-        """All requests that a fault of the scheduler can be about."""
+    def _known_requests(self) -> set[str]:
+        """Return all requests that an exception of the scheduler can be about."""
         return {*self._scheduler.held(), *self._claimed, *self.in_flight}
 
-    async def _leave(self) -> None:
-        await self._line.close()
-        for flight in self._flights:
-            flight.result.add_done_callback(forget)
-        self._death.cancel()
-        self._death.add_done_callback(forget)
+    async def _close(self) -> None:
+        await self._session.close()
+        for pending in self._pending:
+            pending.result.add_done_callback(discard_outcome)
+        self._engine_lost.cancel()
+        self._engine_lost.add_done_callback(discard_outcome)

@@ -1,4 +1,4 @@
-"""IterationStats: what a scheduler tells the outside about its iterations, sent with each exchange."""
+"""IterationStats: the metrics of a scheduler's iterations, which are sent with each exchange."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.metrics import Counters
 
 
 class IterationStats:
-    """Counts iterations, tokens and ends into `counters`; keeps the gauges and a line about the last iteration."""
+    """Counts iterations, tokens and ends in `counters`; keeps gauges and a one-line summary of the last iteration."""
 
     def __init__(self, counters: Counters) -> None:
         self.summary = ""
@@ -19,7 +19,7 @@ class IterationStats:
         self._peak = max(self._peak, self._batch_size)
 
     def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
-        """`seconds` from the start of the iteration to its result, as the scheduler saw it."""
+        """Count an iteration. `seconds`: from its start to its result, measured by the scheduler."""
         counters = self._counters
         new = {request.id for request in iteration.new}
         prompts = [count for id, count in iteration.scheduled.items() if count > 1 or id in new]
@@ -54,7 +54,7 @@ class IterationStats:
         self._counters.inc("orca:engine_stuck")
 
     def take_counters(self, scheduler: dict[str, float]) -> dict[str, float]:
-        """What was counted since the last call, by the loop and by its scheduler."""
+        """Return what the loop and its scheduler have counted since the last call."""
         for name, by in scheduler.items():
             self._counters.inc(name, by)
         return self._counters.take()

@@ -1,4 +1,4 @@
-"""LocalEngine: an engine in this process, as EngineLoop wants it."""
+"""LocalEngine: an engine in the process of its EngineLoop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from services.messages import Iteration, IterationResult
 
 
 class SynchronousEngine(Protocol):
-    """`services.engine.Engine`, `NullEngine`: something whose `run` returns when the iteration is done."""
+    """An engine whose `run` returns when the iteration is done: `services.engine.Engine` and `NullEngine`."""
 
     def run(self, iteration: Iteration) -> IterationResult: ...
 
 
 class LocalEngine:
-    """Runs the iterations of `engine` in one thread of its own, in order; PyTorch lets the others run meanwhile."""
+    """Runs the iterations of `engine` in order in a thread. PyTorch releases the GIL, so other threads run as well."""
 
     def __init__(self, engine: SynchronousEngine) -> None:
         self._engine = engine
@@ -26,9 +26,10 @@ class LocalEngine:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
     def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
-        """Begin the iteration now; awaiting gives its result or raises what `run` raised.
+        """Start the iteration. Awaiting the return value gives the result or raises what `run` raised.
 
-        Returns once the engine is at it, if it was idle: one thread of Python runs at a time, the engine comes first.
+        If the engine was idle, this returns after it has started: only one Python thread runs at a time, and the
+        engine goes first.
         """
         begun = threading.Event()
 
@@ -43,5 +44,5 @@ class LocalEngine:
         return self._last
 
     def close(self) -> None:
-        """Wait for the iteration that runs, and end the thread."""
+        """Wait for the running iteration and end the thread."""
         self._thread.shutdown()

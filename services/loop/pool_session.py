@@ -1,4 +1,4 @@
-"""PoolLine: a seat's way to the pool: one exchange at a time, repeated until it is answered, and the bell."""
+"""PoolSession: a seat's calls to the pool, which are one exchange at a time, and the bell while there is no work."""
 
 from __future__ import annotations
 
@@ -10,57 +10,58 @@ from services.errors import PoolUnavailable, StaleEpoch
 from services.loop.protocols import Clock, Pool, Seat
 from services.messages import Exchange, ExchangeReply
 
-FIRST_RETRY = 0.02  # seconds between a failed exchange and its repeat; doubles up to a third of the lease
+FIRST_RETRY = 0.02  # seconds before a failed exchange is repeated; doubles up to a third of the lease
 
 
-class PoolLine:
-    """An exchange that fails is repeated unchanged, since nobody knows whether it arrived.
+class PoolSession:
+    """Sends exchanges. One that fails is repeated unchanged, because it may have been executed all the same.
 
-    `in_doubt` is set while the pool may know less than it should: at first; when its server was away, which may have
-    come back with an older state; when a reply shows that it has. The next new exchange should then say all: the
-    engine's figures, and which requests its sender holds.
+    `in_doubt` is true while the pool may lack some state of this seat: before the first exchange; after the pool's
+    server was away, because it may have come back with an older state; and after a reply that shows such a loss. The
+    next new exchange must then carry the full state: the engine's figures and all requests that the sender holds.
     """
 
     def __init__(self, pool: Pool, clock: Clock, seat: Seat, renewal: float) -> None:
-        """`renewal`: seconds after which the lease wants renewing."""
+        """`renewal`: seconds after which the lease has to be renewed."""
         self.in_doubt = True
-        self.began = -inf  # the last call
+        self.started_at = -inf  # when the last call started
         self._pool = pool
         self._clock = clock
         self._seat = seat
         self._renewal = renewal
-        self._exchange: Exchange | None = None  # not answered yet
+        self._exchange: Exchange | None = None  # the one that is not answered yet
         self._call: asyncio.Future[ExchangeReply] | None = None
         self._bell: asyncio.Future[None] | None = None
         self._retry_at, self._backoff = 0.0, FIRST_RETRY
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange is not answered yet."""
+        """Whether an exchange waits for its reply."""
         return self._exchange is not None
 
     @property
-    def under_way(self) -> list[asyncio.Future[Any]]:
-        """The call whose outcome is not known yet, if any."""
+    def pending_calls(self) -> list[asyncio.Future[Any]]:
+        """The call that has not returned yet, if there is one."""
         return [self._call] if self._call else []
 
-    def due(self) -> float:
-        """When the exchange that is not answered is to be repeated; the distant future while it is under way."""
+    def retry_at(self) -> float:
+        """Return when to repeat the exchange that is not answered; infinite while its call has not returned."""
         return inf if self._call else self._retry_at
 
     def send(self, exchange: Exchange) -> None:
         assert not self.busy, f"exchange {self._exchange} is not answered"
         self._exchange = exchange
-        self.repeat()
+        self.resend()
 
-    def repeat(self) -> None:
+    def resend(self) -> None:
+        """Call the pool with the exchange that is not answered."""
         assert self._exchange is not None
         assert self._call is None
-        self.began = self._clock.now()
+        self.started_at = self._clock.now()
         self._call = asyncio.ensure_future(self._pool.exchange(self._exchange))
 
     def receive(self) -> tuple[Exchange, ExchangeReply] | None:
-        """An exchange with its reply, if it is there. Raises StaleEpoch if the seat is another's."""
+        """Return an exchange with its reply if it has arrived. Raises StaleEpoch if the seat has another owner."""
         if self._call is None or not self._call.done():
             return None
         call, self._call = self._call, None
@@ -79,9 +80,11 @@ class PoolLine:
             self.in_doubt = True
         return exchange, reply
 
-    async def wait_bell(self, other: asyncio.Future[Any], within: float = inf) -> None:
-        """Until the pool rings, the lease wants renewing, `other` is done, `within` seconds are over, or `wake`."""
-        timeout = min(self._renewal, within)
+    async def wait_bell(self, other: asyncio.Future[Any], at_most: float = inf) -> None:
+        """Wait until the pool rings the bell, the lease has to be renewed, `other` is done, `at_most` seconds have
+        passed, or `wake` is called.
+        """
+        timeout = min(self._renewal, at_most)
         bell = self._bell = asyncio.ensure_future(self._pool.wait_bell(self._seat.name, timeout))
         try:
             await self._clock.wait_any([bell, other], 2 * self._renewal)  # a dead connection must not cost the lease
@@ -89,7 +92,7 @@ class PoolLine:
             self._bell = None
             if not bell.done():
                 bell.cancel()
-                bell.add_done_callback(forget)
+                bell.add_done_callback(discard_outcome)
         if bell.done() and not bell.cancelled() and (error := bell.exception()):
             if not isinstance(error, PoolUnavailable):
                 raise error
@@ -97,19 +100,19 @@ class PoolLine:
             await self._clock.wait_any([other], self._backoff)
 
     def wake(self) -> None:
-        """Let `wait_bell` return now."""
+        """Make `wait_bell` return now."""
         if self._bell:
             self._bell.cancel()
 
     async def close(self) -> None:
-        """Give the call under way, which may carry tokens, the time to arrive; wait for no more."""
+        """Give the pending call, which may carry tokens, time to arrive. Nothing is sent afterwards."""
         if self._call:
             await self._clock.wait_any([self._call], self._renewal)
             self._call.cancel()
-            self._call.add_done_callback(forget)
+            self._call.add_done_callback(discard_outcome)
 
 
-def forget(future: asyncio.Future[Any]) -> None:
-    """Whatever a future that nobody awaits any more brings."""
+def discard_outcome(future: asyncio.Future[Any]) -> None:
+    """A callback for futures that are not awaited: asyncio does not log their exceptions."""
     if not future.cancelled():
         future.exception()

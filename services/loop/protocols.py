@@ -1,4 +1,4 @@
-"""What an EngineLoop needs of the parts it is given: protocols, so that a simulator can give it others."""
+"""The interfaces of the parts of an EngineLoop. The simulator and the tests have implementations of their own."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from services.messages import Claim, Commit, Exchange, ExchangeReply, Iteration,
 
 
 class Pool(Protocol):
-    """A request pool. Both raise `PoolUnavailable` while its server is away."""
+    """A request pool. Both methods raise `PoolUnavailable` while its server is away."""
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
-        """Commit, renew the lease, claim: one atomic call, safe to repeat with the same call number."""
+        """Commit, renew the lease and claim in one atomic call, which can be repeated with the same call number."""
         ...
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
-        """Return when work may be waiting for an idle seat, or after `timeout` seconds."""
+        """Return when an idle seat may find work, or after `timeout` seconds."""
         ...
 
 
 class Engine(Protocol):
-    """Something that runs iterations, in order."""
+    """Runs iterations in order."""
 
     def start(self, iteration: Iteration) -> Awaitable[IterationResult]:
-        """Begin the iteration now, or as soon as those before allow; awaiting gives its result or raises `EngineLost`
-        or `StaleEpoch`."""
+        """Start the iteration now, or when the ones before allow it. Awaiting the return value gives the result or
+        raises `EngineLost` or `StaleEpoch`.
+        """
         ...
 
 
@@ -38,27 +39,31 @@ class Clock(Protocol):
         ...
 
     async def wait_any(self, futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
-        """Return when one of `futures` is done, or after `timeout` seconds; none is cancelled by this."""
+        """Return when one of `futures` is done, or after `timeout` seconds. No future is cancelled."""
         ...
 
 
 class Scheduler(Protocol):
-    """Who runs next (paper, Algorithm 1). The only judge of when a request has ended."""
+    """Decides which requests run in each iteration (paper, Algorithm 1), and when a request has ended."""
 
     def drop(self, ids: list[str]) -> None:
-        """Forget requests that are another's, committing nothing of them."""
+        """Remove requests that belong to another scheduler. Nothing of them is committed."""
         ...
 
     def rewind(self, have: dict[str, int]) -> int:
-        """Commit these requests again from the token on that the pool lacks; how many sent tokens go again."""
+        """Commit these requests again from the first token that the pool lacks. Returns how many tokens are resent."""
         ...
 
-    def add(self, claims: list[Claim]) -> None: ...
+    def add(self, claims: list[Claim]) -> None:
+        """Take over requests that were claimed."""
+        ...
 
-    def cancel(self, ids: list[str]) -> None: ...
+    def cancel(self, ids: list[str]) -> None:
+        """End these requests now."""
+        ...
 
     def select(self) -> Iteration | None:
-        """The next iteration, or None when nothing can run, or as many as may be are in flight."""
+        """Return the next iteration, or None if nothing can run or enough iterations are in flight."""
         ...
 
     def update(self, result: IterationResult) -> None:
@@ -66,44 +71,44 @@ class Scheduler(Protocol):
         ...
 
     def take_commits(self) -> list[Commit]:
-        """What must be committed since the last call, in the order it came about."""
+        """Return what has to be committed since the last call, in the order in which it happened."""
         ...
 
     def has_commits(self) -> bool:
-        """Whether `take_commits` has something to give."""
+        """Return whether `take_commits` would return something."""
         ...
 
-    def gives_way(self) -> bool:
-        """Whether all that runs gives way to whatever the next claim brings: lines of batches."""
+    def has_only_lines(self) -> bool:
+        """Return whether all requests are lines of batches, which give way to any other request."""
         ...
 
-    def rest(self) -> float:
-        """Seconds after which `select` may give something though nothing has come in; infinite where it may not."""
+    def wait_time(self) -> float:
+        """Return the seconds after which `select` may return an iteration without new input; infinite if it cannot."""
         ...
 
     def held(self) -> list[str]:
-        """All it is in charge of, the requests of the last commits included."""
+        """Return the ids of all requests here, including those of the last commits."""
         ...
 
     def room(self) -> Room:
-        """What can be claimed now, counting requests that will end by length in iterations in flight."""
+        """Return what can be claimed now. Requests whose last token is in flight count as ended."""
         ...
 
     def gauges(self) -> dict[str, float]:
-        """How full it is, for the outside."""
+        """Return gauges for the metrics: how full the scheduler is."""
         ...
 
     def take_counters(self) -> dict[str, float]:
-        """What it counted since the last call, likewise."""
+        """Return increments of counters since the last call."""
         ...
 
 
 class Seat(Protocol):
-    """An engine's place in the pool, under the epoch that `acquire` gave."""
+    """An engine's place in the pool, owned under the epoch that `acquire` returned."""
 
     @property
     def name(self) -> str: ...
     @property
     def epoch(self) -> str: ...
 
-    call: int  # number of the last exchange under this epoch
+    call: int  # the number of the last exchange under this epoch

@@ -265,11 +265,11 @@ class Scheduler:
     def has_commits(self) -> bool:
         return bool(self._outbox)
 
-    def gives_way(self) -> bool:
+    def has_only_lines(self) -> bool:
         """Whether only lines of batches are here."""
         return self._lineup.lines_alone
 
-    def rest(self) -> float:
+    def wait_time(self) -> float:
         """Seconds until lines of batches may run, which wait for nothing else; infinite where none do."""
         return self._lineup.rest(self._now())
 

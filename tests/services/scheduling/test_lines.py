@@ -35,9 +35,9 @@ def test_lines_pause_while_another_is_here_and_lose_nothing(order: str) -> None:
     s = world(order)
     s.scheduler.add([line(0), line(1)])
     s.step()
-    assert s.scheduler.gives_way()
+    assert s.scheduler.has_only_lines()
     s.scheduler.add([claim("a", 1, 4, 2)])
-    assert not s.scheduler.gives_way()
+    assert not s.scheduler.has_only_lines()
     batches = []
     for _ in range(3):
         s.step()
@@ -139,18 +139,18 @@ def test_lines_wait_a_while_for_others_to_follow() -> None:
     now = 1.0
     s = scripted(knobs=Knobs(4), now=lambda: now)
     s.scheduler.add([line(0)])
-    assert s.scheduler.rest() == 0.0
+    assert s.scheduler.wait_time() == 0.0
     s.step()
     s.scheduler.add([claim("a", 1, 4, 1)])
-    assert s.scheduler.rest() == inf
+    assert s.scheduler.wait_time() == inf
     s.step()
     assert s.batch == {"a": 4}
-    assert s.scheduler.rest() == pytest.approx(LULL)
+    assert s.scheduler.wait_time() == pytest.approx(LULL)
     now += LULL / 2
     assert s.select() is None
-    assert s.scheduler.rest() == pytest.approx(LULL / 2)
+    assert s.scheduler.wait_time() == pytest.approx(LULL / 2)
     now += LULL
-    assert s.scheduler.rest() == 0.0
+    assert s.scheduler.wait_time() == 0.0
     s.step()
     assert s.batch == {"line0": 1}
 
