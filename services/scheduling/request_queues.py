@@ -1,300 +1,256 @@
-"""Lineup: who runs and who waits, with the KV blocks they hold."""
+"""RequestQueues: the waiting and the running requests of a scheduler."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
 
 from services.messages import Room
 from services.requests import BATCH_CLASS
-from services.scheduling.admission import Admission, OnDemand, Reserve
-from services.scheduling.block_pool import BlockPool
 from services.scheduling.knobs import Knobs
+from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.order import Order, is_guest
-from services.scheduling.request_entry import Entry
+from services.scheduling.request_entry import RequestEntry
 
-LULL = 0.5  # seconds without others, after which lines of batches run
+LULL = 0.5  # seconds without other requests after which lines of batches run
 
 _rank = attrgetter("rank")
 
 
-class Lineup:
-    """`running` requests are in line for every iteration; `waiting` ones hold no blocks, or paused and keep theirs.
-    Both by rank, in which lines of batches are behind all others."""
+class RequestQueues:
+    """`running` requests take part in every iteration. `waiting` requests hold no blocks, or are paused and keep them.
+    Both lists are sorted by rank. Lines of batches come after all other requests.
+    """
 
-    def __init__(self, blocks: BlockPool, knobs: Knobs, order: Order) -> None:
-        self.blocks = blocks
-        self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
-        self.waiting: list[Entry] = []
-        self.running: list[Entry] = []
-        self.released: list[str] = []  # the engine is still to be told to forget these
-        self.grown: list[Entry] = []  # and these have blocks it has not been told of
-        self.lines_wait = False  # lines of batches do not run: others are here, or have just been
-        self._others_at = -inf  # when others were here, at last
-        self.pressed = False  # blocks ran out, and nobody has given any back by ending since
-        self._preemptions = self._queries = self._hits = 0  # since they were last taken; the last two in tokens
-        self._suspects: list[Entry] = []
-        self._places = knobs.max_batch_size * knobs.batches_in_flight
+    def __init__(self, kv: KVCacheManager, knobs: Knobs, order: Order) -> None:
+        self.waiting: list[RequestEntry] = []
+        self.running: list[RequestEntry] = []
+        self.lines_wait = False  # lines of batches do not run, because other requests are here or were just now
+        self.out_of_blocks = False  # blocks have run out, and no request has given any back by ending since
+        self._kv = kv
         self._order = order
-        self._caching = knobs.prefix_caching
+        self._places = knobs.max_batch_size * knobs.batches_in_flight
+        self._others_at = -inf  # when requests other than lines of batches were last here
+        self._suspects: list[RequestEntry] = []
+        self._preemptions = 0  # since the counters were last taken
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
     @property
     def full(self) -> bool:
-        """No more can run."""
+        """Whether all places in the batch are taken."""
         return len(self.running) >= self._places
 
     # --- in and out ------------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry) -> None:
-        """Put a claim in line, in the order in which tenants had their turns: however long it waited for this one, it
-        does not pass what another tenant has here in its class. Ranks are equal then, and it comes behind."""
-        peers = (e for line in (self.running, self.waiting) for e in line if e.priority == entry.priority)
+    def add(self, entry: RequestEntry) -> None:
+        """Add a claimed request. It does not overtake requests of another tenant in its class, however long it has
+        waited, because these had their turn before: its rank is raised to theirs, and it comes after them.
+        """
+        peers = (e for queue in (self.running, self.waiting) for e in queue if e.priority == entry.priority)
         entry.rank = max([entry.rank, *(e.rank for e in peers if e.tenant != entry.tenant)])
         insort(self.waiting, entry, key=_rank)
         if entry.suspect:
             insort(self._suspects, entry, key=_rank)
 
-    def leave(self, entry: Entry, failed: bool = False) -> None:
-        """It ended, or is another's. `sweep` then takes it from its list."""
-        entry.gone, entry.active = True, False
-        if failed:
-            self.blocks.forget(entry.id)
-        elif entry.num_computed_tokens >= entry.next_full:
-            self.publish(entry)
-        if self._release(entry):
-            self.pressed = False
+    def remove(self, entry: RequestEntry, failed: bool = False) -> None:
+        """Free the blocks of a request that ended or belongs to another scheduler. `sweep` takes it from its list."""
+        entry.removed, entry.active = True, False
+        if self._kv.free(entry, failed):
+            self.out_of_blocks = False
 
     def sweep(self) -> None:
-        self.waiting = [entry for entry in self.waiting if not entry.gone]
-        self.running = [entry for entry in self.running if not entry.gone]
+        """Take removed requests from the lists. Checks the blocks if none is left."""
+        self.waiting = [entry for entry in self.waiting if not entry.removed]
+        self.running = [entry for entry in self.running if not entry.removed]
         if not self.waiting and not self.running:
-            self.blocks.check_idle()
-
-    def _release(self, entry: Entry) -> int:
-        if entry.told >= 0:
-            self.released.append(entry.id)
-        return self.blocks.release(entry.id)
+            self._kv.blocks.check_idle()
 
     # --- lines of batches ------------------------------------------------------------------------------------
 
     @property
-    def lines_alone(self) -> bool:
-        """Only lines of batches are here."""
-        first = [line[0] for line in (self.running, self.waiting) if line]
-        return bool(first) and all(entry.line for entry in first)
+    def only_lines(self) -> bool:
+        """Whether all requests are lines of batches, and there is at least one."""
+        first = [queue[0] for queue in (self.running, self.waiting) if queue]
+        return bool(first) and all(entry.is_line for entry in first)
 
-    def rest(self, now: float) -> float:
-        """Seconds until lines of batches, which are alone here, may run; infinite where none are."""
-        return max(0.0, self._others_at + LULL - now) if self.lines_alone else inf
+    def seconds_to_lines(self, now: float) -> float:
+        """Return the seconds until lines of batches may run; infinite if other requests are here, or no line is."""
+        return max(0.0, self._others_at + LULL - now) if self.only_lines else inf
 
     def hold_lines(self, now: float) -> None:
-        """Let lines of batches wait while other requests are here, and `LULL` seconds longer, because a request that
-        follows would wait for the iteration of lines under way. Lines that run pause and keep their blocks."""
-        if len(self) and not self.lines_alone:
+        """Make lines of batches wait while other requests are here and for `LULL` seconds afterwards, because the next
+        request would have to wait for an iteration of lines. Running lines are paused and keep their blocks.
+        """
+        if len(self) and not self.only_lines:
             self._others_at = now
-        self.lines_wait = self.rest(now) > 0.0
-        while self.lines_wait and self.running and self.running[-1].line:
+        self.lines_wait = self.seconds_to_lines(now) > 0.0
+        while self.lines_wait and self.running and self.running[-1].is_line:
             self._pause(self.running[-1])
-            self.pressed = False
+            self.out_of_blocks = False
 
-    def fits_now(self, entry: Entry) -> bool:
-        """Whether it fits, once lines of batches have given up the blocks that it lacks, the latest first; they do not
-        where it would not fit then either."""
-        return self.fits(entry) or self._take_from_lines(entry)
+    def _paused_lines(self) -> list[RequestEntry]:
+        return [entry for entry in self.waiting if entry.is_line and entry.capacity]
 
-    def _paused_lines(self) -> list[Entry]:
-        return [entry for entry in self.waiting if entry.line and entry.capacity]
-
-    def _take_from_lines(self, entry: Entry) -> bool:
+    def _preempt_lines(self, entry: RequestEntry) -> bool:
+        """Preempt paused lines, the last ones first, until `entry` fits. Returns False, and preempts none, if it would
+        not fit without any of them.
+        """
         lines = self._paused_lines()
-        if entry.line or not lines or not self._found(entry, lines):
+        if entry.is_line or not lines or not self._kv.fits(entry, len(self.running), lines):
             return False
-        while lines and not self._found(entry):
+        while lines and not self._kv.fits(entry, len(self.running)):
             self._preempt(lines.pop())
-        self.pressed = False
-        return self._found(entry)
+        self.out_of_blocks = False
+        return self._kv.fits(entry, len(self.running))
 
     # --- places ----------------------------------------------------------------------------------------------
 
-    def suspect(self) -> Entry | None:
-        """Who must run alone next: who has begun that, or the first."""
+    def next_suspect(self) -> RequestEntry | None:
+        """Return the request that must run alone next: the one that has already started to, or the first suspect."""
         if not self._suspects:
             return None
-        self._suspects = [entry for entry in self._suspects if entry.suspect and not entry.gone]
-        due = [entry for entry in self._suspects if not (entry.line and self.lines_wait)]
+        self._suspects = [entry for entry in self._suspects if entry.suspect and not entry.removed]
+        due = [entry for entry in self._suspects if not (entry.is_line and self.lines_wait)]
         return next((entry for entry in due if entry.capacity), next(iter(due), None))
 
-    def make_way(self) -> None:
-        """Let the first that waits have the place, and where blocks are not reserved the blocks, of those who yield to
-        it, and start; if that is enough. Also while `pressed`: who starts has a rank before one that runs, so the last
-        rank that runs never grows, and nobody starts twice between two ends."""
+    def preempt_for_first(self) -> None:
+        """Give the first waiting request the place, and without reservation also the blocks, of requests that give way
+        to it, and start it, if that is enough.
+
+        This happens also while `out_of_blocks`: a request that starts has a smaller rank than a running one, so the
+        last running request never grows, and no request starts twice between two ends.
+        """
         head = self.waiting[0] if self.waiting else None
-        if head is None or head.flights or (not self.full and self.fits_now(head)):
+        if head is None or head.num_in_flight or (not self.full and self.make_fit(head)):
             return
-        yielding = [e for e in self._order.yielding(head, self.running) if not is_guest(e, head, self.running)]
-        if not yielding:
+        preemptible = [e for e in self._order.preemptible(head, self.running) if not is_guest(e, head, self.running)]
+        if not preemptible:
             return
-        if self._found(head) or self._take_from_lines(head):
+        if self._kv.fits(head, len(self.running)) or self._preempt_lines(head):
             if self.full:
-                self._pause(yielding[0])
-            self.enter(head)
-        elif not self.admission.whole:
-            lines = [] if head.line else self._paused_lines()
-            for count in range(1, len(yielding) + 1):
-                giving = [*reversed(lines), *yielding[:count]]
-                if self._found(head, giving):
+                self._pause(preemptible[0])
+            self.admit(head)
+        elif not self._kv.admission.whole:
+            lines = [] if head.is_line else self._paused_lines()
+            for count in range(1, len(preemptible) + 1):
+                giving = [*reversed(lines), *preemptible[:count]]
+                if self._kv.fits(head, len(self.running), giving):
                     for entry in giving:
                         self._preempt(entry)
-                    self.enter(head)
+                    self.admit(head)
                     return
 
-    def let_in(self) -> None:
-        """Let a guest, who waits and of whose tenant nothing runs, have the place of the last that runs of the tenant
-        that has most of them. That one pauses."""
-        running = Counter(entry.tenant for entry in self.running if not entry.line)
-        for guest in [e for e in self.waiting if e.tenant not in running and not (e.line or e.flights)]:
+    def admit_guests(self) -> None:
+        """If the batch is full, let requests of tenants without a running request enter as guests. For each of them,
+        the last request of the tenant with the most places is paused.
+        """
+        running = Counter(entry.tenant for entry in self.running if not entry.is_line)
+        for guest in [e for e in self.waiting if e.tenant not in running and not (e.is_line or e.num_in_flight)]:
             most = max(running.values(), default=0)
             if not self.full or most < 2:
                 return
             host = next(e for e in reversed(self.running) if running[e.tenant] == most)
-            if guest.tenant not in running and not (self._order.classes and host.priority < guest.priority):
-                if not self.fits_now(guest):  # asked last: lines of batches give their blocks for it
+            if guest.tenant not in running and not (self._order.has_classes and host.priority < guest.priority):
+                if not self.make_fit(guest):  # asked last, because it may preempt lines of batches
                     return
                 self._pause(host)
-                self.enter(guest)
+                self.admit(guest)
                 running.update({host.tenant: -1, guest.tenant: 1})
 
-    def fits(self, entry: Entry) -> bool:
-        """Whether it may start, or go on, beside those that run."""
-        if self.pressed and self.running and not entry.capacity:
-            return False
-        return self._found(entry)
+    def make_fit(self, entry: RequestEntry) -> bool:
+        """Return whether the request may start or continue beside the running ones. Lines of batches are preempted for
+        it if that is enough.
+        """
+        blocked = self.out_of_blocks and self.running and not entry.capacity
+        return (not blocked and self._kv.fits(entry, len(self.running))) or self._preempt_lines(entry)
 
-    def _found(self, entry: Entry, ending: Sequence[Entry] = ()) -> bool:
-        """Whether its blocks are there, or would be if `ending` gave theirs back."""
-        if entry.capacity:  # where they are all held, and nobody runs, one that paused gives up its own
-            return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not self.running
-        margin = self.admission.margin(len(self.running)) if self.running else 0
-        return self.blocks.fits(self._shared(entry), self.admission.blocks(entry), margin, [e.id for e in ending])
-
-    def enter(self, entry: Entry) -> bool:
-        """Let it run, from where it paused or from as far as its prefix is found. It must fit. False if it paused and
-        is the one that gave up its blocks."""
+    def admit(self, entry: RequestEntry) -> bool:
+        """Move a waiting request to the running ones. It continues where it was paused, or starts after its cached
+        prefix. It must fit. Returns False if it was paused and had to give up its own blocks.
+        """
         if not entry.capacity:
-            self._start(entry)
+            self._kv.start(entry)
         entry.active = True
         self.waiting.remove(entry)
         insort(self.running, entry, key=_rank)
         return entry.num_tokens <= entry.capacity or self.grow(entry)
 
-    def grow(self, entry: Entry) -> bool:
-        """One block more for a request that runs; False if it had to give up all it holds, being the last."""
-        while not self.blocks.free:
+    def grow(self, entry: RequestEntry) -> bool:
+        """Give a running request one more block. If none is free, the last request with blocks is preempted. Returns
+        False if that is the request itself.
+        """
+        while not self._kv.blocks.free:
             last = max((e for e in reversed([*self.running, *self.waiting]) if e.capacity), key=_rank)
             self._preempt(last)
-            self.pressed |= entry.line or not last.line
+            self.out_of_blocks |= entry.is_line or not last.is_line
             if last is entry:
                 return False
-        self.blocks.extend(entry.id, 1)
-        entry.capacity += self.blocks.block_size
-        self.grown.append(entry)
+        self._kv.extend(entry)
         return True
 
-    def tell(self, entry: Entry) -> list[int]:
-        """Its blocks that the engine does not know of; it is told now."""
-        table = self.blocks.table(entry.id)
-        new, entry.told = table[max(0, entry.told) :], len(table)
-        return new
-
-    def publish(self, entry: Entry) -> None:
-        """Let others find its full blocks, as far as their tokens are known."""
-        size = self.blocks.block_size
-        full = min(entry.num_computed_tokens, entry.num_known_tokens) // size
-        if full > entry.published:
-            keys = entry.keys.first(full, entry.prompt, entry.output)
-            for index in range(entry.published, full):
-                self.blocks.publish(entry.id, index, keys[index])
-            entry.published = full
-        entry.next_full = (entry.published + 1) * size
-
-    def room(self, closing: list[Entry]) -> Room:
-        """What can be claimed, with the places and blocks of `closing` as good as free. While `pressed` only what
-        later classes yield. Lines of batches yield all they have, and what they wait for."""
-        size, whole = self.blocks.block_size, self.admission.whole
-        slots = self.blocks.num_blocks * size
-        requests = self._places - len(self) + len(closing)
-        waiting = sum(self.admission.blocks(entry) for entry in self.waiting if not entry.capacity)
-        ending = self.blocks.held_by(entry.id for entry in closing)
-        blocks = self.blocks.free + ending - waiting - self.admission.margin(len(self.running))
-        if self.pressed:
-            requests, blocks = min(0, requests), min(0, blocks)
-        tenants = sorted({e.tenant for line in (self.running, self.waiting) for e in line if not e.line})
-        guests = 0 if requests > 0 or self.pressed else max(0, len(self.running) - len(tenants))
-        tenants = tenants if guests else []
-        counted = {entry.id for entry in closing}
-        lines = [e for line in (self.running, self.waiting) for e in line if e.line and e.id not in counted]
-        if not self._order.classes and not lines:
-            return Room(max(0, requests), max(0, blocks), size, whole, [], slots, guests, tenants)
-        yields: dict[int, list[int]] = {}
-        for entry in self.running if self._order.classes else ():
-            if not entry.line and entry.id not in counted:
-                held = yields.setdefault(entry.priority, [0, 0])
-                held[0] += 1
-                held[1] += 0 if whole else len(self.blocks.table(entry.id))
-        if lines:
-            wanted = sum(self.admission.blocks(entry) for entry in lines if not entry.capacity)
-            yields[BATCH_CLASS] = [len(lines), wanted + self.blocks.held_by(entry.id for entry in lines)]
-        given = [(p, n, b) for p, (n, b) in sorted(yields.items())]
-        return Room(requests, blocks, size, whole, given, slots, guests, tenants)
-
-    def take_counters(self) -> dict[str, float]:
-        counters = {
-            "vllm:num_preemptions": float(self._preemptions),
-            "vllm:prefix_cache_queries": float(self._queries),
-            "vllm:prefix_cache_hits": float(self._hits),
-        }
-        self._preemptions = self._queries = self._hits = 0
-        return {name: by for name, by in counters.items() if by}
-
-    # --- blocks ----------------------------------------------------------------------------------------------
-
-    def _shared(self, entry: Entry) -> list[int]:
-        """Blocks that hold its prefix. One token at least is left to compute: its logits are wanted. Where the prompt's
-        log probabilities are wanted, so are the logits of all its tokens."""
-        if not self._caching or entry.scoring:
-            return []
-        full = (entry.num_tokens - 1) // self.blocks.block_size
-        return self.blocks.find(entry.keys.first(full, entry.prompt, entry.output))
-
-    def _start(self, entry: Entry) -> None:
-        shared, blocks, size = self._shared(entry), self.admission.blocks(entry), self.blocks.block_size
-        self.blocks.take(entry.id, shared, blocks)
-        entry.begin(blocks * size, len(shared) * size)
-        entry.published = len(shared)
-        if self._caching:
-            entry.next_full = (len(shared) + 1) * size
-        if entry.cached is None:
-            entry.cached = min(len(shared) * size, len(entry.prompt))
-            self._queries += len(entry.prompt)
-            self._hits += entry.cached
-
-    def _pause(self, entry: Entry) -> None:
+    def _pause(self, entry: RequestEntry) -> None:
+        """Take the place of a running request. It keeps its blocks."""
         entry.active = False
         self.running.remove(entry)
         insort(self.waiting, entry, key=_rank)
 
-    def _preempt(self, entry: Entry) -> None:
-        """Take its blocks; it is computed anew when it starts again. A token that is being sampled is taken."""
+    def _preempt(self, entry: RequestEntry) -> None:
+        """Take the blocks of a request, and its place. It is recomputed when it starts again. A token that is being
+        sampled for it still counts.
+        """
         self._preemptions += 1
         if entry.active:
             self._pause(entry)
-        if entry.num_computed_tokens >= entry.next_full:
-            self.publish(entry)
-        self._release(entry)
+        self._kv.free(entry)
         entry.begin(0, 0)
+
+    # --- for the pool and the metrics ------------------------------------------------------------------------
+
+    def room(self, finishing: list[RequestEntry]) -> Room:
+        """Return what can be claimed. The places and blocks of the requests `finishing` count as free. While
+        `out_of_blocks`, only what later classes give up can be claimed. Lines of batches give up all they hold and all
+        they wait for.
+        """
+        blocks, admission = self._kv.blocks, self._kv.admission
+        size, whole = blocks.block_size, admission.whole
+        slots = blocks.num_blocks * size
+        places = self._places - len(self) + len(finishing)
+        wanted = sum(admission.num_blocks(entry) for entry in self.waiting if not entry.capacity)
+        ending = blocks.held_by(entry.id for entry in finishing)
+        free = blocks.free + ending - wanted - admission.margin(len(self.running))
+        if self.out_of_blocks:
+            places, free = min(0, places), min(0, free)
+        tenants = sorted({e.tenant for queue in (self.running, self.waiting) for e in queue if not e.is_line})
+        guests = 0 if places > 0 or self.out_of_blocks else max(0, len(self.running) - len(tenants))
+        tenants = tenants if guests else []
+        counted = {entry.id for entry in finishing}
+        lines = [e for queue in (self.running, self.waiting) for e in queue if e.is_line and e.id not in counted]
+        if not self._order.has_classes and not lines:
+            return Room(max(0, places), max(0, free), size, whole, [], slots, guests, tenants)
+        return Room(places, free, size, whole, self._yields(lines, counted), slots, guests, tenants)
+
+    def _yields(self, lines: list[RequestEntry], counted: set[str]) -> list[tuple[int, int, int]]:
+        """Return what requests would give up to an earlier class as (class, places, blocks), without those of the ids
+        `counted`.
+        """
+        blocks, admission = self._kv.blocks, self._kv.admission
+        yields: dict[int, list[int]] = {}
+        for entry in self.running if self._order.has_classes else ():
+            if not entry.is_line and entry.id not in counted:
+                held = yields.setdefault(entry.priority, [0, 0])
+                held[0] += 1
+                held[1] += 0 if admission.whole else len(blocks.table(entry.id))
+        if lines:
+            wanted = sum(admission.num_blocks(entry) for entry in lines if not entry.capacity)
+            yields[BATCH_CLASS] = [len(lines), wanted + blocks.held_by(entry.id for entry in lines)]
+        return [(priority, places, count) for priority, (places, count) in sorted(yields.items())]
+
+    def take_counters(self) -> dict[str, float]:
+        """Return the increments since the last call that are not 0."""
+        counters = {"vllm:num_preemptions": float(self._preemptions)} | self._kv.take_counters()
+        self._preemptions = 0
+        return {name: by for name, by in counters.items() if by}

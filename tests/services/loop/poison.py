@@ -9,25 +9,25 @@ from unittest import mock
 
 from services.messages import Exchange
 from services.pool.reference import ReferencePool
-from services.scheduling import scheduler
-from services.scheduling.in_flight import Flight
-from services.scheduling.request_entry import Entry
-from services.scheduling.request_queues import Lineup
+from services.scheduling.in_flight import InFlight
+from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.request_entry import RequestEntry
+from services.scheduling.request_queues import RequestQueues
 
 # where: (owner of the function, its name, which argument is the request; self is 0)
 SITES: dict[str, tuple[Any, str, int]] = {
-    "a check of what is claimed": (scheduler, "refusal", 0),
-    "the queue": (Lineup, "add", 1),
-    "whether it fits": (Lineup, "_found", 1),
-    "its start": (Lineup, "_start", 1),
-    "a chunk": (Flight, "put", 1),
-    "a decode": (Flight, "put_decode", 1),
-    "what the engine is told": (Entry, "as_new", 0),
-    "new blocks": (Lineup, "tell", 1),
-    "a full block": (Lineup, "publish", 1),
-    "a token": (Entry, "append", 0),
-    "a commit": (Entry, "take_commit", 0),
-    "its end": (Lineup, "leave", 1),
+    "a check of what is claimed": (RequestEntry, "refusal", 0),
+    "the queue": (RequestQueues, "add", 1),
+    "whether it fits": (KVCacheManager, "fits", 1),
+    "its start": (KVCacheManager, "start", 1),
+    "a chunk": (InFlight, "put", 1),
+    "a decode": (InFlight, "put_decode", 1),
+    "what the engine is told": (RequestEntry, "as_new", 0),
+    "new blocks": (KVCacheManager, "take_unsent_blocks", 1),
+    "a full block": (KVCacheManager, "publish", 1),
+    "a token": (RequestEntry, "append", 0),
+    "a commit": (RequestEntry, "take_commit", 0),
+    "its end": (RequestQueues, "remove", 1),
 }
 PACKING = "packing"  # not in the scheduler: the exchange that carries its tokens cannot be packed
 

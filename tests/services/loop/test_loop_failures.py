@@ -237,7 +237,7 @@ async def test_books_that_do_not_balance_end_the_ownership_loudly() -> None:
     await world.submit("a", new=3)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.scheduler.blocks.take("nobody", [], 1)  # the damage
+    world.scheduler.blocks.allocate("nobody", [], 1)  # the damage
     with pytest.raises(SchedulerFault) as fault:
         await loop
     assert "1 blocks are held by" in str(fault.value.__cause__)
@@ -253,7 +253,7 @@ async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str
     await world.submit("a", new=50)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.scheduler.blocks.take("nobody", [], 1)
+    world.scheduler.blocks.allocate("nobody", [], 1)
     if how == "cancelled":
         await world.pool.cancel("a")
     else:

@@ -11,15 +11,15 @@ from services.scheduling import BlockPool
 def test_blocks_are_counted_placed_and_given_back() -> None:
     pool = BlockPool(num_blocks=5, block_size=16)
     assert [pool.blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
-    pool.take("a", [], 2)
-    pool.take("b", [], 2)
+    pool.allocate("a", [], 2)
+    pool.allocate("b", [], 2)
     pool.extend("b", 1)
     first = list(pool.table("a"))
     assert sorted(first + pool.table("b")) == [0, 1, 2, 3, 4]
     assert (pool.free, pool.held) == (0, 5)
     assert pool.release("a") == 2
     assert pool.release("a") == 0
-    pool.take("c", [], 2)
+    pool.allocate("c", [], 2)
     assert pool.table("c") == first  # the warmest
     pool.check()
 
@@ -29,7 +29,7 @@ def test_what_fits() -> None:
     assert not pool.fits([], 4)
     assert pool.fits([], 3)
     assert not pool.fits([], 3, margin=1)
-    pool.take("a", [], 3)
+    pool.allocate("a", [], 3)
     assert not pool.fits([], 1)
     with pytest.raises(AssertionError, match="1 blocks for a, 0 are free"):
         pool.extend("a", 1)
@@ -37,21 +37,21 @@ def test_what_fits() -> None:
 
 def test_a_request_takes_once() -> None:
     pool = BlockPool(num_blocks=3, block_size=16)
-    pool.take("a", [], 1)
+    pool.allocate("a", [], 1)
     with pytest.raises(AssertionError, match="a holds blocks already"):
-        pool.take("a", [], 1)
+        pool.allocate("a", [], 1)
 
 
 def test_published_blocks_are_shared_and_outlive_their_holders() -> None:
     pool = BlockPool(num_blocks=4, block_size=16)
-    pool.take("a", [], 3)
+    pool.allocate("a", [], 3)
     x, y, _ = pool.table("a")
     pool.publish("a", 0, b"x")
     pool.publish("a", 1, b"y")
     assert pool.find([b"x", b"y", b"z"]) == [x, y]
     assert pool.find([b"z", b"x"]) == []  # nothing behind the first that is not there
     assert pool.fits([x, y], 3)
-    pool.take("b", [x, y], 3)
+    pool.allocate("b", [x, y], 3)
     assert pool.table("b")[:2] == [x, y]
     assert pool.held == 4
     pool.release("a")
@@ -64,24 +64,24 @@ def test_published_blocks_are_shared_and_outlive_their_holders() -> None:
 
 def test_idle_blocks_go_last_blocks_first_and_count_when_they_are_woken() -> None:
     pool = BlockPool(num_blocks=3, block_size=16)
-    pool.take("a", [], 3)
+    pool.allocate("a", [], 3)
     for index, key in enumerate([b"x", b"y", b"z"]):
         pool.publish("a", index, key)
     x, y, _ = pool.table("a")
     pool.release("a")
-    pool.take("b", [], 1)  # nothing is empty: the end of the chain goes
+    pool.allocate("b", [], 1)  # nothing is empty: the end of the chain goes
     assert pool.find([b"x", b"y", b"z"]) == [x, y]
     assert pool.fits([x], 2)
     assert not pool.fits([x, y], 3)  # the two that are idle are all there is
-    pool.take("c", [x], 2)
+    pool.allocate("c", [x], 2)
     assert pool.find([b"x", b"y"]) == [x]
     pool.check()
 
 
 def test_the_first_with_a_content_stays_the_one_that_is_found() -> None:
     pool = BlockPool(num_blocks=2, block_size=16)
-    pool.take("a", [], 1)
-    pool.take("b", [], 1)
+    pool.allocate("a", [], 1)
+    pool.allocate("b", [], 1)
     pool.publish("a", 0, b"x")
     pool.publish("b", 0, b"x")
     assert pool.find([b"x"]) == pool.table("a")
@@ -91,11 +91,11 @@ def test_the_first_with_a_content_stays_the_one_that_is_found() -> None:
 
 def test_what_failed_is_found_by_nobody_but_what_others_hold_is() -> None:
     pool = BlockPool(num_blocks=4, block_size=16)
-    pool.take("a", [], 2)
+    pool.allocate("a", [], 2)
     pool.publish("a", 0, b"x")
     pool.publish("a", 1, b"y")
-    pool.take("b", pool.find([b"x"]), 2)
-    pool.forget("a")
+    pool.allocate("b", pool.find([b"x"]), 2)
+    pool.unpublish("a")
     pool.release("a")
     assert pool.find([b"x", b"y"]) == pool.table("b")[:1]
     pool.check()
@@ -104,7 +104,7 @@ def test_what_failed_is_found_by_nobody_but_what_others_hold_is() -> None:
 def test_the_check_sees_a_shared_and_a_lost_block() -> None:
     for damage in ([0, 0], []):
         pool = BlockPool(num_blocks=3, block_size=16)
-        pool.take("a", [], 1)
+        pool.allocate("a", [], 1)
         pool.table("a")[:] = damage
         with pytest.raises(AssertionError, match="lost or shared"):
             pool.check()
@@ -120,13 +120,13 @@ def test_the_books_balance_after_anything(steps: list[tuple[str, int, int]]) -> 
         if not pool.table(request):
             shared = pool.find(chain)
             if pool.fits(shared, blocks + 1):
-                pool.take(request, shared, blocks + 1)
+                pool.allocate(request, shared, blocks + 1)
                 for index, key in enumerate(chain):
                     pool.publish(request, index, key)
         elif choice < 5 and pool.free:
             pool.extend(request, 1)
         else:
             if choice == 9:
-                pool.forget(request)
+                pool.unpublish(request)
             pool.release(request)
         pool.check()

@@ -13,7 +13,7 @@ from services.messages import Claim
 from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
-from services.scheduling.line_budget import TARGET
+from services.scheduling.budget import LINE_TARGET
 from services.scheduling.request_queues import LULL
 from tests.services.scheduling.scripted import Script, claim, scripted
 
@@ -122,8 +122,8 @@ def test_an_iteration_of_lines_is_short() -> None:
         s.select()
         seconds.append(0.01 + 0.001 * sum(s.batch.values()))
         s.finish(elapsed=seconds[-1])
-    assert max(seconds[20:]) <= TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
-    assert min(seconds[20:100]) >= TARGET / 2
+    assert max(seconds[20:]) <= LINE_TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
+    assert min(seconds[20:100]) >= LINE_TARGET / 2
 
 
 def test_an_iteration_of_others_has_no_such_bound() -> None:

@@ -220,8 +220,8 @@ def test_the_time_of_a_prompt_beside_others_is_foreseen(
     world.running(3)
     contexts = [world.computed[f"r{i}"] for i in range(3)]
     budget = Budget(world.s.scheduler.knobs, known(*law))
-    budget.took(3, sum(contexts))
-    foreseen = budget.seconds(prompt, running=3)
+    budget.add_decodes(3, sum(contexts))
+    foreseen = budget.prompt_seconds(prompt, running=3)
     world.s.scheduler.add([replace(claim("urgent", 1, prompt, 2), ttft=1.0)])
     assert foreseen == pytest.approx(world.first_token("urgent"), rel=0.15)
 
@@ -235,8 +235,8 @@ def test_who_is_urgent_starts_in_time_and_not_long_before(
     world.running(4)
     one = world.step()
     budget = Budget(world.s.scheduler.knobs, known(*law))
-    budget.took(3, 3 * 180)
-    needed = budget.seconds(100, running=3)
+    budget.add_decodes(3, 3 * 180)
+    needed = budget.prompt_seconds(100, running=3)
     due = world.now + 3 * needed
     world.s.scheduler.add([replace(claim("urgent", 1, 100, 2), ttft=3 * needed)])
     world.first_token("urgent")

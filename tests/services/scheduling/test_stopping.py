@@ -1,4 +1,4 @@
-"""Judge: why a request ends, and what of its text is to be cut."""
+"""StopChecker: why a request ends, and what of its text is to be cut."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from services.messages import End
 from services.requests import FinishReason, SamplingParams
-from services.scheduling.stopping import Judge, Rules
+from services.scheduling.stopping import StopChecker, StopRules
 from services.text import TextTables
 
 EOS, WORD = 2, 7
@@ -14,12 +14,12 @@ END = End(FinishReason.STOP)
 LENGTH = End(FinishReason.LENGTH)
 
 
-def ends(tokens: list[int], rules: Rules | None = None, prompt: int = 5, **sampling: object) -> list[End | None]:
-    """What the judge says after each token, up to the first end."""
-    judge = Judge(rules or Rules(100, frozenset({EOS, 3}), None), SamplingParams(**sampling), prompt)  # type: ignore[arg-type]
+def ends(tokens: list[int], rules: StopRules | None = None, prompt: int = 5, **sampling: object) -> list[End | None]:
+    """What the checker returns after each token, up to the first end."""
+    checker = StopChecker(rules or StopRules(100, frozenset({EOS, 3}), None), SamplingParams(**sampling), prompt)  # type: ignore[arg-type]
     said: list[End | None] = []
     for count, token in enumerate(tokens, 1):
-        said.append(judge(token, count))
+        said.append(checker.check_stop(token, count))
         if said[-1]:
             break
     return said
@@ -58,7 +58,7 @@ def test_a_stop_token_id_is_named_and_eos_goes_before_it() -> None:
 # --- text: one token a piece -------------------------------------------------------------------------------------
 
 PIECES = [b"", b"", b"", b"", b"END", b" the", b"E", b"ND", b"N", b"D."]
-TEXT = Rules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS})))
+TEXT = StopRules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS})))
 THE, E, ND, N, D = 5, 6, 7, 8, 9
 
 
@@ -79,7 +79,7 @@ def test_a_stop_token_that_is_text_is_cut() -> None:
 
 
 SPELLED = [b"", b"", b"<eos>", *PIECES[3:]]
-SHOWN = Rules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS}), TextTables(SPELLED, frozenset())))
+SHOWN = StopRules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS}), TextTables(SPELLED, frozenset())))
 
 
 def test_where_the_stop_stays_only_what_follows_it_is_cut() -> None:

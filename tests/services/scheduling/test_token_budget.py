@@ -74,7 +74,7 @@ def test_what_is_learnt_is_never_negative_and_follows_a_machine_that_slows_down(
     cost = CostModel()
     for tokens, seconds in [(100, 0.5), (1, 1.0), (50, 0.1), (7, 0.9)]:
         cost.finished(tokens, tokens, seconds)
-        assert min(cost.law) >= 0
+        assert min(cost.coefficients) >= 0
     cost = known(0.01, 1e-4, 0.0)
     for tokens in [1, 16, 300] * 60:
         cost.finished(tokens, 0, 2 * (0.01 + 1e-4 * tokens))
@@ -83,21 +83,21 @@ def test_what_is_learnt_is_never_negative_and_follows_a_machine_that_slows_down(
 
 def test_a_time_target_leaves_a_chunk_what_the_decodes_leave_of_it() -> None:
     budget = Budget(Knobs(8, tbt_target=0.05), known(0.01, 1e-4, 1e-6))
-    budget.took(4, 4_000)  # 0.01 + 0.0004 + 0.004
-    count = budget.chunk(100, 10_000)
+    budget.add_decodes(4, 4_000)  # 0.01 + 0.0004 + 0.004
+    count = budget.take_chunk(100, 10_000)
     assert 0.01 + 1e-4 * (4 + count) + 1e-6 * (4_004 + 100 * count + count**2 / 2) == pytest.approx(0.05, rel=0.05)
-    assert budget.chunk(100, 10_000) < 15  # the time is up
+    assert budget.take_chunk(100, 10_000) < 15  # the time is up
 
 
 def test_under_a_target_that_cannot_be_met_prompts_still_end() -> None:
     budget = Budget(Knobs(8, tbt_target=0.001), known(0.01, 1e-4, 0.0))
-    assert [budget.chunk(0, 100), budget.chunk(0, 100)] == [LEAST_CHUNK, 0]
+    assert [budget.take_chunk(0, 100), budget.take_chunk(0, 100)] == [LEAST_CHUNK, 0]
 
 
 def test_both_bounds_hold() -> None:
     budget = Budget(Knobs(8, token_budget=10, tbt_target=1.0), known(0.01, 1e-4, 0.0))
-    budget.took(4, 0)
-    assert budget.chunk(0, 100) == 6
+    budget.add_decodes(4, 0)
+    assert budget.take_chunk(0, 100) == 6
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_both_bounds_hold() -> None:
 )
 def test_the_most_of_an_iteration_does_not_depend_on_the_last_one(knobs: Knobs, most: float) -> None:
     budget = Budget(knobs, known(0.01, 1e-4, 0.0))
-    assert budget.most == pytest.approx(most, rel=0.02)
-    budget.took(8, 800)
-    budget.chunk(100, 250)
-    assert budget.most == pytest.approx(most, rel=0.02)
+    assert budget.max_tokens == pytest.approx(most, rel=0.02)
+    budget.add_decodes(8, 800)
+    budget.take_chunk(100, 250)
+    assert budget.max_tokens == pytest.approx(most, rel=0.02)
 
 
 def test_the_gauge_is_the_same_before_and_behind_an_iteration_that_takes_it_all() -> None:
