@@ -74,7 +74,6 @@ SOURCES = (
     "services/child_environment.py",
     "services/errors.py",
     "services/messages.py",
-    "services/refusals.py",
     "services/requests.py",
     "services/files.py",
     "services/wire.py",

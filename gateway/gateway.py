@@ -20,7 +20,7 @@ from gateway.leaving import Leaving
 from gateway.model import ServedModel
 from gateway.put_back import PutBack
 from gateway.reader import Reader
-from services.background import persist, start
+from services.background import keep_running, start
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
 from services.metrics import Counters
@@ -87,7 +87,9 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(persist(self.heartbeat.run), persist(self.reader.run), persist(self.put_back.run))
+        await asyncio.gather(
+            keep_running(self.heartbeat.run), keep_running(self.reader.run), keep_running(self.put_back.run)
+        )
 
     async def _connect(self) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""What Orca measures of itself: the names, how a process counts, how the pool's sums become Prometheus text.
+"""Metrics: their names, the counters of a process, and the Prometheus text of the pool's sums.
 
-Processes send increments to the pool with calls they make anyway; the sums live there, so every gateway renders
-the same figures and a restarted process loses none. Names are vLLM's where the meaning is the same.
+Processes send increments to the pool together with calls that they make anyway. The sums are kept there, so every
+gateway renders the same figures and a restarted process loses none. Names are those of vLLM if the meaning is the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ HISTOGRAMS: dict[str, Histogram] = {
     "orca:gateway_loop_lag_seconds": Histogram("How late a gateway's event loop woke its heartbeat", _SECONDS),
 }
 
-# Gauges a scheduler sends with each exchange: name in the pool -> (name outside, help)
+# Gauges that a scheduler sends with each exchange: name in the pool -> (name of the metric, help)
 SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "ready": ("orca:ready", "1 while the engine can run iterations"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1"),
@@ -97,7 +97,7 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "scheduler_pid": ("orca:scheduler_pid", "The scheduler process that holds the seat"),
     "spare_ready": ("orca:spare_ready", "1 while another engine process waits to take over"),
     "spare_schedulers": ("orca:spare_schedulers", "Schedulers with everything loaded that wait for the seat"),
-    # the last take-over of the seat, from a scheduler or from an engine that died: Unix times, and a duration
+    # the last take-over of the seat after a scheduler or an engine died: Unix times, and a duration
     "recovery_noticed": ("orca:recovery_noticed_time_seconds", "When the death was noticed"),
     "recovery_acquired": ("orca:recovery_acquired_time_seconds", "When the seat was held again"),
     "recovery_attached": ("orca:recovery_attached_time_seconds", "When its engine was attached, with weights"),
@@ -105,24 +105,25 @@ SEAT_GAUGES: dict[str, tuple[str, str]] = {
     "recovery_first_iteration": ("orca:recovery_first_iteration_time_seconds", "When its first iteration was finished"),
 }
 
-# The same, of schedulers that have them: a seat that does not send one has no such line
+# Gauges that not every scheduler sends: a seat without one has no such line
 OPTIONAL_GAUGES: dict[str, tuple[str, str]] = {
     "token_budget": ("orca:token_budget", "Tokens of one iteration at most"),
 }
 
 
 class Counters:
-    """Increments since they were last taken; a process owns one and sends them on."""
+    """The increments of a process since they were last taken."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
 
     def inc(self, name: str, by: float = 1, **labels: str) -> None:
+        """Add `by` to a counter."""
         assert tuple(labels) == COUNTERS[name][1], f"no counter {name} with labels {labels}"
         self._sums[_series(name, labels)] += by
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        """Count `value` in a histogram, `times` over."""
+        """Count `value` in a histogram, `times` times."""
         buckets = HISTOGRAMS[name].buckets
         place = bisect_left(buckets, value)
         bound = str(buckets[place]) if place < len(buckets) else "+Inf"
@@ -130,6 +131,7 @@ class Counters:
         self._sums[f"{name}_sum"] += value * times
 
     def take(self) -> dict[str, float]:
+        """Return the increments since the last call."""
         taken, self._sums = dict(self._sums), defaultdict(float)
         return taken
 
@@ -139,7 +141,7 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 
 def render(overview: Overview, model_name: str) -> bytes:
-    """The pool's figures as Prometheus text."""
+    """Return the metrics of the pool as Prometheus text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(overview, model_name))
     return generate_latest(registry)

@@ -9,7 +9,7 @@ from services.messages import Submission
 from services.pool.limits import Bounds, behind
 from services.pool.reference_groups import Groups
 from services.pool.reference_state import Group
-from services.refusals import Refusal
+from services.requests import Refusal
 
 
 class Bounded(Groups):

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from services import background
-from services.background import persist, start
+from services.background import keep_running, start
 
 
 async def test_a_part_that_fails_begins_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ async def test_a_part_that_fails_begins_anew(caplog: pytest.LogCaptureFixture, m
         if times < 3:
             raise OSError(f"fault {times}")
 
-    await persist(part)
+    await keep_running(part)
     assert times == 3
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["fault 1", "fault 2"]
 
