@@ -45,7 +45,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of a prompt's tokens except the first, in flat lists, because a prompt has thousands of tokens."""
+    """Log probabilities of a prompt's tokens except the first, in flat lists: a prompt has thousands of tokens."""
 
     tokens: list[float]  # [prompt tokens - 1]
     ranks: list[int]  # [prompt tokens - 1], 1 + the number of likelier tokens
@@ -254,7 +254,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class SubmitReply:
-    """`request` is the id of the group, or of an earlier one with its idempotency key. If `refused`, none is written."""
+    """`request` is the id of the group, or of an earlier one with its idempotency key. If `refused`, none was made."""
 
     request: str
     existed: bool = False

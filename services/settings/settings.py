@@ -35,11 +35,13 @@ class Settings(BoundSettings, BaseSettings):
     served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
     host: Annotated[str, AfterValidator(normalize), Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
-    ssl_certfile: Annotated[str, Field(description="certificate, with those between, in PEM: the API speaks TLS")] = ""
-    ssl_keyfile: Annotated[str, Field(description="its key, in PEM; empty: it is in ssl_certfile too")] = ""
+    ssl_certfile: Annotated[str, Field(description="certificate chain in PEM; with it the API uses TLS")] = ""
+    ssl_keyfile: Annotated[str, Field(description="its private key in PEM; empty: it is in ssl_certfile")] = ""
     allowed_hosts: Annotated[
         Words,
-        Field(description="names in the Host header beside localhost; '*': any; none: any, unless host is loopback"),
+        Field(
+            description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
+        ),
     ] = []
     redis_url: Annotated[
         PoolUrl, Section.POOL, Field(description="pool server; empty: start one as a child process")
@@ -50,7 +52,7 @@ class Settings(BoundSettings, BaseSettings):
     ] = "default"
     durability: Annotated[
         Literal["everysec", "strict"],
-        Field(description="the started server syncs its file each second, or always"),
+        Field(description="whether the started server syncs its file each second, or at each write"),
     ] = "everysec"
     data_dir: Annotated[
         Path, AfterValidator(Path.absolute), Field(description="where the started pool server keeps its file")
@@ -73,21 +75,26 @@ class Settings(BoundSettings, BaseSettings):
     ] = "iteration"
     order: Annotated[
         Literal["fcfs", "priority"],
-        Field(description="who waits before whom: by arrival, or by class, then slack to the TTFT target, with ageing"),
+        Field(
+            description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
+        ),
     ] = "fcfs"
     ageing: Annotated[
         float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that make up for a class")
     ] = 60.0
     ttft_target: Annotated[
-        float, Field(gt=0, le=3600, description="order=priority: seconds to the first token where a request says none")
+        float,
+        Field(
+            gt=0, le=3600, description="order=priority: target for the seconds to the first token if a request has none"
+        ),
     ] = 10.0
-    max_batch_size: Annotated[int, Field(ge=1, description="requests in one iteration at most")] = 32
+    max_batch_size: Annotated[int, Field(ge=1, description="most requests in one iteration")] = 32
     token_budget: Annotated[
         int,
-        Field(ge=0, description="tokens of one iteration at most: decodes, then chunks of prompts; 0: whole prompts"),
+        Field(ge=0, description="most tokens in one iteration: decodes, then chunks of prompts; 0: whole prompts"),
     ] = 0
     tbt_target: Annotated[
-        float, Field(ge=0, description="seconds between tokens that chunks of prompts should leave room for; 0: none")
+        float, Field(ge=0, description="target for the seconds between tokens, which limits chunks of prompts; 0: none")
     ] = 0.0
     admission: Annotated[
         Literal["reserve", "on_demand"],
@@ -97,9 +104,9 @@ class Settings(BoundSettings, BaseSettings):
         int,
         Field(ge=0, le=1, description="1: the engine has its next iteration before the last one's tokens are known"),
     ] = 0
-    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests that begin alike")] = True
+    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with equal beginnings")] = True
     share_prefixes: Annotated[
-        bool, Field(description="across tenants too; a tenant can then time what others sent")
+        bool, Field(description="between tenants, too; a tenant can then find out by timing what others sent")
     ] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda where there is one")
@@ -110,7 +117,7 @@ class Settings(BoundSettings, BaseSettings):
     ] = "auto"
     weights: Annotated[
         Literal["dtype", "int8"],
-        Field(description="int8: weights of products in eight bits, half to a quarter of the memory; CPU only"),
+        Field(description="int8: weights of matrix products in eight bits, half to a quarter of the memory; CPU only"),
     ] = "dtype"
     batch_invariant: Annotated[
         bool,
@@ -128,12 +135,12 @@ class Settings(BoundSettings, BaseSettings):
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; lean path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
     null_engine: Annotated[
-        bool, Section.TESTING, Field(description="an engine without a model, to measure the plane alone")
+        bool, Section.TESTING, Field(description="an engine without a model, to measure everything else")
     ] = False
 
-    lease: Annotated[float, Section.POOL, Field(ge=3, description="seconds a seat is held without a sign of life")] = (
-        5.0
-    )
+    lease: Annotated[
+        float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
+    ] = 5.0
     keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
         600.0
     )
@@ -145,10 +152,10 @@ class Settings(BoundSettings, BaseSettings):
         Keys, Section.LIMITS, Field(description="API key of the tenant 'default', or several, or hashes sha256:HEX")
     ] = ()
     api_keys: Annotated[
-        TenantOfKey, Field(description="tenant of each further API key, as JSON; no key at all: none is asked for")
+        TenantOfKey, Field(description="tenant of each further API key, as JSON; without any key, none is required")
     ] = {}
     api_keys_file: Annotated[str, Field(description="file of further keys: lines 'tenant: key'; hashes likewise")] = ""
-    allow_no_keys: Annotated[bool, Field(description="serve others than this machine without API keys")] = False
+    allow_no_keys: Annotated[bool, Field(description="serve other machines without API keys")] = False
     allowed_origins: Annotated[
         Words,
         Section.API,
@@ -160,7 +167,7 @@ class Settings(BoundSettings, BaseSettings):
     drain_timeout: Annotated[
         float,
         Section.API,
-        Field(ge=0, description="seconds a replica that is told to stop may take for the streams it has"),
+        Field(ge=0, description="seconds for which a stopping replica waits for its streams"),
     ] = 10.0
     deadly_token: Annotated[
         int,

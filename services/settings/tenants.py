@@ -45,7 +45,7 @@ class BoundSettings(BaseSettings):
     max_stored: Annotated[
         int, Field(ge=0, description="ended requests that stay readable; the oldest are forgotten; 0: no bound")
     ] = 100_000
-    queue_timeout: Annotated[float, Field(ge=0, description="seconds a request may wait to begin; 0: any time")] = 0.0
+    queue_timeout: Annotated[float, Field(ge=0, description="seconds a request may wait to start; 0: no limit")] = 0.0
     tenant_share: Annotated[
         float,
         Field(
