@@ -1,4 +1,4 @@
-"""Increments of several processes add up to one Prometheus page."""
+"""Metrics: increments of several processes add up to one Prometheus page."""
 
 from collections import Counter
 
@@ -46,7 +46,7 @@ def test_histogram_buckets_are_cumulative_and_end_in_the_count() -> None:
     assert samples["vllm:iteration_tokens_total_count", (("model_name", "tiny"),)] == 4
 
 
-def test_every_name_is_on_the_page_before_anything_happened() -> None:
+def test_every_metric_is_on_the_page_from_the_start() -> None:
     names = {name for name, _ in page()}
     for name, (_, labels) in COUNTERS.items():
         assert labels or f"{name}_total" in names
@@ -57,7 +57,7 @@ def test_every_name_is_on_the_page_before_anything_happened() -> None:
     assert {"vllm:num_requests_running", "vllm:num_requests_waiting"} <= names
 
 
-def test_a_gauge_that_a_seat_may_lack_is_not_shown_as_zero() -> None:
+def test_an_optional_gauge_is_not_shown_as_zero() -> None:
     names = {name for name, _ in OPTIONAL_GAUGES.values()}
     assert not names & {name for name, _ in page()}
     samples = page(token_budget=512, paused=0)
@@ -65,7 +65,7 @@ def test_a_gauge_that_a_seat_may_lack_is_not_shown_as_zero() -> None:
     assert [samples[name, labels] for name in ("orca:token_budget", "orca:paused_requests")] == [512, 0]
 
 
-def test_engines_that_compute_otherwise_are_counted() -> None:
+def test_different_numerics_of_engines_are_counted() -> None:
     def kinds(*numerics: str, alive: int = 9, name: str = "orca:numerics") -> float:
         seats = [
             Seat(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")

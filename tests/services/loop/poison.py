@@ -1,4 +1,4 @@
-"""Requests that make the scheduler raise wherever it handles them: a real exception from inside a real function."""
+"""Requests that make the scheduler raise an exception in a chosen function when it handles them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.request_entry import RequestEntry
 from services.scheduling.request_queues import RequestQueues
 
-# where: (owner of the function, its name, which argument is the request; self is 0)
+# site: (owner of the function, its name, the index of the argument that is the request)
 SITES: dict[str, tuple[Any, str, int]] = {
-    "a check of what is claimed": (RequestEntry, "refusal", 0),
+    "the check of a claim": (RequestEntry, "refusal", 0),
     "the queue": (RequestQueues, "add", 1),
-    "whether it fits": (KVCacheManager, "fits", 1),
+    "the check of its blocks": (KVCacheManager, "fits", 1),
     "its start": (KVCacheManager, "start", 1),
     "a chunk": (InFlight, "put", 1),
     "a decode": (InFlight, "put_decode", 1),
-    "what the engine is told": (RequestEntry, "as_new", 0),
+    "the message to the engine": (RequestEntry, "as_new", 0),
     "new blocks": (KVCacheManager, "take_unsent_blocks", 1),
     "a full block": (KVCacheManager, "publish", 1),
     "a token": (RequestEntry, "append", 0),
     "a commit": (RequestEntry, "take_commit", 0),
     "its end": (RequestQueues, "remove", 1),
 }
-PACKING = "packing"  # not in the scheduler: the exchange that carries its tokens cannot be packed
+PACKING = "packing"  # not in the scheduler: the exchange with its tokens cannot be packed
 
 
 @contextmanager
 def poisonous(sites: dict[str, str]) -> Iterator[None]:
-    """While it lasts, functions raise for requests: `sites` names the site of each id."""
+    """A context in which functions raise for some requests: `sites` maps their ids to sites."""
     patches = [_patch(*SITES[site], sites) for site in SITES if site in sites.values()]
     if PACKING in sites.values():
         patches.append(mock.patch.object(ReferencePool, "exchange", _packing(ReferencePool.exchange, sites)))

@@ -1,4 +1,4 @@
-"""EngineLoop on virtual time: who waits for whom, and that nothing is lost. Exact times, no tolerance needed."""
+"""EngineLoop on virtual time: what waits for what, with exact times, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from load.workloads import Job, equal_size, short_long_mix
 from services.messages import Iteration
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from tests.services.loop.loop_world import EOS, SEAT, WORD, World, stop, virtual
+from tests.services.loop.world import EOS, SEAT, WORD, World, stop, virtual
 
 
 @virtual
-async def test_a_lone_request_runs_at_once_and_its_first_token_is_not_held_back() -> None:
+async def test_a_single_request_runs_and_is_committed_without_delay() -> None:
     world = World(iteration=lambda it: 0.1, exchange=0.001)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(1)
@@ -24,14 +24,14 @@ async def test_a_lone_request_runs_at_once_and_its_first_token_is_not_held_back(
     assert await world.read(id) == ([WORD] * 3, "length")
     assert world.engine.batches() == [{id: 20}, {id: 1}, {id: 1}]
     starts = [round(time, 3) for time, _ in world.engine.ran]
-    assert starts == [1.001, 1.101, 1.201]  # the bell, one exchange, then iteration after iteration without a gap
-    committed = [(round(time, 3), x.commits[0].tokens) for time, x in world.line.sent if x.commits]
-    assert committed == [(1.101, [WORD]), (1.201, [WORD]), (1.301, [WORD])]  # each as soon as it is there
+    assert starts == [1.001, 1.101, 1.201]  # the bell, one exchange, then iterations without gaps
+    committed = [(round(time, 3), x.commits[0].tokens) for time, x in world.connection.sent if x.commits]
+    assert committed == [(1.101, [WORD]), (1.201, [WORD]), (1.301, [WORD])]  # each token as soon as it is sampled
     await stop(world, loop)
 
 
 @virtual
-async def test_claims_fill_the_batch_without_a_gap_when_ends_are_by_length() -> None:
+async def test_claims_fill_the_batch_without_a_gap_after_ends_by_length() -> None:
     world = World(batch=2)
     ids = [await world.submit(name, new=2) for name in "abcdef"]
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -43,7 +43,7 @@ async def test_claims_fill_the_batch_without_a_gap_when_ends_are_by_length() -> 
 
 
 @virtual
-async def test_an_end_by_eos_is_filled_one_iteration_later() -> None:
+async def test_after_an_end_by_eos_the_place_is_filled_one_iteration_later() -> None:
     world = World(batch=1)
     world.engine.token = lambda id: EOS
     ids = [await world.submit(name, new=9) for name in "ab"]
@@ -62,7 +62,7 @@ async def test_a_claim_made_during_an_iteration_joins_the_next_one() -> None:
     await asyncio.sleep(0.05)
     await world.submit(
         "b", prompt=30, new=2
-    )  # while the first iteration runs: claimed in the second, runs in the third
+    )  # during the first iteration: it is claimed in the second and runs in the third
     await world.ended("a/0", "b/0")
     assert world.engine.batches()[:3] == [{"a/0": 16}, {"a/0": 1}, {"a/0": 1, "b/0": 30}]
     await stop(world, loop)
@@ -75,21 +75,21 @@ async def test_the_lease_is_renewed_while_a_long_iteration_runs() -> None:
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(9.9)
     assert not (await world.pool.acquire(SEAT, "another", 3.0)).granted
-    sent = [round(time, 2) for time, _ in world.line.sent]
+    sent = [round(time, 2) for time, _ in world.connection.sent]
     assert sent == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-    assert not any(x.idle for _, x in world.line.sent[1:])
+    assert not any(x.idle for _, x in world.connection.sent[1:])
     await world.ended(id)
     await stop(world, loop)
 
 
 @virtual
-async def test_idle_it_renews_each_third_of_the_lease_and_wakes_at_the_bell() -> None:
+async def test_an_idle_loop_renews_the_lease_and_wakes_at_the_bell() -> None:
     world = World(lease=3.0)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(10.5)
-    assert all(x.idle for _, x in world.line.sent)
-    assert all(later - sooner < 1.01 for (sooner, _), (later, _) in pairwise(world.line.sent))
-    assert len(world.line.sent) == 11
+    assert all(x.idle for _, x in world.connection.sent)
+    assert all(later - sooner < 1.01 for (sooner, _), (later, _) in pairwise(world.connection.sent))
+    assert len(world.connection.sent) == 11
     await world.submit("a")
     await asyncio.sleep(0.01)
     assert len(world.engine.ran) == 1
@@ -99,7 +99,7 @@ async def test_idle_it_renews_each_third_of_the_lease_and_wakes_at_the_bell() ->
 
 @virtual
 async def test_pipeline_stages_are_kept_busy_with_as_many_batches() -> None:
-    """Lines 9 and 10 of Algorithm 1. An iteration takes 0.2 s and leaves the first of two stages after half of it."""
+    """Algorithm 1, lines 9 and 10. An iteration takes 0.2 s and leaves the first of two stages after 0.1 s."""
     world = World(iteration=lambda it: 0.2, knobs=Knobs(1, batches_in_flight=2))
     ids = [await world.submit(name, new=3) for name in "ab"]
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -112,7 +112,7 @@ async def test_pipeline_stages_are_kept_busy_with_as_many_batches() -> None:
 
 @virtual
 async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> None:
-    """The call to the engine and back takes 0.05 s beside the 0.1 s it computes."""
+    """An iteration takes 0.1 s, and its result arrives 0.05 s later."""
     spent = {}
     for lookahead in (0, 1):
         world = World(iteration=lambda it: 0.1, knobs=Knobs(4, lookahead=lookahead))
@@ -123,7 +123,7 @@ async def test_with_lookahead_an_engine_does_not_wait_for_a_slow_scheduler() -> 
         starts = [began for began, _ in world.engine.ran]
         spent[lookahead] = {round(later - sooner, 6) for sooner, later in pairwise(starts)}
         assert await world.read(id) == ([WORD] * 10, "length")
-        assert len(starts) == 10  # an end by length is seen before it comes: nothing is wasted
+        assert len(starts) == 10  # an end by length is known in advance, so no iteration is wasted
         await stop(world, loop)
     assert spent == {0: {0.15}, 1: {0.1}}
 
@@ -141,10 +141,10 @@ async def test_with_lookahead_an_end_by_eos_wastes_one_token() -> None:
 
 
 @virtual
-async def test_engines_on_one_pool_claim_for_the_room_they_have() -> None:
-    """One is three times as fast as the other and does three times the work; nobody assigns it."""
+async def test_engines_on_one_pool_claim_as_much_as_they_have_room_for() -> None:
+    """One engine is three times as fast as the other, and does three times the work."""
     worlds = [World(iteration=lambda it, seconds=seconds: seconds, knobs=Knobs(2)) for seconds in (0.1, 0.3)]
-    worlds[1].pool = worlds[1].line.pool = worlds[0].pool
+    worlds[1].pool = worlds[1].connection.pool = worlds[0].pool
     ids = [await worlds[0].submit(f"{i:02}", new=4) for i in range(32)]
     loops = [asyncio.create_task((await world.take_seat(seat=f"c/{i}")).run()) for i, world in enumerate(worlds)]
     await worlds[0].ended(*ids)
@@ -167,7 +167,7 @@ async def test_a_slow_pool_does_not_slow_the_engine() -> None:
 
 
 @virtual
-async def test_cancelled_requests_leave_at_the_next_iteration() -> None:
+async def test_cancelled_requests_are_not_in_the_next_iteration() -> None:
     world = World(iteration=lambda it: 0.1)
     await world.submit("a", new=50)
     await world.submit("b", new=50)
@@ -214,16 +214,16 @@ async def test_stop_ends_an_idle_loop_at_once() -> None:
 
 
 @virtual
-async def test_figures_go_once_and_counters_add_up() -> None:
+async def test_figures_are_sent_once_and_counters_add_up() -> None:
     world = World(batch=2)
     ids = [await world.submit("a", prompt=10, new=3), await world.submit("b", prompt=20, new=2)]
     ids += [await world.submit("c", prompt=5, new=1)]
     loop = asyncio.create_task((await world.take_seat()).run())
     await world.ended(*ids)
     await stop(world, loop)
-    assert [x.figures for _, x in world.line.sent] == [world.figures] + [None] * (len(world.line.sent) - 1)
+    assert [x.figures for _, x in world.connection.sent] == [world.figures] + [None] * (len(world.connection.sent) - 1)
     sums: dict[str, float] = {}
-    for exchange in {x.call: x for _, x in world.line.sent}.values():
+    for exchange in {x.call: x for _, x in world.connection.sent}.values():
         for name, value in exchange.counters.items():
             sums[name] = sums.get(name, 0) + value
     assert sums["orca:iterations"] == 3
@@ -232,7 +232,7 @@ async def test_figures_go_once_and_counters_add_up() -> None:
     assert sums["vllm:generation_tokens"] == 6
     assert sums["vllm:request_success|length"] == 3
     assert sums["vllm:iteration_tokens_total_sum"] == 30 + 2 + 6
-    last = world.line.sent[-1][1]
+    last = world.connection.sent[-1][1]
     assert last.gauges == {"ready": 1, "kv_usage": 0.0, "paused": 0, "batch_size": 2, "peak_batch_size": 2}
     assert last.summary == "iteration 3: 2 requests (1 initiation, 1 increment), 6 tokens, 100.0 ms"
 
@@ -250,7 +250,7 @@ async def test_figures_go_once_and_counters_add_up() -> None:
 async def test_iterations_of_the_walkthroughs_workloads(
     kind: type[Scheduler], workload: Callable[[], list[Job]], iterations: int
 ) -> None:
-    """Sixteen requests, two at a time: the numbers the article measured its gain by."""
+    """Sixteen requests, two at a time: the numbers of iterations in the article."""
 
     def seconds(iteration: Iteration) -> float:
         return 0.01

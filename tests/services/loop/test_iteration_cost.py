@@ -1,4 +1,4 @@
-"""IterationCost never takes an engine for stuck that costs so much a call, a token and a pair, whatever these are."""
+"""IterationCost: an engine with any constant costs per call, token and pair never counts as stuck."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_estimate_is_an_upper_bound(
     assert PATIENCE * cost.estimate(next_one) >= seconds(next_one)
 
 
-def test_it_learns_from_iterations_of_the_size() -> None:
+def test_it_learns_from_iterations_of_each_size() -> None:
     cost = IterationCost()
     cost.finished(iteration([], 4), 0.1)
     far = cost.estimate(iteration([4096], 0))
@@ -53,7 +53,7 @@ def test_it_learns_from_iterations_of_the_size() -> None:
     assert cost.limit(iteration([4096], 0)) == PATIENCE * near
 
 
-def test_one_slow_iteration_is_forgotten_in_time() -> None:
+def test_a_slow_iteration_is_forgotten_after_a_while() -> None:
     cost = IterationCost()
     cost.finished(iteration([], 1), 100.0)
     for _ in range(1000):
@@ -61,14 +61,14 @@ def test_one_slow_iteration_is_forgotten_in_time() -> None:
     assert cost.estimate(iteration([], 1)) == pytest.approx(0.1)
 
 
-def test_a_cold_engine_is_given_time_and_more_for_a_long_prompt() -> None:
+def test_a_cold_engine_gets_more_time_for_a_long_prompt() -> None:
     cost = IterationCost()
     assert cost.limit(iteration([10], 0)) == 240
     assert cost.limit(iteration([8192], 0)) > 1000
     assert cost.work(iteration([], 7)) == 7
 
 
-def test_a_chunk_counts_what_it_attends_to_and_a_prefix_that_was_found_does_not_count_as_computed() -> None:
+def test_a_chunk_counts_its_context_and_a_cached_prefix_is_not_computed() -> None:
     cost = IterationCost()
     long = NewRequest("a", [5] * 4096, 4096, SamplingParams(9))
     first = Iteration("e", 1, {"a": 1024}, [long])
@@ -81,13 +81,13 @@ def test_a_chunk_counts_what_it_attends_to_and_a_prefix_that_was_found_does_not_
     assert cost.work(Iteration("e", 5, {"b": 16}, [found])) == 16 + (16 * 4080 + 128) // 512
 
 
-def test_a_prompt_is_followed_to_its_end_whatever_the_size_of_its_chunks() -> None:
+def test_a_prompt_is_tracked_to_its_end_with_any_chunks() -> None:
     cost = IterationCost()
     long = NewRequest("a", [5] * 4096, 4096, SamplingParams(9))
     cost.finished(Iteration("e", 1, {"a": 1}, [long]), 1.0)  # a chunk of one token
     assert cost.work(Iteration("e", 2, {"a": 4095})) == 4095 + (4095 + 4095**2 // 2) // 512
     cost.finished(Iteration("e", 2, {"a": 4095}), 1.0)
-    assert cost.work(Iteration("e", 3, {"a": 512})) == 512  # nothing is left of it: it is nobody's prompt
+    assert cost.work(Iteration("e", 3, {"a": 512})) == 512  # the prompt is complete
     cost.finished(Iteration("e", 3, {"b": 1}, [long, NewRequest("b", [5], 1, SamplingParams(1))]), 1.0)
     cost.finished(Iteration("e", 4, {"c": 1}, [NewRequest("c", [5], 1, SamplingParams(1))], released=["a"]), 1.0)
     assert cost.work(Iteration("e", 5, {"a": 512, "b": 512, "c": 512})) == 3 * 512

@@ -1,4 +1,4 @@
-"""EngineLoop when the pool's line, the engine or the seat is lost."""
+"""EngineLoop when the connection to the pool, the engine or the seat is lost."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import pytest
 
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room
-from tests.services.loop.loop_world import SEAT, WORD, World, stop, virtual
+from tests.services.loop.world import SEAT, WORD, World, stop, virtual
 
 
 @virtual
-async def test_the_engine_goes_on_while_the_pool_is_away_and_results_join() -> None:
+async def test_the_engine_continues_while_the_pool_is_away() -> None:
     world = World(iteration=lambda it: 0.1)
     id = await world.submit("a", new=30)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.55)
-    world.line.down = "request"
+    world.connection.down = "request"
     await asyncio.sleep(1.0)
-    world.line.down = ""
+    world.connection.down = ""
     await world.ended(id)
     assert await world.read(id) == ([WORD] * 30, "length")
     assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
-    repeated = [x for _, x in world.line.sent if x.call == repeated_call(world)]
+    repeated = [x for _, x in world.connection.sent if x.call == repeated_call(world)]
     assert len(repeated) > 3
     assert all(x is repeated[0] for x in repeated)  # unchanged
     assert len(repeated[0].commits[0].tokens) == 1
-    after = next(x for _, x in world.line.sent if x.call == repeated[0].call + 1)
-    assert len(after.commits[0].tokens) > 5  # what came meanwhile
+    after = next(x for _, x in world.connection.sent if x.call == repeated[0].call + 1)
+    assert len(after.commits[0].tokens) > 5  # the tokens of the outage
     await stop(world, loop)
 
 
 def repeated_call(world: World) -> int:
-    calls = [x.call for _, x in world.line.sent]
+    calls = [x.call for _, x in world.connection.sent]
     return max(calls, key=calls.count)
 
 
 @virtual
-async def test_a_reply_that_is_lost_costs_nothing() -> None:
-    """The pool did it, we did not hear: the repeat gives the same claims and writes no token twice."""
+async def test_a_lost_reply_has_no_effect() -> None:
+    """The pool has executed the call: its repetition returns the same claims and writes no token twice."""
     world = World()
-    world.line.down = "reply"
+    world.connection.down = "reply"
     ids = [await world.submit(name, new=3) for name in "abc"]
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.5)
     assert world.engine.ran == []
-    world.line.down = ""
+    world.connection.down = ""
     await asyncio.sleep(1.0)
-    world.line.down = "reply"
+    world.connection.down = "reply"
     await asyncio.sleep(0.2)
-    world.line.down = ""
+    world.connection.down = ""
     await world.ended(*ids)
     assert [await world.read(id) for id in ids] == [([WORD] * 3, "length")] * 3
     assert len(world.engine.ran) == 3
@@ -59,14 +59,14 @@ async def test_a_reply_that_is_lost_costs_nothing() -> None:
 
 
 @virtual
-async def test_a_bell_that_cannot_be_waited_for_is_no_busy_loop() -> None:
+async def test_an_idle_loop_without_a_pool_is_no_busy_loop() -> None:
     world = World()
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.5)
-    world.line.down = "request"
+    world.connection.down = "request"
     await asyncio.sleep(60)
-    assert len(world.line.sent) < 60
-    world.line.down = ""
+    assert len(world.connection.sent) < 60
+    world.connection.down = ""
     await asyncio.sleep(3)
     id = await world.submit("a")
     await world.ended(id)
@@ -74,7 +74,7 @@ async def test_a_bell_that_cannot_be_waited_for_is_no_busy_loop() -> None:
 
 
 @virtual
-async def test_an_epoch_that_is_over_ends_the_loop_and_its_late_tokens_are_not_written() -> None:
+async def test_after_the_end_of_its_epoch_the_loop_ends_and_writes_no_tokens() -> None:
     world = World(iteration=lambda it: 1.0)
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -88,7 +88,7 @@ async def test_an_epoch_that_is_over_ends_the_loop_and_its_late_tokens_are_not_w
 
 
 @virtual
-async def test_a_lost_engine_ends_the_loop_and_the_next_owner_goes_on_at_the_next_index() -> None:
+async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() -> None:
     world = World(iteration=lambda it: 0.1)
     world.engine.dies = 3
     ids = [await world.submit(name, prompt=20, new=5) for name in "ab"]
@@ -105,7 +105,7 @@ async def test_a_lost_engine_ends_the_loop_and_the_next_owner_goes_on_at_the_nex
 
 
 @virtual
-async def test_tokens_already_on_their_way_arrive_though_the_engine_is_lost() -> None:
+async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() -> None:
     world = World(iteration=lambda it: 0.1, exchange=0.15)  # slower than an iteration
     world.engine.dies = 3
     await world.submit("a", new=5)
@@ -116,7 +116,7 @@ async def test_tokens_already_on_their_way_arrive_though_the_engine_is_lost() ->
 
 
 @virtual
-async def test_whom_the_engine_was_lost_with_is_known_and_what_came_before_is_committed() -> None:
+async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known() -> None:
     world = World(iteration=lambda it: 0.1, exchange=0.25)
     world.engine.dies = 3
     ids = [await world.submit(name, new=5) for name in "ab"]
@@ -124,18 +124,18 @@ async def test_whom_the_engine_was_lost_with_is_known_and_what_came_before_is_co
         await (await world.take_seat()).run()
     assert world.loop.in_flight == ids
     assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2
-    last = world.line.sent[-1][1]
+    last = world.connection.sent[-1][1]
     assert (last.room.requests, last.idle, last.gauges["ready"]) == (0, False, 0)
 
 
 @virtual
-async def test_a_pool_that_is_away_keeps_a_lost_engine_no_longer_than_a_lease() -> None:
+async def test_after_a_lost_engine_the_loop_waits_for_the_pool_for_one_lease() -> None:
     world = World(iteration=lambda it: 0.1, lease=5.0)
     world.engine.dies = 3
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.line.down = "request"
+    world.connection.down = "request"
     with pytest.raises(EngineLost):
         await loop
     assert 5 <= asyncio.get_running_loop().time() < 8
@@ -143,38 +143,38 @@ async def test_a_pool_that_is_away_keeps_a_lost_engine_no_longer_than_a_lease() 
 
 
 @virtual
-async def test_tokens_reach_a_pool_that_comes_back_in_time() -> None:
+async def test_after_a_lost_engine_tokens_reach_a_pool_that_comes_back_in_time() -> None:
     world = World(iteration=lambda it: 0.1, lease=5.0)
     world.engine.dies = 3
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.15)
-    world.line.down = "request"
+    world.connection.down = "request"
     await asyncio.sleep(2)
-    world.line.down = ""
+    world.connection.down = ""
     with pytest.raises(EngineLost):
         await loop
     assert await world.read(id) == ([WORD] * 2, None)
 
 
 @virtual
-async def test_an_engine_that_is_lost_with_the_seat_is_the_new_owners() -> None:
+async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() -> None:
     world = World(iteration=lambda it: 1.0)
     world.engine.dies = 2
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.5)
-    world.line.down = "request"
+    world.connection.down = "request"
     await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
     await asyncio.sleep(2)
-    world.line.down = ""
+    world.connection.down = ""
     with pytest.raises(StaleEpoch):
         await loop
     assert await world.read(id) == ([], None)
 
 
 @virtual
-async def test_a_death_that_somebody_else_saw_ends_an_idle_loop_at_once() -> None:
+async def test_a_reported_death_of_the_engine_ends_an_idle_loop_at_once() -> None:
     world = World(lease=30.0)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(1)
@@ -186,7 +186,7 @@ async def test_a_death_that_somebody_else_saw_ends_an_idle_loop_at_once() -> Non
 
 
 @virtual
-async def test_a_death_that_somebody_else_saw_ends_a_busy_loop_at_once() -> None:
+async def test_a_reported_death_of_the_engine_ends_a_busy_loop_at_once() -> None:
     world = World(iteration=lambda it: 1.0)
     id = await world.submit("a", new=5)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -212,27 +212,27 @@ async def test_the_last_iteration_before_a_death_is_counted() -> None:
     with pytest.raises(EngineLost):
         await (await world.take_seat()).run()
     assert await world.read(id) == ([WORD], None)
-    assert sum(x.counters.get("vllm:generation_tokens", 0) for _, x in world.line.sent) == 1
+    assert sum(x.counters.get("vllm:generation_tokens", 0) for _, x in world.connection.sent) == 1
 
 
 @virtual
-async def test_after_an_outage_it_says_all_once() -> None:
+async def test_after_an_outage_the_full_state_is_sent_once() -> None:
     world = World(iteration=lambda it: 0.1)
     id = await world.submit("a", new=30)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.55)
-    world.line.down = "request"
+    world.connection.down = "request"
     await asyncio.sleep(0.5)
-    world.line.down = ""
+    world.connection.down = ""
     await world.ended(id)
-    said = [x for _, x in world.line.sent if x.holds is not None]
-    assert [x.holds for x in said] == [[], [id]]  # of a new epoch, and after the outage
+    said = [x for _, x in world.connection.sent if x.holds is not None]
+    assert [x.holds for x in said] == [[], [id]]  # at the start of the epoch, and after the outage
     assert [x.figures for x in said] == [world.figures] * 2
     await stop(world, loop)
 
 
 @virtual
-async def test_books_that_do_not_balance_end_the_ownership_loudly() -> None:
+async def test_inconsistent_blocks_end_the_ownership() -> None:
     world = World(iteration=lambda it: 0.1)
     await world.submit("a", new=3)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -241,14 +241,14 @@ async def test_books_that_do_not_balance_end_the_ownership_loudly() -> None:
     with pytest.raises(SchedulerFault) as fault:
         await loop
     assert "1 blocks are held by" in str(fault.value.__cause__)
-    sent = len(world.line.sent)
+    sent = len(world.connection.sent)
     await asyncio.sleep(30)
-    assert len(world.line.sent) == sent  # nothing more is written, the lease runs out
+    assert len(world.connection.sent) == sent  # nothing more is written, and the lease expires
 
 
 @pytest.mark.parametrize("how", ["cancelled", "dropped"])
 @virtual
-async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str) -> None:
+async def test_blocks_are_checked_when_the_last_request_leaves(how: str) -> None:
     world = World(iteration=lambda it: 0.1)
     await world.submit("a", new=50)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -258,7 +258,7 @@ async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str
         await world.pool.cancel("a")
     else:
         sequence = world.pool._sequences["a/0"]
-        del world.pool._seats[SEAT].running["a/0"]  # as if the pool had forgotten who runs it
+        del world.pool._seats[SEAT].running["a/0"]  # as if the pool had lost its owner
         sequence.seat = None
     with pytest.raises(SchedulerFault) as fault:
         await loop
@@ -266,13 +266,13 @@ async def test_the_books_are_looked_at_whenever_the_last_request_leaves(how: str
 
 
 @virtual
-async def test_what_is_another_seats_by_now_is_not_computed_on() -> None:
+async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
     world = World(iteration=lambda it: 0.1)
     id = await world.submit("a", new=50)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(0.55)
     grant = await world.pool.acquire("c/1", "another", 5.0)
-    del world.pool._seats[SEAT].running[id]  # a pool that lost its tail, and with it this claim
+    del world.pool._seats[SEAT].running[id]  # as if the pool had lost this claim
     world.pool._wait(world.pool._sequences[id])
     (claim,) = (await world.pool.exchange(Exchange("c/1", grant.epoch, 1, [], Room(1, 10, 16)))).claims
     assert claim.id == id
@@ -284,7 +284,7 @@ async def test_what_is_another_seats_by_now_is_not_computed_on() -> None:
 
 
 @virtual
-async def test_an_error_of_the_pool_s_server_blames_no_request() -> None:
+async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike() -> None:
     world = World(iteration=lambda it: 0.1)
     await world.submit("a", new=30)
     loop = asyncio.create_task((await world.take_seat()).run())
@@ -293,6 +293,6 @@ async def test_an_error_of_the_pool_s_server_blames_no_request() -> None:
     async def refuse(exchange: Exchange) -> ExchangeReply:
         raise PoolFault("an unknown command")
 
-    world.line.exchange = refuse  # type: ignore[method-assign]
+    world.connection.exchange = refuse  # type: ignore[method-assign]
     with pytest.raises(PoolFault):
         await loop

@@ -1,4 +1,4 @@
-"""Whatever dies and however the pool's line behaves: every request ends once, with an undisturbed run's tokens."""
+"""With any deaths and outages, every request ends once, with the tokens of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from services.loop.clock import run_in_virtual_time
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from tests.services.loop.loop_stage import Crash, Order, Stage, Story
 from tests.services.loop.poison import PACKING, SITES, poisonous
+from tests.services.loop.scenario import Crash, PlannedRequest, Scenario, ScenarioRun
 
 moments = st.floats(0, 8)
 kinds = st.sampled_from([Scheduler, RequestLevelScheduler])
-orders = st.builds(
-    Order,
+plans = st.builds(
+    PlannedRequest,
     moments,
     prompt=st.integers(1, 200),
     new=st.integers(1, 30),
@@ -21,7 +21,7 @@ orders = st.builds(
     logprobs=st.booleans(),
     prompt_logprobs=st.sampled_from([None, 0, 2]),
 )
-some_orders = st.lists(orders, min_size=1, max_size=8)
+some_plans = st.lists(plans, min_size=1, max_size=8)
 outages = st.lists(st.tuples(moments, st.floats(0.01, 4), st.sampled_from(["request", "reply"])), max_size=3)
 crashes = st.builds(Crash, moments, age=st.floats(0, 2), away=st.floats(0, 3), noticed=st.booleans())
 knobs = st.sampled_from(
@@ -36,11 +36,11 @@ knobs = st.sampled_from(
 exchanges, iterations = st.floats(0.001, 0.3), st.floats(0.01, 0.4)
 
 
-def play(story: Story) -> None:
+def play(scenario: Scenario) -> None:
     async def main() -> None:
-        stage = Stage(story)
-        with poisonous({client.id: client.order.poison for client in stage.clients if client.order.poison}):
-            await stage.play()
+        run = ScenarioRun(scenario)
+        with poisonous({client.id: client.plan.poison for client in run.clients if client.plan.poison}):
+            await run.play()
 
     run_in_virtual_time(main())
 
@@ -48,27 +48,27 @@ def play(story: Story) -> None:
 @settings(max_examples=60)
 @given(
     st.builds(
-        Story,
+        Scenario,
         kinds,
-        some_orders,
+        some_plans,
         outages=outages,
-        deaths=st.sets(st.integers(1, 60), max_size=2),  # the third death in a row may blame the innocent
+        deaths=st.sets(st.integers(1, 60), max_size=2),  # a third one may end a request that is not the cause
         usurper=st.none() | moments,
         exchange=exchanges,
         iteration=iterations,
         knobs=knobs,
     )
 )
-def test_nothing_is_lost_or_doubled(story: Story) -> None:
-    play(story)
+def test_nothing_is_lost_or_duplicated(scenario: Scenario) -> None:
+    play(scenario)
 
 
 @settings(max_examples=60)
 @given(
     st.builds(
-        Story,
+        Scenario,
         kinds,
-        some_orders,
+        some_plans,
         crashes=st.lists(crashes, min_size=1, max_size=2),
         deaths=st.sets(st.integers(1, 60), max_size=2),
         usurper=st.none() | moments,
@@ -77,18 +77,18 @@ def test_nothing_is_lost_or_doubled(story: Story) -> None:
         knobs=knobs,
     )
 )
-def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Story) -> None:
-    play(story)
+def test_nothing_is_lost_if_the_pool_comes_back_with_an_older_state(scenario: Scenario) -> None:
+    play(scenario)
 
 
 @settings(max_examples=60)
 @given(
     st.builds(
-        Story,
+        Scenario,
         kinds,
         st.lists(
             st.builds(
-                Order,
+                PlannedRequest,
                 moments,
                 prompt=st.integers(1, 100),
                 new=st.integers(1, 20),
@@ -103,18 +103,18 @@ def test_nothing_is_lost_when_the_pool_comes_back_with_an_older_state(story: Sto
         knobs=knobs,
     )
 )
-def test_who_kills_the_engine_fails_alone(story: Story) -> None:
-    play(story)
+def test_a_request_that_kills_the_engine_fails_alone(scenario: Scenario) -> None:
+    play(scenario)
 
 
 @settings(max_examples=100)
 @given(
     st.builds(
-        Story,
+        Scenario,
         kinds,
         st.lists(
             st.builds(
-                Order,
+                PlannedRequest,
                 moments,
                 prompt=st.integers(1, 100),
                 new=st.integers(1, 20),
@@ -130,5 +130,5 @@ def test_who_kills_the_engine_fails_alone(story: Story) -> None:
         knobs=knobs,
     )
 )
-def test_who_makes_the_scheduler_raise_fails_alone(story: Story) -> None:
-    play(story)
+def test_a_request_that_makes_the_scheduler_raise_fails_alone(scenario: Scenario) -> None:
+    play(scenario)

@@ -1,4 +1,4 @@
-"""EngineLoop and an engine that finishes nothing: a stuck one is given up, a busy one never."""
+"""EngineLoop and slow engines: a stuck one is abandoned, a busy one never."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from services.errors import EngineStuck
 from services.messages import Iteration, IterationResult
-from tests.services.loop.loop_world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
+from tests.services.loop.world import SEAT, WORD, WaitingEngine, World, now, stop, virtual
 
 
 def cost(iteration: Iteration) -> float:
-    """A slow machine: 0.05 s an iteration, 20 ms a token, and attention on top."""
+    """The time of an iteration on a slow machine: 0.05 s, 20 ms per token, and attention."""
     pairs = sum(len(new.token_ids) ** 2 for new in iteration.new)
     return 0.05 + 0.02 * sum(iteration.scheduled.values()) + 1e-5 * pairs
 
 
 @virtual
-async def test_a_stuck_engine_is_given_up_after_ten_seconds() -> None:
+async def test_a_stuck_engine_is_abandoned_after_ten_seconds() -> None:
     world = World(iteration=cost)
     world.engine.hangs = 6
     id = await world.submit("a", new=20)
@@ -28,11 +28,11 @@ async def test_a_stuck_engine_is_given_up_after_ten_seconds() -> None:
     assert now() - began == pytest.approx(10)
     assert world.loop.in_flight == [id]
     assert await world.read(id) == ([WORD] * 5, None)
-    assert world.counters.take()["orca:engine_stuck"] == 1  # goes with the next owner's first exchange
+    assert world.counters.take()["orca:engine_stuck"] == 1  # sent with the first exchange of the next owner
 
 
 @virtual
-async def test_the_next_owner_goes_on_after_a_stuck_engine() -> None:
+async def test_the_next_owner_continues_after_a_stuck_engine() -> None:
     world = World(iteration=cost)
     world.engine.hangs = 3
     ids = [await world.submit(name, new=6) for name in "ab"]
@@ -46,7 +46,7 @@ async def test_the_next_owner_goes_on_after_a_stuck_engine() -> None:
 
 
 @virtual
-async def test_a_long_prompt_is_not_taken_for_stuck() -> None:
+async def test_a_long_prompt_does_not_count_as_stuck() -> None:
     world = World(iteration=cost)
     loop = asyncio.create_task((await world.take_seat()).run())
     first = await world.submit("a", prompt=30, new=5)
@@ -60,13 +60,13 @@ async def test_a_long_prompt_is_not_taken_for_stuck() -> None:
 
 
 @virtual
-async def test_a_stuck_engine_is_noticed_at_a_long_prompt_too() -> None:
+async def test_a_stuck_engine_is_noticed_during_a_long_prompt() -> None:
     world = World(iteration=cost)
     world.engine.hangs = 5
     first = await world.submit("a", prompt=1000, new=4)
     loop = asyncio.create_task((await world.take_seat()).run())
     await world.ended(first)
-    long = await world.submit("b", prompt=1000, new=2)  # 30 s as before
+    long = await world.submit("b", prompt=1000, new=2)  # 30 s, as before
     with pytest.raises(EngineStuck):
         await loop
     (began, iteration) = world.engine.ran[-1]
@@ -75,7 +75,7 @@ async def test_a_stuck_engine_is_noticed_at_a_long_prompt_too() -> None:
 
 
 @virtual
-async def test_a_cold_engine_is_given_its_time() -> None:
+async def test_a_cold_engine_gets_more_time() -> None:
     world = World(iteration=lambda it: 200.0 if it.step == 1 else 0.1)
     world.engine.hangs = 7
     id = await world.submit("a", new=3)
@@ -86,7 +86,7 @@ async def test_a_cold_engine_is_given_its_time() -> None:
 
 
 @virtual
-async def test_an_engine_that_never_did_anything_is_given_up_as_well() -> None:
+async def test_an_engine_that_never_finished_an_iteration_is_abandoned() -> None:
     world = World()
     world.engine.hangs = 1
     await world.submit("a")
@@ -96,7 +96,7 @@ async def test_an_engine_that_never_did_anything_is_given_up_as_well() -> None:
 
 
 @virtual
-async def test_the_next_owner_knows_what_the_engine_can_do() -> None:
+async def test_the_next_owner_knows_the_speed_of_the_engine() -> None:
     world = World(iteration=cost)
     loop = asyncio.create_task((await world.take_seat()).run())
     await world.ended(await world.submit("a", new=3))
@@ -110,14 +110,14 @@ async def test_the_next_owner_knows_what_the_engine_can_do() -> None:
 
 
 @virtual
-async def test_a_slow_pool_does_not_keep_it_from_looking() -> None:
+async def test_a_stuck_engine_is_noticed_while_a_call_to_the_pool_hangs() -> None:
     world = World(iteration=cost)
     world.engine.hangs = 6
     id = await world.submit("a", new=20)
     loop = asyncio.create_task((await world.take_seat()).run())
     await asyncio.sleep(1.0)
     assert len(world.engine.ran) == 6
-    world.line.seconds = 1000.0  # a call that never comes back
+    world.connection.seconds = 1000.0  # a call that never returns
     with pytest.raises(EngineStuck):
         await loop
     assert now() < 20
@@ -125,7 +125,7 @@ async def test_a_slow_pool_does_not_keep_it_from_looking() -> None:
 
 
 class DistantEngine(WaitingEngine):
-    """Its results come by several hops through the event loop, as over a network."""
+    """Its results take several rounds of the event loop, as over a network."""
 
     async def _run(self, iteration: Iteration, done: float) -> IterationResult:
         result = await super()._run(iteration, done)
@@ -135,12 +135,12 @@ class DistantEngine(WaitingEngine):
 
 
 @virtual
-async def test_a_scheduler_that_stood_still_itself_does_not_blame_the_engine() -> None:
+async def test_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
     world = World(lease=3600.0)
     world.engine = DistantEngine(lambda it: 5.0)
     id = await world.submit("a", new=2)
     loop = asyncio.create_task((await world.take_seat()).run())
-    await asyncio.sleep(6)  # in the second iteration
+    await asyncio.sleep(6)  # into the second iteration
     event_loop = asyncio.get_running_loop()
     event_loop.call_later(1, stand_still, 300.0)
     await asyncio.sleep(0)

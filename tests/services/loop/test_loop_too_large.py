@@ -1,4 +1,4 @@
-"""Engines of different size, also of the same seat: a request that only a larger one can hold stops nobody else."""
+"""Engines of different size: a request that only the larger one can hold does not stop other requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import EngineLost
 from services.pool.scripts import TOO_LARGE
-from tests.services.loop.loop_world import BLOCK, Line, World, stop, virtual
+from tests.services.loop.world import BLOCK, Connection, World, stop, virtual
 
 SMALL, LARGE = 10, 100  # KV blocks
 LONG = {"prompt": 40 * BLOCK, "new": 8 * BLOCK}
@@ -16,7 +16,7 @@ SHORT = ("a", "b", "c", "d")
 
 
 async def submit_all(world: World) -> list[str]:
-    """A long request, and short ones behind it."""
+    """Submit a long request and short ones after it."""
     return [await world.submit("long", **LONG), *[await world.submit(request) for request in SHORT]]
 
 
@@ -27,14 +27,14 @@ async def end_of(world: World, id: str) -> object:
 
 @virtual
 async def test_two_engines_of_different_size() -> None:
-    """The small one goes on with what comes behind, the large one ends the long request."""
+    """The small engine continues with the short requests, the large one ends the long request."""
     small, large = World(blocks=SMALL), World(blocks=LARGE)
-    large.pool, large.line = small.pool, Line(small.pool, 0.001)
+    large.pool, large.connection = small.pool, Connection(small.pool, 0.001)
     loops = [
         asyncio.create_task((await world.take_seat(f"owner {seat}", seat=seat)).run())
         for world, seat in ((small, "c/0"), (large, "c/1"))
     ]
-    await asyncio.sleep(0.1)  # both seats are known
+    await asyncio.sleep(0.1)  # until the pool knows both seats
     long, *short = await submit_all(small)
     await small.ended(long, *short)
     assert [(await small.read(id))[1] for id in (long, *short)] == ["length"] * 5
@@ -46,9 +46,9 @@ async def test_two_engines_of_different_size() -> None:
 
 @virtual
 async def test_the_larger_of_two_engines_is_lost() -> None:
-    """The long request waits a minute for its seat, in which others are served, and ends then."""
+    """The long request waits one minute for that seat, while others are served, and then ends."""
     small, large = World(blocks=SMALL, lease=1e9), World(blocks=LARGE, lease=1e9)
-    large.pool, large.line = small.pool, Line(small.pool, 0.001)
+    large.pool, large.connection = small.pool, Connection(small.pool, 0.001)
     running = asyncio.create_task((await small.take_seat(seat="c/0")).run())
     lost = asyncio.create_task((await large.take_seat(seat="c/1")).run())
     await asyncio.sleep(0.1)
@@ -69,7 +69,7 @@ async def test_the_larger_of_two_engines_is_lost() -> None:
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_the_same_seat_has_fewer_blocks(crash: bool) -> None:
-    """After a restart, or after a death that left less memory: blocks are counted anew."""
+    """After a restart or a death, the engine may have less memory and fewer blocks."""
 
     @virtual
     async def scenario() -> None:
@@ -92,11 +92,11 @@ def test_the_same_seat_has_fewer_blocks(crash: bool) -> None:
         short = [await world.submit(request) for request in SHORT]
 
         smaller = World(blocks=SMALL)
-        smaller.pool, smaller.line = world.pool, Line(world.pool, 0.001)
+        smaller.pool, smaller.connection = world.pool, Connection(world.pool, 0.001)
         running = asyncio.create_task((await smaller.take_seat("next")).run())
         await smaller.ended(long, *short)
         assert await end_of(smaller, long) == TOO_LARGE
-        assert (await smaller.read(long))[0] == tokens  # what was committed stays
+        assert (await smaller.read(long))[0] == tokens  # committed tokens stay
         assert [(await smaller.read(id))[1] for id in short] == ["length"] * 4
         assert all(long not in batch for batch in smaller.engine.batches())
         await stop(smaller, running)

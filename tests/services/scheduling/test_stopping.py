@@ -1,4 +1,4 @@
-"""StopChecker: why a request ends, and what of its text is to be cut."""
+"""StopChecker: why a request ends, and which bytes of its text are cut."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_each_eos_ends(eos: int) -> None:
     assert ends([WORD, eos, WORD], max_new_tokens=9) == [None, END]
 
 
-def test_ignore_eos_goes_on_to_the_length() -> None:
+def test_with_ignore_eos_a_request_ends_by_length() -> None:
     assert ends([EOS, EOS, EOS], max_new_tokens=3, ignore_eos=True) == [None, None, LENGTH]
 
 
@@ -43,13 +43,13 @@ def test_a_stop_at_the_last_token_is_a_stop() -> None:
     assert ends([EOS], max_new_tokens=1) == [END]
 
 
-def test_min_tokens_holds_back_every_stop_but_not_the_length() -> None:
+def test_min_tokens_suppresses_stops_but_not_the_length() -> None:
     assert ends([EOS, EOS, EOS], max_new_tokens=9, min_tokens=2) == [None, None, END]
     assert ends([9, 9], max_new_tokens=9, min_tokens=1, stop_token_ids=(9,)) == [None, End(FinishReason.STOP, 9)]
     assert ends([EOS, EOS], max_new_tokens=1, min_tokens=5) == [LENGTH]
 
 
-def test_a_stop_token_id_is_named_and_eos_goes_before_it() -> None:
+def test_a_stop_token_id_is_named_unless_it_is_eos() -> None:
     assert ends([9], max_new_tokens=9, stop_token_ids=(8, 9)) == [End(FinishReason.STOP, 9)]
     assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,)) == [END]
     assert ends([EOS], max_new_tokens=9, stop_token_ids=(EOS,), ignore_eos=True) == [End(FinishReason.STOP, EOS)]
@@ -68,7 +68,7 @@ def test_a_stop_string_across_tokens_is_named_with_the_bytes_to_cut() -> None:
     assert ends([E, ND], TEXT, max_new_tokens=2, stop=("END",)) == [None, End(FinishReason.STOP, "END", cut=3)]
 
 
-def test_min_tokens_holds_back_stop_strings_too() -> None:
+def test_min_tokens_suppresses_stop_strings() -> None:
     found = ends([E, ND, E, ND], TEXT, max_new_tokens=9, min_tokens=2, stop=("END",))
     assert found == [None, None, None, End(FinishReason.STOP, "END", cut=3)]
 
@@ -82,14 +82,14 @@ SPELLED = [b"", b"", b"<eos>", *PIECES[3:]]
 SHOWN = StopRules(100, frozenset({EOS}), TextTables(PIECES, frozenset({EOS}), TextTables(SPELLED, frozenset())))
 
 
-def test_where_the_stop_stays_only_what_follows_it_is_cut() -> None:
+def test_with_include_stop_only_what_follows_it_is_cut() -> None:
     kept: dict[str, Any] = {"max_new_tokens": 9, "include_stop": True}
     assert ends([E, N, D], TEXT, **kept, stop=("END",))[-1] == End(FinishReason.STOP, "END", cut=1)
     assert ends([E, ND], TEXT, **kept, stop=("END",))[-1] == End(FinishReason.STOP, "END")
     assert ends([THE], TEXT, **kept, stop_token_ids=(THE,)) == [End(FinishReason.STOP, THE)]
 
 
-def test_where_special_tokens_are_text_they_are_cut_as_such() -> None:
+def test_special_tokens_that_are_text_are_cut() -> None:
     shown: dict[str, Any] = {"max_new_tokens": 9, "skip_special_tokens": False}
     assert ends([EOS], SHOWN, **shown) == [End(FinishReason.STOP, cut=5)]
     assert ends([EOS], SHOWN, **shown, include_stop=True) == [END]

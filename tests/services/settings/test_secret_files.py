@@ -1,4 +1,4 @@
-"""API keys and the pool's URL from files: what is kept, what wins, what is said of a wrong one."""
+"""API keys and the pool's URL in files: what is kept, precedence, and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_lines_of_tenants_and_keys(tmp_path: Path) -> None:
         ("# nobody", "keys: holds no key"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_keys_is_named_unsaid(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_in_a_file_of_keys_do_not_repeat_it(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(UsageError) as raised:
         load(api_keys_file="keys")
@@ -47,14 +47,14 @@ def test_what_is_wrong_in_a_file_of_keys_is_named_unsaid(tmp_path: Path, text: s
     assert "hidden" not in str(raised.value)
 
 
-def test_a_key_of_another_tenant_is_said(tmp_path: Path) -> None:
+def test_a_key_of_two_tenants_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("alice: k")
     with pytest.raises(UsageError, match="one key for the tenants 'alice' and 'bob'"):
         load(api_keys_file="keys", api_keys={"k": "bob"})
 
 
 @pytest.mark.parametrize("name", ["api_keys_file", "redis_url_file"])
-def test_a_file_that_cannot_be_read_is_named(name: str) -> None:
+def test_an_unreadable_file_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: none: No such file"):
         load(**{name: "none"})
 
@@ -67,7 +67,7 @@ def test_the_pool_s_url_is_read_and_never_shown(tmp_path: Path) -> None:
     assert not [text for text in shown if "hidden-word" in text]
 
 
-def test_who_names_the_url_or_its_file_has_said_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_with_the_url_or_its_file_sets_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "url").write_text(URL)
     monkeypatch.setenv("ORCA_REDIS_URL", "redis://other")
     assert load(redis_url_file="url").redis_url.get_secret_value() == URL
@@ -80,7 +80,7 @@ def test_who_names_the_url_or_its_file_has_said_both(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("url", ["http://h", "h:6379", "redis://:hidden/word@h:6379", "redis://h:hidden"])
-def test_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+def test_an_error_in_the_url_does_not_repeat_it(url: str) -> None:
     with pytest.raises(UsageError, match="redis_url: is not 'redis://'") as raised:
         load(redis_url=url)
     assert "hidden" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Settings: flag, variable and file name the same things; what is wrong is named."""
+"""Settings from flags, variables and files: precedence and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCA_PORT", raising=False)
 
 
-def test_what_is_said_wins_over_a_variable_over_the_given_file_over_the_folders(
+def test_flags_go_before_variables_before_the_given_file_before_orca_toml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "orca.toml").write_text("port = 1001\nmax_batch_size = 7\nengines = 3\n")
@@ -37,7 +37,7 @@ def test_what_is_said_wins_over_a_variable_over_the_given_file_over_the_folders(
     assert (settings.port, settings.max_batch_size, settings.engines) == (1004, 8, 3)
 
 
-def test_keys_of_one_source_replace_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_a_source_replace_those_of_lower_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_API_KEYS", '{"a": "alice"}')
     monkeypatch.setenv("ORCA_API_KEY", "k")
     assert load().tenants == {hash_of("k"): "default", hash_of("a"): "alice"}
@@ -45,7 +45,7 @@ def test_keys_of_one_source_replace_those_of_another(monkeypatch: pytest.MonkeyP
     assert said.tenants == {hash_of("l"): "default", hash_of("m"): "default", hash_of("b"): "bob"}
 
 
-def test_settings_survive_the_way_to_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_unchanged_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(api_key=["k", "l"], api_keys={"a": "alice"}, tp=2)
     monkeypatch.setenv("ORCA_API_KEY", "other")
     assert load(**json.loads(json.dumps(settings.with_key_hashes()))) == settings
@@ -67,14 +67,14 @@ def test_settings_survive_the_way_to_a_child_process(monkeypatch: pytest.MonkeyP
         ("c.toml", "port = " + 3000 * "[" + 3000 * "]", "c.toml: its values are nested too deep"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_an_error_in_a_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=said) as raised:
         load(tmp_path / name)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"c.yaml: No such file"):
         load(tmp_path / "c.yaml")
 
@@ -84,7 +84,7 @@ def test_an_empty_yaml_file_sets_nothing(tmp_path: Path) -> None:
     assert load(tmp_path / "c.yaml") == load()
 
 
-def test_unknown_settings_are_named_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_settings_are_named_with_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"unknown setting: prot; did you mean port\?"):
         load(prot=1)
     monkeypatch.setenv("ORCA_PROT", "1")
@@ -100,7 +100,7 @@ def test_unknown_settings_are_named_with_the_nearest(tmp_path: Path, monkeypatch
         load()
 
 
-def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_API_KEYS", "k")
     with pytest.raises(UsageError, match=r"^ORCA_API_KEYS is not the JSON that it should hold: Expecting value"):
         load()
@@ -154,7 +154,7 @@ def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], na
         load(**flags)
 
 
-def test_the_docs_that_are_made_from_the_code_are_up_to_date() -> None:
+def test_generated_documents_are_up_to_date() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert made["settings"]() == (ROOT / "docs" / "settings.md").read_text()
     assert made["architecture"]() == (ROOT / "docs" / "architecture.md").read_text(), "run: python docs/generate.py"
@@ -171,6 +171,6 @@ def test_the_docs_that_are_made_from_the_code_are_up_to_date() -> None:
         ({"earliest_class": -8, "tenant_limits": {"a": {"earliest_class": -1}}}, 1, -1),
     ],
 )
-def test_a_class_before_others_is_for_whom_it_was_given(asked, keys, expected):
+def test_the_earliest_class_of_a_tenant(asked, keys, expected):
     settings = Settings(api_keys={"1": "a"} | ({"2": "b"} if keys == 2 else {}), **asked)
     assert settings.earliest_class_of("a") == expected

@@ -1,4 +1,4 @@
-"""The bound is below the real number of tokens, for tokenizers of all kinds that have one."""
+"""The bound is at most the real number of tokens, for all kinds of tokenizers that have a bound."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 @given(text=st.text() | st.text("a \x04\x06ᾂ\u0313\u0300\u0345α<theEnd>", max_size=60))
-def test_a_text_has_at_least_so_many_tokens(name: str, text: str) -> None:
+def test_a_text_has_at_least_as_many_tokens_as_the_bound(name: str, text: str) -> None:
     tokenizer = BOUNDED[name]
     bound = _bound(tokenizer)
     assert bound is not None
@@ -51,5 +51,5 @@ def test_a_text_has_at_least_so_many_tokens(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_no_bound_where_parts_of_a_text_are_left_out(name: str) -> None:
+def test_there_is_no_bound_if_parts_of_a_text_are_left_out(name: str) -> None:
     assert _bound(UNBOUNDED[name]) is None

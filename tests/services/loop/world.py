@@ -1,4 +1,4 @@
-"""A world for the loop on virtual time: a pool whose calls take time and can fail, an engine that only waits."""
+"""An EngineLoop on virtual time, with a pool whose calls take time and can fail, and an engine that only waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORD = 7
 
 
 def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test on virtual time."""
+    """A decorator that runs an async test on virtual time."""
 
     @wraps(test)
     def run(*args: object, **kwargs: object) -> None:
@@ -49,20 +49,20 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Line:
-    """The way to the pool: each call takes `seconds`; while `down`, requests or replies are lost."""
+class Connection:
+    """A connection to the pool. Each call takes `seconds`. While it is `down`, requests or replies are lost."""
 
     def __init__(self, pool: ReferencePool, seconds: float) -> None:
         self.pool = pool
         self.seconds = seconds
-        self.down: str = ""  # "": works; "request": nothing arrives; "reply": it is done, the answer is lost
+        self.down: str = ""  # "request": calls do not arrive; "reply": they are executed, replies are lost
         self.sent: list[tuple[float, Exchange]] = []
         self.replies: list[tuple[float, ExchangeReply]] = []
         self.bells: list[float] = []
         self._cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def cut(self) -> None:
-        """Whatever is under way fails, as when the server dies."""
+        """Make all pending calls fail, as if the server died."""
         cut, self._cut = self._cut, asyncio.get_running_loop().create_future()
         cut.set_result(None)
 
@@ -71,17 +71,17 @@ class Line:
         down, cut = self.down, self._cut
         await asyncio.sleep(self.seconds)
         if down == "request" or cut.done():
-            raise PoolUnavailable("no way to the pool")
+            raise PoolUnavailable("the request was lost")
         reply = await self.pool.exchange(exchange)
         if down == "reply":
-            raise PoolUnavailable("no way back from the pool")
+            raise PoolUnavailable("the reply was lost")
         self.replies.append((now(), reply))
         return reply
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
         self.bells.append(now())
         if self.down:
-            raise PoolUnavailable("no way to the pool")
+            raise PoolUnavailable("the request was lost")
         cut = self._cut
         bell = asyncio.ensure_future(self.pool.wait_bell(seat, timeout))
         try:
@@ -93,9 +93,9 @@ class Line:
 
 
 class Backup:
-    """The state of a pool's server, as its file has it, to come back with."""
+    """A copy of the state of the pool's server, like its file, which can be restored."""
 
-    KEPT = ("_clock", "limits", "_bells", "_arrivals")  # not of the server, or of its connections
+    KEPT = ("_clock", "limits", "_bells", "_arrivals")  # not part of the server's state, or part of its connections
 
     def __init__(self, pool: ReferencePool) -> None:
         self._pool = pool
@@ -107,17 +107,18 @@ class Backup:
 
 @dataclass
 class WaitingEngine:
-    """Takes `seconds(iteration)` for each, in order, `stages` of them at once; samples `token(id)` for each request,
-    chunks too; dies in iteration `dies`, hangs in `hangs`."""
+    """Runs iterations in order, each for `seconds(iteration)`, with `stages` of them at the same time. It samples
+    `token(id)` for each request, also for chunks. It dies in iteration `dies` and hangs in iteration `hangs`.
+    """
 
     seconds: Callable[[Iteration], float]
     token: Callable[[str], int] = lambda id: WORD
     dies: int = 0
     hangs: int = 0
     stages: int = 1
-    delay: float = 0.0  # of a result on its way back
-    ran: list[tuple[float, Iteration]] = field(default_factory=list)  # and when each began
-    _free: float = 0.0  # when the first stage is
+    delay: float = 0.0  # seconds until a result arrives
+    ran: list[tuple[float, Iteration]] = field(default_factory=list)  # iterations with the times at which they started
+    _free: float = 0.0  # when the first run is
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
         began, seconds = max(now(), self._free), self.seconds(iteration)
@@ -146,7 +147,7 @@ class Seat:
 
 
 class World:
-    """One pool, one seat, one engine. Made inside the virtual event loop."""
+    """One pool, one seat, one engine. It must be created in the virtual event loop."""
 
     def __init__(
         self,
@@ -161,19 +162,19 @@ class World:
         self.kind, self.knobs, self.lease = kind, knobs or Knobs(batch), lease
         self.figures = EngineFigures("m", 4096, blocks, BLOCK, 100, "n")
         self.pool = ReferencePool(RealClock())
-        self.line = Line(self.pool, exchange)
+        self.connection = Connection(self.pool, exchange)
         self.engine = WaitingEngine(iteration, stages=self.knobs.batches_in_flight)
         self.counters = Counters()
         self.cost = IterationCost()
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop:
-        """Acquire the seat, which is free; the loop of its new owner."""
+        """Acquire the seat, which is free. Returns the loop of its new owner."""
         loop = await self.try_seat(owner, dead_epoch, seat)
         assert loop is not None
         return loop
 
     async def try_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop | None:
-        """Acquire the seat; the loop of its new owner, or None while it is another's."""
+        """Acquire the seat. Returns the loop of its new owner, or None while the seat has another one."""
         await self.pool.heartbeat("g", 1, {}, ttl=1e9)
         grant = await self.pool.acquire(seat, owner, self.lease, dead_epoch)
         if not grant.granted:
@@ -186,7 +187,7 @@ class World:
             eos_token_ids=[EOS],
         )
         self.loop = EngineLoop(
-            self.line,
+            self.connection,
             self.scheduler,
             self.engine,
             RealClock(),
@@ -199,19 +200,19 @@ class World:
         return self.loop
 
     async def submit(self, request: str, prompt: int = 16, new: int = 4) -> str:
-        """One sequence; its id."""
+        """Submit one sequence and return its id."""
         sequence = NewSequence(f"{request}/0", [WORD] * prompt, SamplingParams(new))
         await self.pool.submit(Submission(request, "g", [sequence]))
         return sequence.id
 
     async def read(self, id: str) -> tuple[list[int], str | None]:
-        """The committed tokens of a sequence and why it ended."""
+        """Return the committed tokens of a sequence and why it ended."""
         (snapshot,) = await self.pool.attach("g", {id: 0})
         assert snapshot.known
         return snapshot.tokens, snapshot.end and snapshot.end.reason.value
 
     async def ended(self, *ids: str) -> None:
-        """Wait until these have ended."""
+        """Wait until these requests have ended."""
         waiting = set(ids)
         for _ in range(10_000):
             waiting = {id for id in waiting if (await self.read(id))[1] is None}
