@@ -94,5 +94,5 @@ class EngineModel:
     def _erase(self, blocks: list[int]) -> None:
         """Erase blocks that get a new owner. No other request may hold them."""
         held = {block for row in self.rows.values() for block in row.blocks}
-        assert held.isdisjoint(blocks), f"{held.intersection(blocks)} are taken from somebody"
+        assert held.isdisjoint(blocks), f"{held.intersection(blocks)} are taken from another request"
         self.slots = {slot: tokens for slot, tokens in self.slots.items() if slot[0] not in blocks}

@@ -1,4 +1,4 @@
-"""Algorithm 1, step by step: who is in each iteration, and how many blocks are reserved after it.
+"""Algorithm 1, step by step: the requests of each iteration, and the blocks that are held after it.
 
 Blocks hold 4 tokens; requests are `claim(id, arrival, prompt tokens, new tokens)`.
 """
@@ -79,7 +79,7 @@ def test_commits_carry_tokens_once_and_the_end_with_the_last() -> None:
     assert s.step({"a": 11}) == [Commit("a", 0, [11])]
     assert s.scheduler.take_commits() == []
     assert not s.scheduler.has_commits()
-    for token in (12, 13):  # the pool is away: nobody takes
+    for token in (12, 13):  # the pool is away, and commits are not taken
         iteration = s.select()
         assert iteration is not None
         s.scheduler.update(s.result_of(iteration, {"a": token}))
