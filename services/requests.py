@@ -59,7 +59,7 @@ class Refusal:
     """The bound that a submission would exceed.
 
     `bound` is `waiting` (sequences), `waiting_tokens` (tokens of their prompts), `streams`, `bytes` (of requests that
-    have not ended), `queue_wait` (seconds that the first of them has waited), or `message` (bytes of a request in the
+    have not ended), `queue_wait` (seconds that it is expected to wait), or `message` (bytes of a request in the
     pool's format). `held` is the current value, `asked` the value with the submission, and `limit` the bound: that of
     the tenant if `own`, otherwise that of all tenants. `retry_after` is an estimate of the seconds until there is room.
     """
