@@ -1,4 +1,4 @@
-"""BatchBuilder: fills an iteration with running and waiting requests (paper, Algorithm 1, lines 17 to 26)."""
+"""BatchBuilder: fills an iteration with running and waiting requests (paper, Algorithm 1, lines 19 to 26)."""
 
 from __future__ import annotations
 

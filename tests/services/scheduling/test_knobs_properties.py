@@ -207,9 +207,10 @@ class World:
             self.writers |= dict.fromkeys(blocks[shared:], tenant)
 
     def check_preemptions(self) -> None:
-        """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends.
-        With priorities they also give way to each urgent one, as often as that starts before its first token; so do
-        lines of batches to all others."""
+        """After blocks ran out, no request starts until one has ended, so each running request is preempted at most
+        once between two ends. With priorities, requests also give way to urgent ones, as often as these start before
+        their first token. Lines of batches give way to all others.
+        """
         most = self.knobs.max_batch_size * self.knobs.batches_in_flight
         urgent = len(self.claims) if self.knobs.order == "priority" or any(map(self.is_line, self.claims)) else 0
         self.preemptions += self.scheduler.take_counters().get("vllm:num_preemptions", 0)
