@@ -118,7 +118,7 @@ class WaitingEngine:
     stages: int = 1
     delay: float = 0.0  # seconds until a result arrives
     ran: list[tuple[float, Iteration]] = field(default_factory=list)  # iterations with the times at which they started
-    _free: float = 0.0  # when the first run is
+    _free: float = 0.0  # when the first stage is free
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
         began, seconds = max(now(), self._free), self.seconds(iteration)
