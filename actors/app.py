@@ -9,11 +9,11 @@ from ray import serve
 from actors.connections import IDLE, streams
 from actors.gateway import GatewayReplica
 from actors.scheduler import SchedulerReplica
-from services import exposure
-from services.config import load
 from services.errors import SettingsError
 from services.models.pin import pin_commit
-from services.secret_files import POOL
+from services.settings import exposure
+from services.settings.secret_files import POOL
+from services.settings.sources import load
 
 # Serve's own default is 10 s between looks at a replica's health
 COMMON: dict[str, Any] = {

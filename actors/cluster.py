@@ -14,8 +14,8 @@ from actors.engine import engine_settings, layout_of
 from actors.environment import RAY_FOLDER
 from actors.front_door import drain
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
-from services.config import Settings
 from services.models import resolve
+from services.settings.settings import Settings
 
 OBJECT_STORE = 150 << 20  # bytes; messages are small and go by value
 

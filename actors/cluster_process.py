@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from pydantic import SecretStr
 
-from services.config import load
 from services.errors import OrcaError
+from services.settings.sources import load
 
 
 class Channel:

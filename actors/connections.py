@@ -6,8 +6,8 @@ import resource
 from dataclasses import dataclass
 
 from actors.haproxy import REFUSED
-from services.config import Settings
 from services.errors import SettingsError
+from services.settings.settings import Settings
 
 IDLE = 4096  # connections beyond those of requests: idle ones, and requests that do not generate
 OTHER_FILES = 1024  # files of a process that are no connections of clients

@@ -21,7 +21,6 @@ import ray
 from actors.lifeline import Lifeline
 from actors.weights_mark import WeightsMark, is_marked
 from services.background import start_thread
-from services.config import Settings, load
 from services.engine.null import NullEngine
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
@@ -30,6 +29,8 @@ from services.errors import OtherWeights, StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
 from services.models.pin import check_pin
+from services.settings.settings import Settings
+from services.settings.sources import load
 from services.wire import pack, unpack
 
 ORPHANED_AFTER = 60  # seconds without a word from an owner
@@ -67,16 +68,14 @@ def _number(epoch: str) -> int:
 
 # What tokens and messages of an engine depend on: folders, of which the source files count, and files.
 SOURCES = (
-    "services/atomic_file.py",
     "services/engine",
     "services/models",
     "services/background.py",
     "services/child_environment.py",
     "services/errors.py",
     "services/messages.py",
-    "services/refusals.py",
     "services/requests.py",
-    "services/user_folders.py",
+    "services/files.py",
     "services/wire.py",
     "actors/engine.py",
     "actors/weights_mark.py",

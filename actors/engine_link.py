@@ -14,9 +14,9 @@ from actors.engine import EngineStatus
 from actors.engine_pair import Answer, kill
 from actors.lifeline import watch
 from services.errors import EngineLost, OtherWeights, StaleEpoch
-from services.iteration_cost import IterationCost
+from services.loop.iteration_cost import IterationCost
+from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.pool_line import forget
 from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds until a killed process must be gone
@@ -96,7 +96,7 @@ class EngineLink:
     async def _answer(self, call: Any) -> Any:
         """What the actor answers, unless its process dies first. What Ray says of that becomes `EngineLost`."""
         answer: asyncio.Future[Any] = asyncio.wrap_future(call.future())
-        answer.add_done_callback(forget)
+        answer.add_done_callback(discard_outcome)
         await asyncio.wait({answer, self.dead}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             dead = [status.pid for status, death in zip(self.statuses, self._deaths, strict=True) if death.done()]

@@ -16,8 +16,8 @@ from ray.actor import ActorHandle
 from actors.engine import EngineStatus
 from actors.lifeline import watch
 from actors.placement import engine_names, ensure_engine, find_engine
-from services.config import Settings
 from services.errors import EngineLost, StaleEpoch
+from services.settings.settings import Settings
 
 START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
 PATIENCE = 2.0  # seconds to wait for a process that lives and has the weights once the other has answered

@@ -10,10 +10,10 @@ from actors.engine import build_of, layout_of
 from actors.engine_link import SIGN_OF_LIFE, EngineLink
 from actors.engine_pair import Answer, EnginePair
 from actors.placement import remove_engine
-from services.config import Settings
 from services.errors import EngineLost
-from services.iteration_cost import IterationCost
+from services.loop.iteration_cost import IterationCost
 from services.messages import EngineFigures
+from services.settings.settings import Settings
 
 LOAD_TIMEOUT = 900.0  # seconds to load the weights
 REUSE_TIMEOUT = 60.0  # seconds to finish the iteration in flight, with weights

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.haproxy import MARK
 from services.child_environment import without_settings
-from services.config import Settings
+from services.settings.settings import Settings
 
 SERVE_MODE = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -15,9 +15,9 @@ from actors.serve_ports import stay_on_node
 from gateway.app import create_app
 from gateway.model import ServedModel
 from gateway.process import settle
-from services.config import load
 from services.models import resolve
 from services.models.pin import pinned_info
+from services.settings.sources import load
 from services.text import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.addresses import in_url, is_every
 from services.child_environment import least
+from services.settings.addresses import in_url, is_every
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
 ONE_ADDRESS = 0.75  # of the connections that are served, for clients of one address

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.addresses import in_url
-from services.exposure import is_loopback
+from services.settings.addresses import in_url, is_loopback
 
 LISTEN = "0A"  # the state in /proc/net/tcp
 

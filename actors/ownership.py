@@ -15,16 +15,16 @@ from actors.engine_ranks import EngineRanks
 from actors.lifeline import Lifeline
 from actors.pool_link import PoolLink
 from actors.seat import Seat, hold, renew
-from services.background import persist, start
-from services.clock import RealClock
-from services.config import Settings
+from services.background import keep_running, start
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
-from services.iteration_cost import IterationCost
-from services.loop import EngineLoop
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.models import ModelInfo
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from services.telemetry import Counters
+from services.settings.settings import Settings
 from services.text import TextTables
 
 PAUSE = 0.2  # seconds before the next try where no engine could be attached
@@ -169,8 +169,8 @@ class Ownership:
         link.dead.add_done_callback(partial(self._notice, self._loop))
         spares = self._seat.epoch, link.names, SIGN_OF_LIFE, self._still_mine
         keeping = (
-            start(persist(link.keep), "signs of life"),
-            start(persist(partial(self._engine.keep_spares, *spares)), "spares"),
+            start(keep_running(link.keep), "signs of life"),
+            start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
         )
         try:
             await self._loop.run()

@@ -13,8 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine import EngineActor, layout_of
-from services.config import Settings
 from services.errors import SettingsError
+from services.settings.settings import Settings
 
 NAMESPACE = "orca"
 

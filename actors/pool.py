@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from services.config import Settings
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT, RequestPool
-from services.tenant_limits import TenantLimits
+from services.settings.settings import Settings
+from services.settings.tenants import TenantLimits
 
 
 def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:

@@ -22,11 +22,11 @@ from actors.pool import open_pool
 from actors.pool_link import PoolLink
 from actors.seat import take_seat
 from actors.serve_ports import stay_on_node
-from services.config import load
-from services.iteration_cost import IterationCost
+from services.loop.iteration_cost import IterationCost
+from services.metrics import Counters
 from services.models import resolve
 from services.models.pin import pinned_info
-from services.telemetry import Counters
+from services.settings.sources import load
 from services.text import TextTables
 
 STANDSTILL = 30.0  # seconds, beside two leases, after which a scheduler that does nothing counts as dead

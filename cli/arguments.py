@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from services.errors import UsageError
-from services.setting_names import suggestion
+from services.settings.names import suggestion
 
 NARROWEST, WIDEST = 80, 100  # columns of `--help`
 

@@ -19,8 +19,8 @@ from typing import Any
 from actors.connections import connections, raise_file_limit
 from actors.environment import RAY_FOLDER, prepared_environment
 from actors.leftovers import end_processes_of, processes_of
-from services.config import Settings
 from services.errors import OrcaError
+from services.settings.settings import Settings
 
 HEAD = ("gcs_server", "raylet")  # the processes of Ray's head without which nothing is repaired any more
 LONGEST_TEMP = 16  # bytes; the paths of Ray's sockets below it must stay under 107

@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from services.errors import OrcaError, UsageError
-from services.setting_names import suggestion
+from services.settings.names import suggestion
 from services.version import program_version
 
 COMMANDS = {

@@ -21,12 +21,12 @@ from cli.port_claim import PortClaim
 from cli.serve_flags import parse
 from cli.server import own_url
 from cli.supervisor import Supervisor
-from services import exposure
-from services.config import Settings
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
+from services.settings import exposure
+from services.settings.settings import Settings
 
 
 def run(arguments: list[str]) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 
 from cli.arguments import Parser
-from services.config import FILE, Settings, load, sections
 from services.errors import UsageError
-from services.setting_names import VLLM_FLAGS, own_flag
+from services.settings.names import VLLM_FLAGS, own_flag
+from services.settings.settings import FILE, Settings, sections
+from services.settings.sources import load
 
 DESCRIPTION = f"""\
 Serve a model: pool, engines, schedulers and gateway, until Ctrl-C.

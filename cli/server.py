@@ -5,16 +5,17 @@ from __future__ import annotations
 import httpx
 
 from cli.arguments import Parser
-from services.addresses import in_url, is_every
-from services.config import SECRETS, Settings, given, made
 from services.errors import OrcaError, UsageError
-from services.setting_types import is_hash
+from services.settings.addresses import in_url, is_every
+from services.settings.settings import SECRETS, Settings
+from services.settings.sources import from_values, read_values
+from services.settings.types import is_hash
 
 
 def add_server(parser: Parser) -> None:
     """`--url` and `--api-key`: by default those of an `orca serve` with the settings of this process."""
-    values = given()
-    settings = made({name: value for name, value in values.items() if name not in SECRETS})
+    values = read_values()
+    settings = from_values({name: value for name, value in values.items() if name not in SECRETS})
     parser.add_argument("--url", default=own_url(settings), help="address of the server (default: %(default)s)")
     keys = values.get("api_key") or ("",)
     own = [keys] if isinstance(keys, str) else [str(key) for key in keys]

@@ -11,8 +11,8 @@ from actors.leftovers import processes_of
 from actors.listening import ports_of, told
 from cli.cluster_child import ClusterChild, make_folder
 from cli.port_claim import PortClaim
-from services.config import Settings
 from services.errors import OrcaError
+from services.settings.settings import Settings
 
 READY_TIMEOUT = 900.0  # seconds, for models that load slowly
 STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` for Serve, engines and Ray to end

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.config import load
 from services.models import resolve
+from services.settings.sources import load
 
 settings = load()
 print(resolve(settings.model, settings.cache_dir, print))

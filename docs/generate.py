@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from services.config import FILE, Settings, sections
-from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.settings import FILE, Settings, sections
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("gateway", "services", "actors", "cli", "load")

@@ -24,9 +24,9 @@ from gateway.middleware import Envelope
 from gateway.model import ServedModel
 from gateway.responses import routes as responses
 from gateway.streams import CLIENT_CLOSED_REQUEST
-from services.config import Settings
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
+from services.settings.settings import Settings
 
 
 def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_request_id: bool = True) -> FastAPI:

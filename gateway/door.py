@@ -17,9 +17,9 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.vllm_fields import Words, bad_word_ids, truncated
-from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import SamplingParams
+from services.settings.settings import Settings
 
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
 STREAM_FIELDS = {"stream", "stream_options"}  # the same request may be followed in either way

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
 from gateway.messages.errors import error_response
-from services.addresses import bare, parsed
-from services.config import Settings
-from services.exposure import is_loopback
+from services.settings.addresses import is_loopback, normalize, parse
+from services.settings.settings import Settings
 
 PROBES = frozenset({"/health", "/ping", "/ready"})  # asked by address, and they say nothing
 METRICS = "/metrics"
@@ -29,7 +28,7 @@ class Doors:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._hosts = frozenset(bare(name.lower()) for name in settings.allowed_hosts)
+        self._hosts = frozenset(normalize(name.lower()) for name in settings.allowed_hosts)
         self._any_host = ANY in self._hosts or not (self._hosts or is_loopback(settings.host))
         self._origins = frozenset(settings.allowed_origins)
 
@@ -57,7 +56,7 @@ class Doors:
         Prometheus asks pods by their addresses. An address is no name that a page can have resolve to another.
         """
         name = _name(host)
-        return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parsed(name) is not None)
+        return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parse(name) is not None)
 
     def _is_foreign(self, origin: str, host: str) -> bool:
         own = origin.lower().partition("://")[2] == host.lower()
@@ -81,7 +80,7 @@ def check_json(headers: Headers) -> None:
 def _name(host: str) -> str:
     """`host` of a header without its port."""
     try:
-        return bare(urlsplit(f"//{host}").hostname or "")
+        return normalize(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return ""
 

@@ -20,13 +20,13 @@ from gateway.leaving import Leaving
 from gateway.model import ServedModel
 from gateway.put_back import PutBack
 from gateway.reader import Reader
-from services.background import persist, start
-from services.config import Settings
+from services.background import keep_running, start
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.overview import Overview
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
+from services.settings.settings import Settings
 
 RECONNECT = 0.5  # seconds
 
@@ -87,7 +87,9 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(persist(self.heartbeat.run), persist(self.reader.run), persist(self.put_back.run))
+        await asyncio.gather(
+            keep_running(self.heartbeat.run), keep_running(self.reader.run), keep_running(self.put_back.run)
+        )
 
     async def _connect(self) -> None:
         while True:

@@ -21,8 +21,8 @@ from gateway.refused import refused
 from gateway.timing import Timing
 from gateway.turns import Turn, Turns
 from services.messages import Group
+from services.metrics import Counters
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
 
 MOST_FOLLOWERS = 64  # of a request at a gateway: each costs what the request's events cost
 LOOKS = 20  # within `PATIENCE` seconds, for a request that somebody may be about to put back

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.overview import Overview
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
 
 PERIOD = 1.0  # seconds
 PERIOD_UNREADY = 0.2  # while no engine is ready: somebody may be waiting for one

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind
 from gateway.messages.errors import error_response
-from services.config import DEFAULT_TENANT
-from services.setting_types import digest_of
+from services.settings.settings import DEFAULT_TENANT
+from services.settings.types import digest_of
 
 DOCS = {
     "/openapi.json",

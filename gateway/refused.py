@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import ApiError, Kind
-from services.refusals import Refusal
+from services.requests import Refusal
 
 WHAT = {
     "waiting": "waiting choices",

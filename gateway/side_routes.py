@@ -17,7 +17,7 @@ from gateway.gateway import Gateway, of
 from gateway.prompts import chat_tokens, text_tokens
 from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
-from services.telemetry import render
+from services.metrics import render
 from services.version import program_version
 
 HEALTH = documented(empty={503: "a part of this gateway has ended"})

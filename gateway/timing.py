@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.messages import NewSequence, TokenEvent
-from services.telemetry import Counters
+from services.metrics import Counters
 
 
 @dataclass(slots=True)

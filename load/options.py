@@ -11,8 +11,8 @@ from typing import Literal
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.files import user_cache
 from services.models import resolve
-from services.user_folders import user_cache
 
 
 @dataclass(frozen=True, slots=True)

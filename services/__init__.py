@@ -1,1 +1,1 @@
-"""The logic of Orca: plain Python objects that know neither Ray nor FastAPI."""
+"""The logic of Orca: plain Python that uses neither Ray nor FastAPI."""

@@ -1,7 +1,7 @@
-"""Work in the background whose end is not missed.
+"""Background tasks and threads whose exceptions are not lost.
 
-A task that its function does not await, or a thread, is begun by one of these three: it begins anew after a fault, or
-its fault is logged, or the process ends with it, and whoever looks after processes starts another.
+A task that is not awaited, and every thread, is started by one of these functions: after an exception it runs again, or
+the exception is logged, or the process ends, so that whatever supervises the process starts another one.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-PAUSE = 0.5  # seconds before what failed begins anew
-STATUS = 70  # of a process whose vital thread failed: EX_SOFTWARE
+PAUSE = 0.5  # seconds before a function that failed runs again
+STATUS = 70  # exit status after a vital thread failed (EX_SOFTWARE)
 
 log = logging.getLogger(__name__)
-_tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task alive
+_tasks: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
 
 
-async def persist(part: Callable[[], Awaitable[None]]) -> None:
-    """Run `part` until it returns. A fault in it is logged, and it begins anew."""
+async def keep_running(part: Callable[[], Awaitable[None]]) -> None:
+    """Run `part` until it returns. If it raises an exception, log it and run `part` again."""
     while True:
         try:
             await part()
             return
         except Exception:
-            log.exception("%s failed; it begins anew", getattr(part, "__qualname__", part))
+            log.exception("%s failed; it is started again", getattr(part, "__qualname__", part))
             await asyncio.sleep(PAUSE)
 
 
 def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task that lives until it ends, whoever holds it. A fault that ends it is logged at once."""
+    """Start a task that runs to its end even if nothing refers to it. An exception that ends it is logged at once."""
     task = asyncio.create_task(work, name=name)
     _tasks.add(task)
     task.add_done_callback(_ended)
@@ -40,7 +40,7 @@ def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """A thread without which the process is of no use: a fault in it is logged and ends the process."""
+    """Start a thread without which the process is useless: an exception in it is logged and ends the process."""
 
     def run() -> None:
         try:

@@ -1,39 +1,40 @@
-"""The errors that cross module borders, by who must act on them."""
+"""The exceptions that cross module boundaries."""
 
 from __future__ import annotations
 
 
 class OrcaError(Exception):
-    """Base of all errors of this program."""
+    """The base class of all errors of this program."""
 
 
 class SettingsError(OrcaError):
-    """A setting is unknown, out of range or contradicts another; the message names it."""
+    """A setting is unknown, out of range, or contradicts another one. The message names it."""
 
 
 class UsageError(SettingsError):
-    """A command line, a variable or a settings file is wrong; the `orca` command ends with status 2."""
+    """A command line, a variable or a settings file is wrong. The `orca` command ends with status 2."""
 
 
 class ModelError(OrcaError):
-    """The model cannot be found, converted or served; the message says which part of it and why."""
+    """The model cannot be found, converted or served. The message says which part of it, and why."""
 
 
 class OtherWeights(ModelError):
-    """The model's files are not those that the server was started with: its streams must not go on with them."""
+    """The model's files are not those that the server was started with. Streams must not continue with them."""
 
 
 class EngineLost(OrcaError):
-    """The engine died or does not answer: everything in flight on it must be recomputed elsewhere."""
+    """The engine died or does not answer. Everything in flight on it has to be recomputed."""
 
 
 class EngineStuck(EngineLost):
-    """The engine lives but finishes no iteration: whoever holds its seat kills it and treats it as dead."""
+    """The engine lives but finishes no iteration. The owner of its seat kills it and treats it as dead."""
 
 
 class SchedulerFault(OrcaError):
-    """The scheduler raised an exception that nobody expected. `requests` are those it may be about: the one it was
-    handling, else those of the iterations in flight."""
+    """The scheduler raised an unexpected exception. `requests` are those that it may be about: the request that was
+    being handled or, if that is unknown, those of the iterations in flight.
+    """
 
     def __init__(self, requests: list[str]) -> None:
         super().__init__(f"the scheduler failed on {', '.join(requests) or 'no request in particular'}")
@@ -41,20 +42,21 @@ class SchedulerFault(OrcaError):
 
 
 class StaleEpoch(OrcaError):
-    """The caller's epoch is over: somebody else owns the seat now."""
+    """The caller's epoch is over: the seat has another owner."""
 
 
 class PoolUnavailable(OrcaError):
-    """The pool's server does not answer, or refuses for a reason that passes."""
+    """The pool's server does not answer, or refuses calls for a temporary reason."""
 
 
 class PoolFault(OrcaError):
-    """The pool's server answered a call with an error that does not pass by itself: a fault of ours, or of the server.
-    It says nothing about any request."""
+    """The pool's server answered a call with a permanent error, which is our fault or the server's, and not that of a
+    request.
+    """
 
 
 class Unreadable(OrcaError, ValueError):
-    """A message cannot be read: it was damaged, or another build wrote it that has other fields."""
+    """A message cannot be read: it is damaged, or was written by a build with other fields."""
 
 
 class PoolDenied(PoolUnavailable):

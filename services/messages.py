@@ -1,22 +1,22 @@
-"""What crosses between processes: slotted frozen dataclasses of ints, strings and lists, msgpack at the edges.
+"""The messages between processes: frozen dataclasses of ints, strings and lists, sent as msgpack (see `wire`).
 
-No tensors, no request objects, no token histories. A prompt crosses once.
+They contain no tensors, no request objects and no token histories. A prompt is sent once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.refusals import Refusal
-from services.requests import FinishReason, SamplingParams
+from services.requests import FinishReason, Refusal, SamplingParams
 
 # --- scheduler <-> engine ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request the engine does not have. `token_ids` is prompt + tokens so far, of which the first
-    `num_computed_tokens`, whole blocks of them, have their keys and values in its first blocks already."""
+    """A request that the engine does not know. `token_ids` is the prompt and the output so far. The keys and values of
+    the first `num_computed_tokens` tokens, which are whole blocks, are already in its first blocks.
+    """
 
     id: str
     token_ids: list[int]
@@ -27,12 +27,13 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of the model, as the scheduler decided it.
+    """One iteration of the model.
 
-    `scheduled` maps request id to the number of tokens to compute; its insertion order is the batch order.
-    A request whose tokens are all computed by this iteration gets one token sampled.
-    `new_blocks` are KV block ids to append to a request's block table. `released` requests are to be forgotten
-    before the iteration runs; the blocks of a released request may already belong to another one."""
+    `scheduled` maps request ids to the number of tokens to compute. Its insertion order is the batch order. One token
+    is sampled for each request that has no token left to compute after this iteration. `new_blocks` are KV block ids to
+    append to a request's block table. `released` requests are removed before the iteration runs, because their blocks
+    may already belong to others.
+    """
 
     epoch: str
     step: int
@@ -44,24 +45,19 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of a prompt's tokens but the first, which follows nothing.
-
-    These are flat lists of numbers because a prompt has thousands of tokens. `top_ids` and `top_logprobs` have as many
-    entries for each token as were asked for, the likeliest first.
-    """
+    """Log probabilities of a prompt's tokens except the first, in flat lists: a prompt has thousands of tokens."""
 
     tokens: list[float]  # [prompt tokens - 1]
-    ranks: list[int]  # [prompt tokens - 1], 1 + how many tokens are likelier
-    top_ids: list[int]  # [(prompt tokens - 1) * asked]
+    ranks: list[int]  # [prompt tokens - 1], 1 + the number of likelier tokens
+    top_ids: list[int]  # [(prompt tokens - 1) * asked], the likeliest of each first
     top_logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log probabilities at one position: the sampled token's, and the likeliest ones as (id, logprob).
+    """Log probabilities at one position: that of the sampled token, and those of the likeliest ones as (id, logprob).
 
-    Those of the prompt, where they are asked for, come with the first output token: so they are committed, kept and
-    sent again as it is.
+    Log probabilities of the prompt are part of the first output token, and are committed, kept and resent with it.
     """
 
     token: float
@@ -71,7 +67,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What one iteration gave. A request in `failed` has no token and is forgotten by the engine."""
+    """The result of an iteration. A request in `failed` has no token, and the engine has removed it."""
 
     epoch: str
     step: int
@@ -83,9 +79,9 @@ class IterationResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What an engine says of itself when it is attached; published into the pool for the gateways.
+    """The properties of an engine, which it reports when a scheduler attaches. The pool passes them to the gateways.
 
-    `numerics` names what a token depends on besides the request: revision, dtype, device, backend, first bits.
+    `numerics` names everything besides the request that tokens depend on: revision, dtype, device, backend, first bits.
     """
 
     model: str
@@ -97,7 +93,7 @@ class EngineFigures:
 
     @property
     def num_slots(self) -> int:
-        """The paper's `n_slots`: tokens whose keys and values fit."""
+        """The number of tokens whose keys and values fit (the paper's `n_slots`)."""
         return self.num_blocks * self.block_size
 
 
@@ -106,19 +102,19 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The terminal event of a request: why, which stop matched, how many trailing bytes of text to cut."""
+    """The end of a request."""
 
     reason: FinishReason
     stop: str | int | None = None  # the stop string or stop token id that matched
-    cut: int = 0  # bytes
+    cut: int = 0  # trailing bytes of the text to remove
     error: str | None = None
-    cached: int = 0  # prompt tokens whose keys and values the engine had from other requests
-    timed_out: bool = False  # an error: nothing had begun by the deadline
+    cached: int = 0  # prompt tokens that were found in the prefix cache
+    timed_out: bool = False  # an error: the request had not started by its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Tokens `index`, `index + 1`, ... of a request, and its end if it ended. `logprobs` is parallel to `tokens`."""
+    """Tokens `index`, `index + 1`, ... of a request, with their `logprobs`, and its end if it has ended."""
 
     id: str
     index: int
@@ -129,11 +125,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a scheduler can take: so many more requests, so many more KV blocks (of `block_size` tokens). A request
-    takes blocks for prompt + `max_new_tokens`, or, unless `whole`, for the tokens it has. `yields` are
-    (class, requests, blocks): what requests of this class hold and would give to one of an earlier class.
-    `slots`: the tokens that fit into all blocks of the engine, held or not; 0 where it is not known. `guests`: so many
-    requests more, one each of tenants other than `tenants`, of which it holds any."""
+    """What a scheduler can claim: a number of requests, and of KV blocks of `block_size` tokens. A request takes blocks
+    for prompt + `max_new_tokens` if `whole`, otherwise for its current tokens.
+
+    `yields` are tuples (class, requests, blocks): what requests of this class would give up to one of an earlier class.
+    `slots` is the number of tokens that fit into all blocks of the engine; 0 if it is unknown. `guests` is the number
+    of further requests that it takes from tenants without a request here, one from each; `tenants` have requests here.
+    """
 
     requests: int
     blocks: int
@@ -147,24 +145,24 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request that an exchange gave to a scheduler; `output` is what earlier owners committed."""
+    """A request that a scheduler has claimed. `output` is what earlier owners have committed."""
 
     id: str
-    rank: float  # who is served first: the least; seconds, see `Limits`
+    rank: float  # the smallest is served first; a time in seconds, see `Limits`
     prompt: list[int]
     output: list[int]
     sampling: SamplingParams
-    strikes: int = 0  # deaths of engines and of owners since its last committed token; from two on it runs alone
-    priority: int = 0  # its class, the least first
-    ttft: float = 0.0  # seconds from arrival to the first token that it should not exceed; 0: nothing was said
+    strikes: int = 0  # deaths of engines and owners since its last committed token; with two it runs alone
+    priority: int = 0  # its class, the smallest first
+    ttft: float = 0.0  # target for the seconds from arrival to the first token; 0: none
     waited: float = 0.0  # seconds since its arrival
     tenant: str = "default"
-    unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is not its own then
+    unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is a placeholder then
 
 
 @dataclass(frozen=True, slots=True)
 class SeatGrant:
-    """What `acquire` says: the caller's new epoch, or who holds the seat under which epoch while that lease lives."""
+    """The result of `acquire`: the caller's new epoch, or the current owner and its epoch while its lease lives."""
 
     granted: bool
     epoch: str
@@ -173,12 +171,14 @@ class SeatGrant:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call of `pool.exchange`: commits, renews the lease, offers room.
+    """One call of `pool.exchange`: it commits, renews the lease, and offers room for claims.
 
-    A repeat carries the same `call` number and changes nothing. `counters` are increments, `gauges` are the
-    seat's latest values, `summary` is a line about the last iteration. `idle` asks for the doorbell. `holds`, sent
-    first of all, after an outage of the pool and after a reply that shows one, is all the caller has: what else the
-    pool thinks this seat runs waits again, because the pool may have lost how it ended."""
+    A repeated call has the same `call` number and changes nothing. `counters` are increments, `gauges` the latest
+    values of the seat, `summary` is a line about the last iteration. `idle` asks for the bell. `holds` lists all
+    requests of the caller. It is sent with the first exchange of an epoch, after an outage of the pool, and after a
+    reply that shows a loss. Other requests that the pool believes to run in this seat wait again, because it may have
+    lost their end.
+    """
 
     seat: str
     epoch: str
@@ -195,13 +195,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeReply:
-    """`owned` false: the epoch is over, nothing was written, the caller drops all it holds.
+    """If `owned` is false, the epoch is over, nothing was written, and the caller drops all its requests.
 
-    `foreign` ids were in `commits` or `holds` but are not the seat's (any more): the caller drops them before it
-    takes the claims, among which they may come again. `have` names sequences that hold fewer tokens than a commit's
-    index, since the pool lost its tail: the caller sends theirs again from that index. `cancelled` ids stay listed
-    until their terminal event is committed. `lost`: the pool lost exchanges of this seat that it had answered, and
-    claimed nothing; the next exchange carries `holds`."""
+    `foreign` are ids in `commits` or `holds` that do not belong to the seat (any more). The caller drops them before it
+    takes the claims, which may contain them again. `have` are sequences that have fewer tokens than the index of a
+    commit, because the pool has lost its last changes: the caller resends the tokens from there on. `cancelled` ids are
+    listed until their end is committed. `lost`: the pool has lost exchanges of this seat that it had answered, and
+    gives out no claims; the next exchange must contain `holds`.
+    """
 
     owned: bool
     claims: list[Claim] = field(default_factory=list)
@@ -216,9 +217,10 @@ class ExchangeReply:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """One sequence of a submission; its id is `<request>/<choice>`.
+    """One sequence of a submission. Its id is `<request>/<choice>`.
 
-    `output` and `logprobs` are what a gateway has of a request that the pool lost: it goes on from there."""
+    `output` and `logprobs` are what a gateway has of a request that the pool has lost. The request continues there.
+    """
 
     id: str
     prompt: list[int]
@@ -229,11 +231,12 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A group of sequences, submitted, bounded and cancelled as one.
+    """A group of sequences, which is submitted, bounded and cancelled as a whole.
 
-    `gateway` is attached to all of them from token 0 on. `body` is opaque to the pool: what another gateway needs
-    to go on with this request. `resumable`: when its last follower closes it is cancelled after the pool's grace, not
-    at once. `background`: it runs to its end whether anybody follows it or not."""
+    `gateway` listens to all of them from token 0 on. `body`, which the pool does not read, is what another gateway
+    needs to continue this request. `resumable`: after its last follower has closed, it is cancelled after the grace
+    period, not at once. `background`: it runs to its end even if no gateway follows it.
+    """
 
     request: str
     gateway: str
@@ -243,16 +246,15 @@ class Submission:
     body: bytes = b""
     resumable: bool = False
     background: bool = False
-    priority: int = 0  # class: the least first
-    ttft: float = 0.0  # seconds to the first token that it should not exceed; 0: nothing is said
-    waited: float = 0.0  # seconds since its arrival, of a request that the pool lost
-    queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if nothing has begun; 0: none
+    priority: int = 0  # the class, the smallest first
+    ttft: float = 0.0  # target for the seconds to the first token; 0: none
+    waited: float = 0.0  # seconds since its arrival, of a request that the pool has lost
+    queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if it has not started; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitReply:
-    """`request` is the id under which the group lives: an earlier one where the idempotency key was known.
-    `refused` says which bound the group would pass; nothing of it was written then."""
+    """`request` is the id of the group, or of an earlier one with its idempotency key. If `refused`, none was made."""
 
     request: str
     existed: bool = False
@@ -261,7 +263,7 @@ class SubmitReply:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A submitted group, for whoever goes on with it. Sequences in order of their choices."""
+    """A submitted group, for a gateway that continues it. `sequences` are in the order of their choices."""
 
     request: str
     tenant: str
@@ -274,7 +276,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Token `index` of a sequence, as committed; or, with `token` None, its end at that index."""
+    """The committed token `index` of a sequence or, if `token` is None, its end at that index."""
 
     id: str
     index: int
@@ -285,7 +287,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the pool holds of a sequence from an index on; `known` false if it never was or has expired."""
+    """What the pool has of a sequence from an index on. `known` is false if there is none or it has expired."""
 
     id: str
     known: bool

@@ -1,4 +1,4 @@
-"""Overview: the pool from outside, with the seats in it."""
+"""Overview: the state of the pool and its seats, for metrics and status."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from services.messages import EngineFigures
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An engine's place in the pool, as an observer sees it."""
+    """The state of a seat, which is an engine's place in the pool."""
 
     name: str
-    alive: bool  # its lease has not run out
+    alive: bool  # its lease has not expired
     figures: EngineFigures | None
     running: int
     gauges: dict[str, float]
     summary: str
-    owner: str = ""  # who holds it; empty while nobody does
+    owner: str = ""  # empty while the seat has none
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The pool as it is, read in one script: for `/ready`, `/metrics`, `orca status`, refusal at the door."""
+    """The state of the pool, read by one script: for `/ready`, `/metrics`, `orca status` and the check of requests."""
 
     waiting: int
     running: int
     ended: int
     bytes: int
-    figures: EngineFigures | None  # the largest engine's, the last known ones while no seat is alive
+    figures: EngineFigures | None  # of the largest engine; the last known ones while no seat is alive
     seats: list[Seat]
     counters: dict[str, float]
     gateways: int
-    full: bool = False  # the server's memory is: it refuses new requests
+    full: bool = False  # the server's memory is full, and it refuses new requests
 
     @property
     def ready(self) -> bool:
-        """Whether a scheduler holds a seat and says that its engine is attached and finishes iterations."""
+        """Whether a scheduler owns a seat and reports that its engine is attached and can run iterations."""
         return any(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)

@@ -1,7 +1,7 @@
-"""A request as all know it: one sequence of tokens, how it is sampled, why it ended.
+"""What all parts know of a request: how it is sampled, why it ended, and why the pool refused it.
 
-"Request" here means one *sequence*: an HTTP request with `n` choices or several prompts is a group of them,
-named `<request>/<choice>`, independent of each other once submitted.
+A request is one sequence of tokens. An HTTP request with several choices or prompts is a group of requests, named
+`<request>/<choice>`, which are independent of each other after they were submitted.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 NO_TOKEN_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
-BATCH_CLASS = 9  # the class of a batch's lines: behind all that a request can ask for, whatever the order
+BATCH_CLASS = 9  # the class of lines of batches, later than all classes that a request can ask for
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words."""
+    """Why a request ended. `STOP` and `LENGTH` are terms of OpenAI."""
 
-    STOP = "stop"  # EOS, a stop token id or a stop string
+    STOP = "stop"  # EOS, a stop token id, or a stop string
     LENGTH = "length"  # max_new_tokens, or the model's length
-    CANCELLED = "cancelled"  # the client went away or asked for it
-    ERROR = "error"  # failed alone; `End.error` says how
+    CANCELLED = "cancelled"  # the client disconnected or asked for it
+    ERROR = "error"  # this request failed; `End.error` says why
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token of a request is chosen and when it stops. All values are already checked.
+    """How the tokens of a request are sampled, and when it stops. All values are valid.
 
-    Sampling noise is a function of (`seed`, `choice`, position, vocabulary id) alone, so the same request gives
-    the same tokens in any batch and in any process.
+    Sampling noise is a function of (`seed`, `choice`, position, vocabulary id) only, so the same request gets the same
+    tokens in any batch and any process.
     """
 
     max_new_tokens: int
@@ -36,20 +36,43 @@ class SamplingParams:
     top_k: int = 0  # 0 is off
     min_p: float = 0.0
     seed: int = 0  # 0 <= seed < 2**64
-    choice: int = 0  # which of the group's sequences this is
+    choice: int = 0  # the number of this sequence in its group
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None  # None: none; k: the sampled token's and those of the k likeliest
-    min_tokens: int = 0  # before as many output tokens, EOS and stop token ids are never sampled
+    logprobs: int | None = None  # None: none; k: of the sampled token and of the k likeliest ones
+    min_tokens: int = 0  # EOS and stop token ids are not sampled before this many output tokens
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids; the last token of one is not sampled behind the others
-    allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; none: all are
-    include_stop: bool = False  # the text of the stop string or stop token that ends the request stays
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids; the last token of each is not sampled after the others
+    allowed_token_ids: tuple[int, ...] = ()  # only these are sampled; empty: all are
+    include_stop: bool = False  # the stop string or stop token that ends the request stays in the text
     skip_special_tokens: bool = True  # false: special tokens are text
-    # Of each prompt token but the first its log probability, and those of the k likeliest; None: none. They come in the
-    # `Logprobs` of the first output token, so `logprobs` must not be None then.
+    # Log probabilities of each prompt token but the first, and of the k likeliest ones; None: none. They are sent in
+    # the `Logprobs` of the first output token, so `logprobs` must not be None.
     prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The bound that a submission would exceed.
+
+    `bound` is `waiting` (sequences), `waiting_tokens` (tokens of their prompts), `streams`, `bytes` (of requests that
+    have not ended), `queue_wait` (seconds that it is expected to wait), or `message` (bytes of a request in the
+    pool's format). `held` is the current value, `asked` the value with the submission, and `limit` the bound: that of
+    the tenant if `own`, otherwise that of all tenants. `retry_after` is an estimate of the seconds until there is room.
+    """
+
+    bound: str
+    own: bool
+    held: int
+    asked: int
+    limit: int
+    retry_after: int = field(default=1, compare=False)
+
+    @property
+    def for_good(self) -> bool:
+        """Whether the submission would not even fit into an empty pool."""
+        return self.asked > self.limit

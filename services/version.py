@@ -1,4 +1,4 @@
-"""The version of this program, as it was installed."""
+"""The version of this program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def program_version() -> str:
-    """As in pyproject.toml; `unknown` where the program runs from a checkout that is not installed."""
+    """Return the version of pyproject.toml; `unknown` if the program runs from a checkout that is not installed."""
     try:
         return version("orca")
     except PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""msgpack for the messages: a dataclass travels as the list of its fields' values, in order.
+"""The wire format: msgpack, in which a dataclass is the list of the values of its fields, in order.
 
-Builds that serve one pool side by side read each other's: fields that are missing at the end take their defaults,
-values behind the last field are left out. So a field is only ever added, as the last one, with a default.
+Different builds that serve one pool can read each other's messages: fields that are missing at the end get their
+defaults, and values after the last field are ignored. The only allowed change of a message is therefore a new last
+field with a default.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Convert = Callable[[Any], Any]
 
 
 def pack(message: object) -> bytes:
-    """The message as msgpack; what `unpack` of the same type reads."""
+    """Return the message as msgpack, which `unpack` of the same type reads."""
     return cast(bytes, msgpack.packb(message, default=_fields))
 
 
 def unpack(kind: type[M], data: bytes) -> M:
-    """The message of type `kind` in `data`. Raises Unreadable where there is none."""
+    """Return the message of type `kind` in `data`. Raises Unreadable if there is none."""
     convert = _dataclass_converter(cast(Any, kind))
     try:
         return cast(M, convert(msgpack.unpackb(data, strict_map_key=False)))
@@ -47,7 +48,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _converter(kind: Any) -> Convert | None:
-    """How a decoded value becomes a `kind`; None where it already is one."""
+    """Return the function from a decoded value to a `kind`; None if the value already is one."""
     origin, args = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _dataclass_converter(cast(Any, kind))
@@ -85,9 +86,9 @@ def _dataclass_converter(kind: Any) -> Convert:
     def convert(values: list[Any]) -> Any:
         if not isinstance(values, list):
             raise TypeError(f"{kind.__name__} is a list, got {type(values).__name__}")
-        del values[known:]  # a later build's
+        del values[known:]  # values of a later build
         for i, c in converters:
-            if i >= len(values):  # an older build does not know the last fields
+            if i >= len(values):  # an earlier build does not have the last fields
                 break
             values[i] = c(values[i])
         return kind(*values)

@@ -14,7 +14,7 @@ from gateway.batches.record import BatchRecord, Final
 from gateway.batches.run import BatchRun
 from gateway.files import disk
 from gateway.gateway import Gateway
-from services.background import persist, start
+from services.background import keep_running, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
@@ -42,7 +42,7 @@ class BatchRunner:
         self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
-        self._life = start(persist(self._look), "batches")
+        self._life = start(keep_running(self._look), "batches")
 
     async def stop(self) -> None:
         """Leave the batches to others."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from services.user_folders import user_cache
+from services.files import user_cache
 
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Where and how the model runs; the defaults are those of `services.config.Settings`.
+    """Where and how the model runs; the defaults are those of `services.settings.settings.Settings`.
 
     `dtype` auto: bfloat16 on CUDA and on CPUs that multiply it faster, else float32. `weights` int8: each output of a
     product has its own scale, and everything else is computed as with `dtype`; on the fast path only.

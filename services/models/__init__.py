@@ -1,4 +1,4 @@
-"""Finding, fetching and converting models. Importing this imports neither torch nor transformers."""
+"""Finds, fetches and converts models. Importing this package imports neither torch nor transformers."""
 
 from services.models.info import ModelInfo
 from services.models.resolve import resolve

@@ -1,4 +1,4 @@
-"""The model cache: `<cache>/models/<key>/<model name>`, complete or absent, made once even by many processes."""
+"""The model cache: folders `<cache>/models/<key>/<model name>`, complete or absent, each built by one process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from services.errors import ModelError
 
 Progress = Callable[[str], None]
 
-# Part of every key: raise it when the converter writes something else than before.
+# Part of every key. It has to be increased when the converter's output changes.
 FORMAT = 1
 
 
 def place(cache_dir: Path, identity: str, name: str) -> Path:
-    """Where the model of this name and source identity belongs; its last part is the name."""
+    """Return the folder of the model with this name and source identity. The last part of the path is the name."""
     key = hashlib.sha256(f"{FORMAT}\n{identity}".encode()).hexdigest()[:16]
     return cache_dir / "models" / key / name
 
 
 def cached(folder: Path, build: Callable[[Path, Path], None], progress: Progress) -> Path:
-    """`folder`, a `place`; made first by `build(folder to write, folder for its leavings)` if it is not there.
+    """Return `folder`, which is a `place`. If it does not exist, `build(target folder, scratch folder)` creates it.
 
-    One process builds while others wait; what is half built is never seen.
+    One process builds while others wait. An incomplete folder is never visible. Raises ModelError if the cache cannot
+    be written.
     """
     if folder.is_dir():
         return folder
@@ -53,14 +54,14 @@ def _locked(folder: Path, progress: Progress) -> FileLock:
 
 
 def _build(folder: Path, build: Callable[[Path, Path], None]) -> None:
-    for leftover in folder.parent.glob("building-*"):  # its process died: we hold the lock
+    for leftover in folder.parent.glob("building-*"):  # of a process that died: this process holds the lock
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
     try:
         target, scratch = staging / "model", staging / "scratch"
         scratch.mkdir()
         build(target, scratch)
-        os.sync()  # a name must not outlive its contents when the machine stops
+        os.sync()  # the name must not be on disk before the contents
         target.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

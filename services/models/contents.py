@@ -1,4 +1,4 @@
-"""What is in a weights file: a hash, made once for a file that stays as it is."""
+"""Hashes of weights files, computed once as long as a file does not change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from services import atomic_file
+from services.files import write_atomically
 
-CHUNK = 32 << 20  # bytes, hashed by themselves, so that all cores work on a file
-SETTLED = 2_000_000_000  # nanoseconds; the clock of a file system may not tell two later writes apart
+CHUNK = 32 << 20  # bytes; chunks are hashed separately, so that all cores work on a file
+SETTLED = 2_000_000_000  # nanoseconds after which a write gets another time: clocks of file systems are coarse
 
 
 def contents(file: Path, cache_dir: Path | None) -> str:
-    """A hash of the bytes of `file`: about 1 GB a second and core.
+    """Return a hash of the bytes of `file`, at about 1 GB per second and core.
 
-    It is kept in `cache_dir` for as long as path, inode, size and times are the same; with None it is not kept.
+    The hash is kept in `cache_dir` and used while path, inode, size and times stay the same. None: it is not kept.
     """
     stat = file.stat()
     if cache_dir is None:
@@ -33,12 +33,12 @@ def contents(file: Path, cache_dir: Path | None) -> str:
     digest = _hash(file, stat)
     if time.time_ns() - stat.st_ctime_ns > SETTLED:
         with contextlib.suppress(OSError):
-            atomic_file.write(kept, digest.encode())
+            write_atomically(kept, digest.encode())
     return digest
 
 
 def _hash(file: Path, stat: os.stat_result) -> str:
-    """Of the hashes of its chunks."""
+    """Return the hash of the hashes of the chunks."""
     if not stat.st_size:
         return hashlib.sha256().hexdigest()
     with (

@@ -1,4 +1,7 @@
-"""Runs the converter in a process of its own, so that the caller never holds torch or a second copy of the weights."""
+"""Runs the converter in a process of its own, so that the caller never holds torch or a second copy of the weights.
+
+The converter is another module because this one is imported together with its package: `python -m` would run it twice.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _ROOT = Path(__file__).parents[2]
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
-    """Write `source` (a GGUF file or a transformers folder) as a folder with safetensors and tokenizer.json.
+    """Convert `source` (a GGUF file or a transformers folder) to a folder with safetensors and tokenizer.json.
 
-    Raises ModelError with the converter's last words.
+    Raises ModelError with the last line that the converter wrote to stderr.
     """
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "services.models.converter", str(source), str(target)]

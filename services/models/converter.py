@@ -1,6 +1,6 @@
-"""The converter, a process: `python -m services.models.converter SOURCE TARGET` (see `convert`).
+"""The process that converts models: `python -m services.models.converter SOURCE TARGET` (see `convert`).
 
-Progress goes to stdout, one step a line; the last line on stderr says why it failed.
+It writes its progress to stdout, one line for each step. The last line on stderr says why it failed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Vocabularies whose merges were learned with every digit by itself, by their name in a GGUF file ("tokenizer.ggml.pre")
-# and for which transformers (5.23) makes a plain GPT-2 splitter. With that, "\n\n1" or "  2" become other tokens than
-# those the model was trained on.
+# Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
+# ("tokenizer.ggml.pre"), for which transformers (5.23) creates a plain GPT-2 splitter. With that splitter, "\n\n1" or
+# "  2" become other tokens than those that the model was trained on.
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
 PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
 
 def main(source: Path, target: Path) -> None:
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers heeds it for all its bars
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers uses it for all its progress bars
     target.mkdir()
     if source.is_dir():
         convert_folder(source, target)
@@ -30,15 +30,15 @@ def main(source: Path, target: Path) -> None:
         if not (target / needed).exists():
             raise RuntimeError(f"transformers made no {needed} of it")
     for weights in target.glob("*.safetensors"):
-        if not weights.is_symlink():  # written here, and for their owner alone
+        if not weights.is_symlink():  # written here, readable for the owner only
             weights.chmod((target / "config.json").stat().st_mode)
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Dequantise weights; tokenizer, chat template and special tokens come out of the file's metadata.
+    """Dequantise the weights. Tokenizer, chat template and special tokens come from the file's metadata.
 
-    Quantised weights are stored as bfloat16: half of float32's size, and its rounding (relative 0.0014) is far below
-    what quantisation cost before. Weights in a floating type keep their type.
+    Quantised weights are stored as bfloat16: this takes half the size of float32, and its rounding error (relative
+    0.0014) is far below the error of the quantisation. Weights of a floating-point type keep their type.
     """
     dtype, metadata = _read_gguf(source)
     say(f"reading the weights of {source.name}")
@@ -58,7 +58,7 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def convert_folder(source: Path, target: Path) -> None:
-    """Make what the folder lacks (safetensors, tokenizer.json); link to the rest of it."""
+    """Create what the folder lacks (safetensors, tokenizer.json), and link to its other files."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not any(source.glob("*.safetensors")):
@@ -79,7 +79,7 @@ def convert_folder(source: Path, target: Path) -> None:
 
 
 def _read_gguf(source: Path) -> tuple[str, dict[str, Any]]:
-    """The dtype to store, by the type that most weights have, and the file's short metadata."""
+    """Return the dtype to store, which follows the type of most weights, and the scalar metadata of the file."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -93,7 +93,7 @@ def _read_gguf(source: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _ends(eos: int | list[int] | None, metadata: dict[str, Any]) -> int | list[int] | None:
-    """End tokens: a GGUF names the end of text and, where it differs, the end of a turn."""
+    """Return the end tokens: a GGUF file names the end of text and, if it differs, the end of a turn."""
     turn = metadata.get("tokenizer.ggml.eot_token_id")
     ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     if turn is None or turn in ends:
@@ -118,7 +118,7 @@ def _split_as_trained(backend: Any, metadata: dict[str, Any]) -> None:
 
 
 def _drop_beyond(file: Path, vocab_size: int) -> None:
-    """Forget added tokens that the model has no embedding for: transformers adds GPT-2's own to every vocabulary."""
+    """Remove added tokens without an embedding: transformers adds those of GPT-2 to every vocabulary."""
     raw = json.loads(file.read_bytes())
     raw["added_tokens"] = [token for token in raw["added_tokens"] if token["id"] < vocab_size]
     file.write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")

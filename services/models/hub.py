@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by id; what was fetched once is served without the hub too."""
+"""Models of the Hugging Face hub, by id. A model that was fetched once is served without the hub, too."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.tx
 
 
 def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "") -> Path:
-    """A revision of `repo`: a commit, branch or tag, else the newest; or the one fetched last while the hub does not
-    answer. For a commit that was fetched before, the hub is not asked.
+    """Return the folder of a revision of `repo`: a commit, a branch or a tag; by default the newest. If the hub does
+    not answer, it is the revision that was fetched last. For a commit that was fetched before, the hub is not asked.
 
-    The files lie in the hub's own cache (`HF_HOME`); ours holds a link named after the model. Raises ModelError where
-    the hub has no such model, or does not answer and nothing was fetched before.
+    The files are in the hub's own cache (`HF_HOME`); our cache holds a link with the name of the model. Raises
+    ModelError if the hub has no such model, or if it does not answer and nothing was fetched before.
     """
     link = _link(repo, cache_dir, revision)
     if not (_COMMIT.fullmatch(revision) and link.is_dir()):
@@ -41,7 +41,7 @@ def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str
 
 
 def fetched_commit(repo: str, cache_dir: Path, revision: str = "") -> str:
-    """The commit that `fetch_from_hub` gave last for this revision."""
+    """Return the commit of this revision that `fetch_from_hub` returned last."""
     return _link(repo, cache_dir, revision).resolve().name
 
 
@@ -50,8 +50,9 @@ def _link(repo: str, cache_dir: Path, revision: str) -> Path:
 
 
 def ask_commit(repo: str, revision: str = "") -> str:
-    """The commit that the hub has for a revision; nothing is fetched. Raises ModelError where it says no,
-    ConnectionError where it says nothing."""
+    """Return the commit that the hub has for a revision, without fetching it. Raises ModelError if the hub refuses,
+    ConnectionError if it does not answer.
+    """
     with _asking(repo):
         return str(_info(repo, revision).sha)
 
@@ -63,7 +64,7 @@ def _info(repo: str, revision: str) -> Any:
 
 
 def _download(repo: str, revision: str, progress: Progress) -> Path:
-    """The snapshot folder; ModelError where the hub says no, ConnectionError where it says nothing."""
+    """Return the snapshot folder. Raises ModelError if the hub refuses, ConnectionError if it does not answer."""
     from huggingface_hub import snapshot_download
 
     with _asking(repo):
@@ -75,7 +76,7 @@ def _download(repo: str, revision: str, progress: Progress) -> Path:
 
 @contextlib.contextmanager
 def _asking(repo: str) -> Iterator[None]:
-    """ModelError where the hub says no, ConnectionError where it says nothing."""
+    """Raise ModelError if the hub refuses, ConnectionError if it does not answer."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -89,12 +90,12 @@ def _asking(repo: str) -> Iterator[None]:
         raise ConnectionError(str(error)) from None
     except ModelError:
         raise
-    except Exception as error:  # the HTTP library below differs from version to version, and so do its errors
+    except Exception as error:  # the HTTP library, and so its errors, differ between versions
         raise ConnectionError(f"{type(error).__name__}: {error}") from None
 
 
 def _needed(repo: str, files: dict[str, int]) -> dict[str, int]:
-    """Of a repository's files those that are served: text parts, and one format of the weights."""
+    """Return the files of a repository that are needed: text files, and the weights in one format."""
     top = {name: size for name, size in files.items() if "/" not in name and not name.startswith("consolidated")}
     for suffix in (".safetensors", ".bin"):
         weights = {name: size for name, size in top.items() if name.endswith(suffix)}
@@ -105,7 +106,7 @@ def _needed(repo: str, files: dict[str, int]) -> dict[str, int]:
 
 
 def _point(link: Path, target: Path) -> None:
-    """Make `link` lead to `target` in one step, so that nobody finds it missing."""
+    """Make `link` point to `target` in one step, so that no process finds it missing."""
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=link.parent) as scratch:

@@ -1,4 +1,4 @@
-"""ModelInfo: what gateway and scheduler must know of a model, read from its JSON files; no torch."""
+"""ModelInfo: what gateways and schedulers need to know of a model, read from its JSON files without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 from services.errors import ModelError
 from services.models.contents import contents
 
-# What families call the longest text they can read, in order of trust.
+# The names of the longest context in the configs of different families, the most reliable first.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`name` is the folder's; `revision` is a hash of config and weights; `vocab_size` counts logits, of which a
-    tokenizer may use fewer."""
+    """`name` is the name of the folder. `revision` is a hash of config and weights. `vocab_size` is the number of
+    logits, of which a tokenizer may use fewer.
+    """
 
     name: str
     revision: str
@@ -30,13 +31,13 @@ class ModelInfo:
 
     @classmethod
     def load(cls, folder: Path, cache_dir: Path | None = None, revision: str = "") -> ModelInfo:
-        """Of the model in `folder`. `revision` is taken for granted where it is given; else the weights are read, once
-        where there is a `cache_dir` (see `contents`). Raises ModelError naming the file and the field that is missing.
+        """Read the files of the model in `folder`. A given `revision` is not checked; otherwise the weights are hashed,
+        once if there is a `cache_dir` (see `contents`). Raises ModelError, which names a missing file or field.
         """
         raw = _read(folder / "config.json")
         if raw is None:
             raise ModelError(f"{folder} is no transformers model: it has no config.json")
-        text = raw.get("text_config") or raw  # a decoder inside a model of several kinds of input
+        text = raw.get("text_config") or raw  # the decoder of a multimodal model
         generation = _read(folder / "generation_config.json") or {}
         architectures = raw.get("architectures") or [_field(folder, raw, "model_type")]
         return cls(
@@ -69,7 +70,7 @@ def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
 
 
 def _ids(config: Mapping[str, Any]) -> frozenset[int]:
-    """The end tokens a config names. As in `generate()`, generation_config.json wins over config.json."""
+    """Return the end tokens in a config. As in `generate()`, generation_config.json goes before config.json."""
     ids = config.get("eos_token_id")
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 

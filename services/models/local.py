@@ -13,17 +13,17 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def from_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
-    """The file converted; made again when its size or time changes."""
+    """Return the folder of the converted file. It is converted again when its size or time changes."""
     file = file.resolve()
     return _converted(file, f"gguf {_stamp(file)}", file.stem, cache_dir, progress)
 
 
 def from_folder(folder: Path, cache_dir: Path, progress: Progress) -> Path:
-    """The folder itself if it has safetensors and tokenizer.json, else a converted one.
+    """Return the folder itself if it has safetensors and tokenizer.json, otherwise a converted one.
 
-    Raises ModelError naming what is missing.
+    Raises ModelError, which names what is missing.
     """
-    folder = Path(os.path.abspath(folder))  # keeps the name of a link
+    folder = Path(os.path.abspath(folder))  # unlike `resolve`, this keeps the name of a link
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no transformers model: it has no config.json")
     weights = [file for pattern in WEIGHTS for file in sorted(folder.glob(pattern))]

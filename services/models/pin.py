@@ -1,8 +1,8 @@
-"""One choice of weights for all processes of a server and for its whole life: `MODEL@REVISION`.
+"""Pinned models, `MODEL@REVISION`: all processes of a server use the same weights for as long as it runs.
 
-The revision is the hub's commit, or of files on this machine `ModelInfo.revision`, a hash of them. The command that
-starts a server pins; its processes are told the pinned name. Gateways and schedulers go by it, so all use one pool,
-whatever happens to the files; engines read the files, and refuse others than those that were pinned.
+The revision is the commit of the hub or, for local files, `ModelInfo.revision`, a hash of the files. The command that
+starts a server pins the model and passes the pinned name to its processes. Gateways and schedulers use the name, and
+therefore the same pool, whatever happens to the files. Engines read the files and refuse any but the pinned ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from services.models.resolve import is_local, resolve, split
 
 
 def pin(model: str, cache_dir: Path, progress: Progress = print) -> str:
-    """`model` with the revision that it has now. Raises ModelError where it cannot be had, or has another revision
-    than it is pinned to."""
+    """Return `model` with its current revision. Raises ModelError if it cannot be resolved, or if it is pinned to
+    another revision.
+    """
     folder = resolve(model, cache_dir, progress)
     name, revision = split(model)
     if not is_local(name):
@@ -31,8 +32,9 @@ def pin(model: str, cache_dir: Path, progress: Progress = print) -> str:
 
 
 def pin_commit(model: str) -> str:
-    """`model` with the hub's commit where it is a hub id, of which nothing is fetched; files, and all where the hub
-    does not answer, as they are named. Raises ModelError where the hub has none."""
+    """Return `model` with the commit of the hub if it is a hub id, without fetching it. Local files are returned as
+    they are, and so is every name if the hub does not answer. Raises ModelError if the hub has no such model.
+    """
     name, revision = split(model)
     if is_local(name) or name.endswith(".gguf") or Path(name).is_absolute():
         return model
@@ -42,14 +44,15 @@ def pin_commit(model: str) -> str:
 
 
 def pinned_info(model: str, folder: Path, cache_dir: Path) -> ModelInfo:
-    """Of what `model` resolved to, under the revision it is pinned to. Raises ModelError."""
+    """Return the info of the `folder` that `model` resolved to, with its pinned revision. Raises ModelError."""
     name, revision = split(model)
     return ModelInfo.load(folder, cache_dir, revision if is_local(name) else "")
 
 
 def check_pin(model: str, folder: Path, cache_dir: Path) -> None:
-    """Raises OtherWeights where the files that `model` resolved to are not those it is pinned to. A hub's commit does
-    not change."""
+    """Raise OtherWeights if the files that `model` resolved to are not the pinned ones. The files of a hub's commit
+    never change.
+    """
     name, revision = split(model)
     if not revision or not is_local(name):
         return

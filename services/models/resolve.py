@@ -1,4 +1,4 @@
-"""`resolve`: what `--model` names becomes a transformers folder on this machine."""
+"""`resolve`: from the value of `--model` to a transformers folder on this machine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from services.models.local import from_folder, from_gguf
 
 
 def split(model: str) -> tuple[str, str]:
-    """What is named, and the revision it is pinned to, empty where it is not."""
+    """Return the name of the model and its pinned revision, which is empty if it is not pinned."""
     name, mark, revision = model.rpartition("@")
     return (name, revision) if mark and not Path(model).expanduser().exists() else (model, "")
 
 
 def is_local(name: str) -> bool:
-    """Whether a name without a revision is that of files on this machine, not of the hub's."""
+    """Return whether a name without a revision names files on this machine, not a model of the hub."""
     return name == "default" or Path(name).expanduser().exists()
 
 
 def resolve(model: str, cache_dir: Path, progress: Progress = print) -> Path:
-    """A folder with config.json, safetensors, tokenizer.json and, where the model has one, its chat template.
+    """Return a folder with config.json, safetensors, tokenizer.json and, if the model has one, its chat template. The
+    name of the folder is that of the model.
 
-    `model` is 'default', a transformers folder, a GGUF file or a hub id, `@` and a revision after it where that is
-    pinned (see `pin`). What must be fetched or converted is done once
-    and kept in `cache_dir`; several processes may call at once. The folder's name is the model's. `progress` gets a
-    line per long step. Raises ModelError saying what was looked for and why it cannot be had.
+    `model` is 'default', a transformers folder, a GGUF file or a hub id, followed by `@` and the revision if it is
+    pinned (see `pin`). A model is fetched or converted once and kept in `cache_dir`; several processes may call this at
+    the same time. `progress` gets a line for each long step. Raises ModelError, which says what is missing and why.
     """
     model, revision = split(model)
     if model == "default":

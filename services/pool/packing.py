@@ -32,8 +32,7 @@ from services.messages import (
     TokenEvent,
 )
 from services.overview import Overview, Seat
-from services.refusals import Refusal
-from services.requests import FinishReason, SamplingParams
+from services.requests import FinishReason, Refusal, SamplingParams
 
 assert array("I").itemsize == 4
 

@@ -29,7 +29,7 @@ from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
-from services.refusals import Refusal
+from services.requests import Refusal
 
 # Bytes of a submission's message at most: an eighth of what a server takes in one argument (`proto-max-bulk-len`).
 MESSAGE_BYTES = 64 << 20

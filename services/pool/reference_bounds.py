@@ -11,7 +11,7 @@ from services.pool.limits import Bounds, Limits, behind
 from services.pool.reference_groups import Groups
 from services.pool.reference_service_rate import ServiceRate
 from services.pool.reference_state import Clock, Group, Sequence
-from services.refusals import Refusal
+from services.requests import Refusal
 
 
 class Bounded(Groups):

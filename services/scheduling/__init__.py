@@ -1,8 +1,7 @@
-"""Who runs next, and when a request has ended."""
+"""Which requests run in each iteration, and when a request has ended. Plain Python without I/O."""
 
 from services.scheduling.block_pool import BlockPool
 from services.scheduling.knobs import Knobs
-from services.scheduling.request_level import RequestLevelScheduler
-from services.scheduling.scheduler import Scheduler
+from services.scheduling.scheduler import RequestLevelScheduler, Scheduler
 
 __all__ = ["BlockPool", "Knobs", "RequestLevelScheduler", "Scheduler"]

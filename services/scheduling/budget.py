@@ -1,21 +1,25 @@
-"""Budget: how many tokens an iteration may compute."""
+"""Budget: how many tokens an iteration may compute, and LineBudget: the same if only lines of batches run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, sqrt
 
 from services.scheduling.cost_model import CostModel
 from services.scheduling.knobs import Knobs
 
-FIRST_GUESS = 256  # tokens of an iteration under a time target, before any has been timed
-LEAST_CHUNK = 16  # prompt tokens that go even where time is up
+FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
+LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
+LINE_TARGET = 0.05  # seconds of an iteration of lines of batches
+LINE_LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
 
 
 class Budget:
-    """What is left of one iteration's budget: of tokens (fixed), and of time (a target, an estimate of the cost).
+    """The budget of an iteration: a fixed number of tokens, and a time target that is compared with the estimated cost.
 
-    Decodes always go; what they leave goes to chunks of prompts, in order. A chunk may have any size: where time is
-    up, the first still gets `LEAST_CHUNK` tokens, so that prompts come to an end under any target.
+    Decodes take their share first. What is left goes to chunks of prompts, in order. A chunk can have any size. If the
+    time target cannot be met, the first chunk still gets `LEAST_CHUNK` tokens, so that every prompt is computed in the
+    end.
     """
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
@@ -23,66 +27,66 @@ class Budget:
         self._target = knobs.tbt_target
         self._cost = cost
         self._batch = knobs.max_batch_size
-        self._context = 0.0  # tokens that a decode of the last iteration was behind, as a mean
+        self._context = 0.0  # mean number of context tokens of the decodes in the last iteration
         self._limited = self._fixed is not None or self._target is not None
         self.begin()
 
     def begin(self) -> None:
-        """A new iteration."""
-        self.tokens = 0  # given so far
-        self.pairs = 0  # of query and key, likewise
+        """Begin a new iteration."""
+        self.num_tokens = 0  # given so far
+        self.num_pairs = 0  # of query and key, given so far
         self._chunks = 0
 
     @property
-    def most(self) -> float:
-        """Tokens an iteration may compute at most: those of a prompt alone, from its beginning. Infinite without a
-        budget."""
+    def max_tokens(self) -> float:
+        """The largest number of tokens of an iteration, which is that of a prompt alone. Infinite without a budget."""
         return self._fitting(0, 0, 0, LEAST_CHUNK) if self._limited else inf
 
-    def decodes(self, wanted: int) -> int:
-        """How many of so many requests get their one token."""
+    def max_decodes(self, wanted: int) -> int:
+        """Return how many of `wanted` decodes fit."""
         return wanted if self._fixed is None else min(wanted, self._fixed)
 
-    def took(self, decodes: int, context: int) -> None:
-        """They are so many, behind `context` tokens in all."""
-        self.tokens += decodes
-        self.pairs += decodes + context
+    def add_decodes(self, decodes: int, context: int) -> None:
+        """Count the decodes of the iteration, which have `context` context tokens in total."""
+        self.num_tokens += decodes
+        self.num_pairs += decodes + context
         self._context = context / max(1, decodes)
 
-    def seconds(self, tokens: int, running: int) -> float:
-        """How long a prompt takes that nobody else's delays: its iterations, in each of which the others that run
-        (`running`, as many as fit beside it) have one token, behind as many as in the last iteration.
+    def prompt_seconds(self, tokens: int, running: int) -> float:
+        """Estimate how long a prompt of `tokens` tokens takes if no other prompt delays it. In each of its iterations,
+        the `running` other requests, as far as they fit, decode one token with the context of the last iteration.
 
-        Not foreseen: chunks of other prompts, blocks of its prefix that are there, and who ends or starts meanwhile.
+        Not included: chunks of other prompts, cached blocks of its prefix, and requests that end or start meanwhile.
         """
         others = min(running, self._batch - 1)
         pairs = int(others * (1 + self._context))
         chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK))
         count = -(-tokens // chunk)
         cost, own = self._cost, tokens * (tokens + 1) // 2
-        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.law.fixed
+        return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.coefficients.fixed
 
-    def left(self) -> bool:
-        """Some token of a prompt fits."""
+    def has_room(self) -> bool:
+        """Return whether a token of a prompt fits."""
         return not self._limited or self._room(0) > 0
 
-    def chunk(self, context: int, wanted: int) -> int:
-        """So many of `wanted` tokens behind `context` others fit; they are taken."""
+    def take_chunk(self, context: int, wanted: int) -> int:
+        """Take as many of `wanted` tokens with `context` context tokens as fit, and return their number."""
         count = wanted
         if self._limited:
             count = min(wanted, self._room(context))
         if count > 0:
-            self.tokens += count
-            self.pairs += count * context + count * (count + 1) // 2
+            self.num_tokens += count
+            self.num_pairs += count * context + count * (count + 1) // 2
             self._chunks += 1
         return max(0, count)
 
     def _room(self, context: int) -> int:
-        return self._fitting(context, self.tokens, self.pairs, 0 if self._chunks else LEAST_CHUNK)
+        return self._fitting(context, self.num_tokens, self.num_pairs, 0 if self._chunks else LEAST_CHUNK)
 
     def _fitting(self, context: int, tokens: int, pairs: int, least: int) -> int:
-        """So many tokens behind `context` others fit into an iteration that has `tokens` and `pairs`; `least` where
-        its time is up."""
+        """Return how many tokens with `context` context tokens fit into an iteration that has `tokens` and `pairs`;
+        at least `least`, if only the time target is exceeded.
+        """
         room = inf if self._fixed is None else self._fixed - tokens
         if self._target is not None:
             time = self._affordable(context, tokens, pairs) if self._cost.known else FIRST_GUESS - tokens
@@ -90,13 +94,40 @@ class Budget:
         return int(min(room, 1 << 30))
 
     def _affordable(self, context: int, tokens: int, pairs: int) -> float:
-        """The most n with cost(tokens + n, pairs + n * context + n * n / 2) <= target: a quadratic in n."""
+        """Return the largest n with cost(tokens + n, pairs + n * context + n * n / 2) <= target, a quadratic in n."""
         cost = self._cost
         assert self._target is not None
         left = self._target - cost.seconds(tokens, pairs)
         if left <= 0:
             return 0.0
-        slope, bend = cost.law.per_token + cost.law.per_pair * (context + 0.5), cost.law.per_pair / 2
+        per_token, per_pair = cost.coefficients.per_token, cost.coefficients.per_pair
+        slope, bend = per_token + per_pair * (context + 0.5), per_pair / 2
         if bend == 0.0:
             return left / slope if slope else inf
         return (sqrt(slope * slope + 4 * bend * left) - slope) / (2 * bend)
+
+
+class LineBudget(Budget):
+    """The budget of iterations with nothing but lines of batches.
+
+    A request that arrives waits for the end of the current iteration, which therefore takes about `LINE_TARGET` seconds
+    at most: prompts are computed in chunks, and only as many lines decode as fit, but at least one.
+    """
+
+    def __init__(self, knobs: Knobs, cost: CostModel) -> None:
+        self._asked = knobs.tbt_target
+        super().__init__(replace(knobs, tbt_target=LINE_TARGET), cost)
+
+    def begin(self) -> None:
+        super().begin()
+        target = max(LINE_TARGET, LINE_LEAST_SHARE * self._cost.seconds(1, 1 + int(self._context)))
+        self._target = target if self._asked is None else min(target, self._asked)
+
+    def max_decodes(self, wanted: int) -> int:
+        wanted = super().max_decodes(wanted)
+        fixed, per_token, per_pair = self._cost.coefficients
+        each = per_token + per_pair * (1 + self._context)
+        if not self._cost.known or each <= 0.0:
+            return wanted
+        assert self._target is not None
+        return min(wanted, max(1, int((self._target - fixed) / each)))

@@ -1,4 +1,4 @@
-"""CostModel: what an iteration of this engine costs, by all those before."""
+"""CostModel: estimates the seconds of an iteration from the iterations before it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FORGET = 0.98  # weight of what was seen of one size, an iteration of any size later
-BLEND = 0.2  # of a new iteration into what was seen of its size
-SMOOTH = 1e-6  # keeps a system of too few sizes solvable
+DECAY = 0.98  # factor of the weight of a size with each iteration of any size
+BLEND = 0.2  # weight of a new iteration in the mean of its size
+SMOOTH = 1e-6  # keeps the equations solvable if there are too few sizes
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Iterations of about one size: a running mean."""
+class _Mean:
+    """The running mean of iterations of about one size."""
 
     tokens: float
     pairs: float
     seconds: float
-    at: int  # iterations before the last of them
+    at: int  # the number of the last of them
 
     def blend(self, tokens: float, pairs: float, seconds: float, at: int) -> None:
         self.tokens += BLEND * (tokens - self.tokens)
@@ -27,7 +27,7 @@ class _Seen:
         self.at = at
 
 
-class Law(NamedTuple):
+class Coefficients(NamedTuple):
     """seconds = fixed + per_token * tokens + per_pair * pairs."""
 
     fixed: float
@@ -38,44 +38,47 @@ class Law(NamedTuple):
 class CostModel:
     """seconds = fixed + per_token * tokens + per_pair * pairs, none of the three negative.
 
-    `pairs` are query and key: a token behind n others has n + 1. Iterations are kept as one mean for each size
-    (powers of two): a long row of equal ones then does not crowd out the few others, without which a slope cannot be
-    told from a level. The three are the weighted least squares of relative errors over these means.
+    A pair is a query and a key: a token with n context tokens has n + 1 pairs. One mean is kept for each size of
+    iteration (powers of two). A long row of equal iterations, such as decodes, therefore does not displace the few
+    others that are needed to tell the slopes from the fixed cost. The coefficients minimise the weighted squares of
+    the relative errors of these means.
     """
 
     def __init__(self) -> None:
-        self.last = 0.0  # seconds of the last iteration
-        self._law: Law | None = Law(0.0, 0.0, 0.0)  # None: to be estimated anew when somebody asks
-        self._seen: dict[int, _Seen] = {}
+        self.last_seconds = 0.0  # of the last iteration
+        self._coefficients: Coefficients | None = Coefficients(0.0, 0.0, 0.0)  # None: to be computed when needed
+        self._seen: dict[int, _Mean] = {}
         self._count = 0
 
     @property
     def known(self) -> bool:
+        """Whether any iteration was measured."""
         return self._count > 0
 
     def finished(self, tokens: int, pairs: int, seconds: float) -> None:
-        """An iteration of so many tokens took `seconds`."""
+        """Learn from an iteration that took `seconds`."""
         self._count += 1
-        self.last = seconds = max(seconds, 1e-6)
+        self.last_seconds = seconds = max(seconds, 1e-6)
         if seen := self._seen.get(tokens.bit_length()):
             seen.blend(tokens, pairs, seconds, self._count)
         else:
-            self._seen[tokens.bit_length()] = _Seen(tokens, pairs, seconds, self._count)
-        self._law = None
+            self._seen[tokens.bit_length()] = _Mean(tokens, pairs, seconds, self._count)
+        self._coefficients = None
 
     @property
-    def law(self) -> Law:
-        if self._law is None:
-            self._law = self._fit()
-        return self._law
+    def coefficients(self) -> Coefficients:
+        if self._coefficients is None:
+            self._coefficients = self._fit()
+        return self._coefficients
 
     def seconds(self, tokens: int, pairs: int) -> float:
-        fixed, per_token, per_pair = self.law
+        """Estimate the seconds of an iteration."""
+        fixed, per_token, per_pair = self.coefficients
         return fixed + per_token * tokens + per_pair * pairs
 
-    def _fit(self) -> Law:
+    def _fit(self) -> Coefficients:
         rows = [
-            (FORGET ** (self._count - seen.at) / seen.seconds**2, (1.0, seen.tokens, seen.pairs), seen.seconds)
+            (DECAY ** (self._count - seen.at) / seen.seconds**2, (1.0, seen.tokens, seen.pairs), seen.seconds)
             for seen in self._seen.values()
         ]
         free = [0, 1, 2]
@@ -84,15 +87,16 @@ class CostModel:
             negative = [feature for feature, value in zip(free, solution, strict=True) if value < 0]
             if not negative or len(free) == 1:
                 break
-            free.remove(max(negative))  # pairs first: the level and the tokens' slope are what budgets are made of
+            free.remove(max(negative))  # pairs first: budgets depend most on the other two
         values = dict(zip(free, solution, strict=True))
-        return Law(*(max(0.0, values.get(i, 0.0)) for i in range(3)))
+        return Coefficients(*(max(0.0, values.get(i, 0.0)) for i in range(3)))
 
 
 def _least_squares(rows: Sequence[tuple[float, Sequence[float], float]], free: Sequence[int]) -> list[float]:
-    """Weights of the `free` features that bring sum(w * (x . weights - y) ** 2) to its least.
+    """Return the weights of the `free` features that minimise sum(w * (x . weights - y) ** 2).
 
-    Features are scaled to about 1 first; by SMOOTH each is pulled to 0, so that equal rows leave one answer.
+    Features are scaled to about 1 first. SMOOTH pulls each weight towards 0, so that the solution is unique even if all
+    rows are equal.
     """
     scale = [max(abs(x[i]) for _, x, _ in rows) or 1.0 for i in free]
     size = len(free)
@@ -111,7 +115,7 @@ def _least_squares(rows: Sequence[tuple[float, Sequence[float], float]], free: S
 
 
 def _solve(matrix: list[list[float]]) -> list[float]:
-    """The solution of a positive definite system, by elimination; its last column is the right side."""
+    """Solve a positive definite system by elimination. The last column of `matrix` is the right-hand side."""
     size = len(matrix)
     for pivot in range(size):
         for row in range(pivot + 1, size):

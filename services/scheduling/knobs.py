@@ -1,4 +1,4 @@
-"""Knobs: how a scheduler chooses. Each is its own; the defaults are the paper's Algorithm 1."""
+"""Knobs: the options of a scheduler. The defaults are those of the paper's Algorithm 1."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """
-    `max_batch_size`: requests of one iteration at most.
-    `token_budget`: tokens of one iteration at most, decodes first, the rest to chunks of prompts; None: whole prompts.
-    `tbt_target`: seconds between tokens that an iteration should not exceed; it lowers the budget, as what iterations
-    cost is estimated anew after each. None: nothing is aimed at.
-    `admission`: `reserve` holds blocks for prompt + max_new_tokens from the first selection on; `on_demand` takes them
-    as they fill, and preempts when they run out.
+    `max_batch_size`: the largest number of requests in an iteration.
+    `token_budget`: the largest number of tokens in an iteration. Decodes go first, the rest goes to chunks of prompts.
+    None: prompts are computed whole.
+    `tbt_target`: seconds between tokens that an iteration should not exceed. It lowers the budget, by an estimate of
+    the cost that is updated after each iteration. None: no target.
+    `admission`: `reserve` takes blocks for prompt + max_new_tokens at the first selection; `on_demand` takes them as
+    they fill, and preempts requests when they run out.
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
-    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`); no request is in two of them.
-    `lookahead`: 1 sends the next iteration of the same requests before the result is back; for one stage.
-    `prefix_caching`: full blocks of equal prefixes are shared; `share_prefixes`: across tenants too.
+    `batches_in_flight`: pipeline stages of the engine (the paper's `n_workers`). No request is in two of them.
+    `lookahead`: 1 sends the next iteration of the same requests before the result is back, for engines of one stage.
+    `prefix_caching`: full blocks of equal prefixes are shared. `share_prefixes`: between tenants, too.
     """
 
     max_batch_size: int = 32
@@ -42,5 +43,5 @@ class Knobs:
 
     @property
     def depth(self) -> int:
-        """Iterations that are sent before the first of them is back."""
+        """The number of iterations that are sent before the first of them is back."""
         return self.batches_in_flight + self.lookahead

@@ -1,4 +1,4 @@
-"""Order: who gives its place in the batch to whom. Lists of requests are by rank, the first served first."""
+"""Order: which requests are preempted for which. Lists of requests are sorted by rank, the smallest rank first."""
 
 from __future__ import annotations
 
@@ -7,59 +7,65 @@ from typing import Protocol
 
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import RequestEntry
 
 
 class Order(Protocol):
-    classes: bool  # whether later classes yield to earlier ones
+    has_classes: bool  # later classes give way to earlier ones
 
-    def yielding(self, entry: Entry, running: list[Entry]) -> list[Entry]:
-        """Who of `running` gives way to `entry`, which waits; the first to do so first."""
+    def preemptible(self, entry: RequestEntry, running: list[RequestEntry]) -> list[RequestEntry]:
+        """Return the requests of `running` that give way to `entry`, which waits, in the order in which they do."""
         ...
 
 
 class Fcfs:
-    """In the paper an earlier request never waits for a later one. Here it can come late, where another owner of it
-    died; then the latest gives way."""
+    """In the paper, an earlier request never waits for a later one. Here it can arrive later, if its previous owner
+    died. Then the latest request gives way.
+    """
 
-    classes = False
+    has_classes = False
 
-    def yielding(self, entry: Entry, running: list[Entry]) -> list[Entry]:
+    def preemptible(self, entry: RequestEntry, running: list[RequestEntry]) -> list[RequestEntry]:
         return [other for other in reversed(running) if other.rank > entry.rank]
 
 
 class Priority:
-    """By class, then slack to the TTFT target, with ageing: all three are in the rank the pool gave (a virtual due
-    time), so whoever waits long enough is before all that come later, and nobody starves.
+    """The order by class, slack to the TTFT target, and ageing. All three are part of the rank from the pool, which is
+    a virtual due time: a request that has waited long enough goes before all that arrive later, and none starves.
 
-    Requests that run go on, unless the first token of one of an earlier class would be late: then those of later
-    classes, and of later rank, give way.
+    Running requests continue, unless the first token of a request of an earlier class would be late. Then requests of
+    later classes and larger rank give way.
     """
 
-    classes = True
+    has_classes = True
 
     def __init__(self, cost: CostModel, budget: Budget, now: Callable[[], float]) -> None:
         self._cost = cost
         self._budget = budget
         self._now = now
 
-    def yielding(self, entry: Entry, running: list[Entry]) -> list[Entry]:
+    def preemptible(self, entry: RequestEntry, running: list[RequestEntry]) -> list[RequestEntry]:
         if not self._at_risk(entry, len(running)):
             return []
         return [o for o in reversed(running) if o.priority > entry.priority and o.rank > entry.rank]
 
-    def _at_risk(self, entry: Entry, running: int) -> bool:
-        """Whether its first token comes late unless it starts now. Estimated are its own iterations, from the one it
-        starts in (`Budget.seconds`); who begins an iteration later is late by one, and the way to the client is not
-        estimated: two iterations like the last one to spare."""
-        if entry.due is None or entry.output:
+    def _at_risk(self, entry: RequestEntry, num_running: int) -> bool:
+        """Return whether the first token is late unless the request starts now.
+
+        The estimate covers its own iterations, beginning with the one in which it starts (`Budget.prompt_seconds`). Two
+        iterations like the last one are added: a request that starts one iteration later is late by one, and the way of
+        the token to the client is not estimated.
+        """
+        if entry.ttft_deadline is None or entry.output:
             return False
-        return self._now() + 2 * self._cost.last + self._budget.seconds(entry.num_tokens, running) >= entry.due
+        seconds = self._budget.prompt_seconds(entry.num_tokens, num_running)
+        return self._now() + 2 * self._cost.last_seconds + seconds >= entry.ttft_deadline
 
 
-def is_guest(entry: Entry, head: Entry, running: list[Entry]) -> bool:
-    """Whether `entry`, which runs, does not give way to `head`, which waits and is of no earlier class: nothing else of
-    its tenant runs, while others of the tenant of `head` do."""
+def is_guest(entry: RequestEntry, head: RequestEntry, running: list[RequestEntry]) -> bool:
+    """Return whether the running `entry` keeps its place although `head` waits, because it is the only running request
+    of its tenant, `head` belongs to a tenant with running requests, and `head` is not of an earlier class.
+    """
     if entry.tenant == head.tenant or head.priority < entry.priority:
         return False
     tenants = [other.tenant for other in running]

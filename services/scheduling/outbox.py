@@ -1,32 +1,33 @@
-"""Outbox: what the pool is still to be told, and what it may ask for again."""
+"""Outbox: what a scheduler has to commit with its next exchange."""
 
 from __future__ import annotations
 
 from services.messages import Commit
-from services.scheduling.entry import Entry
+from services.scheduling.request_entry import RequestEntry
 
 
 class Outbox:
-    """Requests with tokens or ends since the last commits, in the order these came about; and those of the last
-    commits, which a pool that lost its tail wants again."""
+    """The requests with new tokens or an end, in the order in which these came; and the requests of the last commits,
+    because a pool that lost them asks for them again.
+    """
 
     def __init__(self) -> None:
-        self._uncommitted: dict[str, Entry] = {}
-        self._sent: dict[str, Entry] = {}
+        self._uncommitted: dict[str, RequestEntry] = {}
+        self._sent: dict[str, RequestEntry] = {}
 
     def __bool__(self) -> bool:
         return bool(self._uncommitted)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: RequestEntry) -> None:
         self._uncommitted[entry.id] = entry
 
     def take(self) -> list[Commit]:
-        """One commit a request."""
+        """Return one commit for each request with something new."""
         commits = [entry.take_commit() for entry in self._uncommitted.values()]
         self._sent, self._uncommitted = self._uncommitted, {}
         return commits
 
-    def find(self, id: str) -> Entry | None:
+    def find(self, id: str) -> RequestEntry | None:
         return self._uncommitted.get(id) or self._sent.get(id)
 
     def drop(self, id: str) -> None:

@@ -1,15 +1,15 @@
-"""Scheduler: which requests run in the next iteration. The paper's Algorithm 1, line by line where it says so.
+"""Scheduler: which requests run in the next iteration. It implements Algorithm 1 of the paper.
 
 | paper | here |
 |---|---|
-| `request_pool` | the requests claimed from the pool: `Lineup.waiting` (INITIATION, never selected) and `.running` |
+| `request_pool` | the claimed requests: `RequestQueues.waiting` (INITIATION, never selected) and `.running` |
 | `max_bs` | `Knobs.max_batch_size` |
 | `n_slots` | `num_blocks * block_size` |
 | `n_rsrv` | `BlockPool.held` (blocks) |
 | `n_workers` | `Knobs.batches_in_flight` |
-| `n_scheduled` | `len(_flights)` |
-| `req.max_tokens` | `Entry.last`: prompt + `max_new_tokens` |
-| state RUNNING (line 7) | `Entry.flights` > 0: between `select` and `update` |
+| `n_scheduled` | `len(_in_flight)` |
+| `req.max_tokens` | `RequestEntry.max_tokens`: prompt + `max_new_tokens` |
+| state RUNNING (line 7) | `RequestEntry.num_in_flight` > 0: between `select` and `update` |
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from time import monotonic
 
 from services.messages import Claim, Commit, End, EngineFigures, Iteration, IterationResult, Room
 from services.requests import FinishReason
-from services.scheduling.block_pool import BlockPool
+from services.scheduling.batch_builder import BatchBuilder
+from services.scheduling.block_pool import BlockHashes, BlockPool
 from services.scheduling.budget import Budget
 from services.scheduling.cost_model import CostModel
-from services.scheduling.entry import Entry
-from services.scheduling.flight import Flight
-from services.scheduling.judge import Rules
+from services.scheduling.in_flight import InFlight
 from services.scheduling.knobs import Knobs
-from services.scheduling.line_budget import LineBudget
-from services.scheduling.lineup import Lineup
+from services.scheduling.kv_cache_manager import KVCacheManager
 from services.scheduling.order import Fcfs, Priority
 from services.scheduling.outbox import Outbox
-from services.scheduling.prefix import PrefixKeys
-from services.scheduling.refusal import refusal
+from services.scheduling.request_entry import RequestEntry
+from services.scheduling.request_queues import RequestQueues
+from services.scheduling.stopping import StopRules
 from services.text import TextTables
 
 
 class Scheduler:
-    """Iteration-level scheduling. With the knobs' defaults it is first-come-first-served over whole prompts: a request
-    holds blocks for its whole length from its first selection to its end, so one that has started runs to its end.
+    """Iteration-level scheduling. With default knobs, it is first-come-first-served over whole prompts, and a request
+    holds blocks for its whole length from its first selection on, so every request that has started runs to its end.
     """
 
     def __init__(
@@ -52,78 +51,81 @@ class Scheduler:
         text: TextTables | None = None,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """`text` may be None where no request has stop strings or stop token ids that give text. `now` is the clock of
-        TTFT targets, in seconds."""
+        """`text` may be None if no request has stop strings or stop token ids with text. `now` is the clock of TTFT
+        targets, in seconds.
+        """
         self.epoch = epoch
         self.knobs = knobs
         self.blocks = BlockPool(figures.num_blocks, figures.block_size)
         self._figures = figures
-        self._rules = Rules(figures.max_model_len, frozenset(eos_token_ids), text)
+        self._rules = StopRules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
         self._cost = CostModel()
-        self._usual, self._for_lines = Budget(knobs, self._cost), LineBudget(knobs, self._cost)
-        self._budget = self._usual
-        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._usual, now)
-        self._lineup = Lineup(self.blocks, knobs, order)
-        self._entries: dict[str, Entry] = {}  # those in the lineup
-        self._flights: deque[Flight] = deque()
+        self._budget = Budget(knobs, self._cost)
+        order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
+        self._kv = KVCacheManager(self.blocks, knobs)
+        self._queues = RequestQueues(self._kv, knobs, order)
+        self._builder = BatchBuilder(knobs, self._budget, self._cost, self._queues, self._kv)
+        self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
+        self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
         self._step = 0
 
-    # --- what comes in ---------------------------------------------------------------------------------------
+    # --- requests from the pool ------------------------------------------------------------------------------
 
     def add(self, claims: list[Claim]) -> None:
-        """Take charge of requests. One that can never run here, or has ended, ends at once and is committed so.
+        """Take over claimed requests. A request that can never run here, or has already ended, ends at once, and its
+        end is committed.
 
-        A claim of a request that is here already replaces it: a pool that lost its tail gives out again what it no
-        longer knows to be given.
+        A claim of a request that is already here replaces it: a pool that has lost its last changes gives out requests
+        again.
         """
         self.drop([claim.id for claim in claims if claim.id in self._entries or self._outbox.find(claim.id)])
         for claim in claims:
             salt = "" if self.knobs.share_prefixes else claim.tenant
-            entry = Entry(claim, self._rules, PrefixKeys(salt, self.blocks.block_size), self._now())
+            entry = RequestEntry(claim, self._rules, BlockHashes(salt, self.blocks.block_size), self._now())
             self._entries[claim.id] = entry
-            if reason := claim.unreadable or refusal(entry, self._figures):
+            if reason := claim.unreadable or entry.refusal(self._figures):
                 self._end(entry, End(FinishReason.ERROR, error=reason))
             elif entry.end:
                 self._end(entry, entry.end)
             else:
-                self._lineup.add(entry)
+                self._queues.add(entry)
 
     def cancel(self, ids: list[str]) -> None:
-        """End these requests now, in whatever state they are; unknown ids are those that have ended already.
+        """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.
 
-        A token that an iteration in flight samples for them is dropped. Blocks freed here can be placed again at
-        once, because the engine runs iterations in order.
+        Tokens that iterations in flight sample for them are dropped. Their blocks can be reused at once, because the
+        engine runs iterations in order.
         """
         for id in ids:
             if entry := self._entries.get(id):
                 self._end(entry, End(FinishReason.CANCELLED))
         if ids:
-            self._lineup.sweep()
+            self._queues.sweep()
 
     def drop(self, ids: list[str]) -> None:
-        """Forget requests that are not this scheduler's any more: nothing of them is committed."""
+        """Remove requests that do not belong to this scheduler any more. Nothing of them is committed."""
         for id in ids:
             if entry := self._entries.pop(id, None):
-                self._lineup.leave(entry)
+                self._queues.remove(entry)
             self._outbox.drop(id)
         if ids:
-            self._lineup.sweep()
+            self._queues.sweep()
 
     def rewind(self, have: dict[str, int]) -> int:
-        """Of these requests the pool has so many output tokens, fewer than the last commits took for granted: commit
-        again from there, also what had ended meanwhile. Returns how many tokens that were sent go again.
+        """Commit requests again of which the pool has lost output tokens: `have` is the number that it has of each.
+        Requests that have ended since are included. Returns how many tokens are resent.
 
-        A request whose log probabilities are not all here is set back to what the pool has and computed from there;
-        being a function of the request alone, its tokens come out the same.
+        If log probabilities of a request are missing here, the request is reset to the state of the pool and computed
+        again. Its tokens are the same, because they depend on the request alone.
         """
         resent = 0
         for id, count in have.items():
             entry = self._entries.get(id) or self._outbox.find(id)
             if entry is None:
                 continue
-            resent += entry.sent - count
+            resent += entry.num_output_sent - count
             if entry.rewind(count):
                 self._outbox.put(entry)
             else:
@@ -131,166 +133,119 @@ class Scheduler:
                 self.add([entry.as_claim(count)])
         return resent
 
-    def update(self, result: IterationResult) -> None:
-        """Take the oldest iteration's tokens and judge each (lines 10 to 15: what has finished gives its slots back).
+    # --- iterations ------------------------------------------------------------------------------------------
 
-        The token of a request that was preempted meanwhile counts; that of one that ended does not.
+    def select(self) -> Iteration | None:
+        """Return the next iteration; None if nothing can run, or if enough iterations are in flight (lines 4 to 9)."""
+        if len(self._in_flight) >= self.knobs.depth:
+            return None
+        batch, closed = InFlight(self._step + 1), self._closed()
+        if not closed:
+            self._queues.hold_lines(self._now())
+        self._builder.fill(batch, closed, nothing_in_flight=not self._in_flight)
+        if not batch.entries:
+            assert self._in_flight or not self._entries or self._queues.only_lines, (
+                f"none of {list(self._entries)} can run"
+            )
+            return None
+        self._step = batch.step
+        self._in_flight.append(batch)
+        return batch.message(self.epoch, self._kv)
+
+    def _closed(self) -> bool:
+        """Return whether no request may join or preempt the running ones."""
+        return False
+
+    def update(self, result: IterationResult) -> None:
+        """Take the tokens of the oldest iteration in flight, and end the requests that stop with them, which frees
+        their blocks (lines 10 to 15).
+
+        The token of a request that was preempted in the meantime counts; that of a request that ended does not.
         """
-        assert self._flights, f"no iteration is in flight, got a result of {result.step = }"
-        flight = self._flights.popleft()
-        assert (result.epoch, result.step) == (self.epoch, flight.step), f"{flight.step = } {result.step = }"
-        self._cost.finished(flight.tokens, flight.pairs, result.elapsed)
+        assert self._in_flight, f"no iteration is in flight, got a result of {result.step = }"
+        batch = self._in_flight.popleft()
+        assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
+        self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         tokens, failed = result.tokens, result.failed
         ended = 0
-        for entry in flight.entries:
-            if entry.gone:  # it ended, or was cancelled, dropped or set back, while in flight
+        for entry in batch.entries:
+            if entry.removed:  # it ended, or was cancelled, dropped or reset, while in flight
                 continue
-            entry.flights -= 1
+            entry.num_in_flight -= 1
             if entry.id in failed:
                 self._end(entry, End(FinishReason.ERROR, error=failed[entry.id]), failed=True)
                 ended += 1
-            elif entry.id not in flight.partial:
+            elif entry.id not in batch.partial:
                 end = entry.append(tokens[entry.id], result)
                 self._outbox.put(entry)
                 if end:
                     self._end(entry, end)
                     ended += 1
         if ended:
-            self._lineup.sweep()
+            self._queues.sweep()
 
-    def _end(self, entry: Entry, end: End, failed: bool = False) -> None:
+    def _end(self, entry: RequestEntry, end: End, failed: bool = False) -> None:
         entry.end = end
         del self._entries[entry.id]
-        self._lineup.leave(entry, failed)
+        self._queues.remove(entry, failed)
         self._outbox.put(entry)
 
-    # --- what goes out ---------------------------------------------------------------------------------------
-
-    def select(self) -> Iteration | None:
-        """The next iteration; None when nothing can run, or as many as may be are in flight (lines 4 to 9)."""
-        if len(self._flights) >= self.knobs.depth:
-            return None
-        flight, closed = Flight(self._step + 1), self._closed()
-        if not closed:
-            self._lineup.hold_lines(self._now())
-        self._budget = self._for_lines if self._lineup.lines_alone else self._usual
-        self._budget.begin()
-        suspect = self._lineup.suspect()
-        if suspect and not closed and self._lineup.fits_now(suspect):
-            self._alone(suspect, flight)
-        else:
-            if not suspect and not closed:
-                self._lineup.make_way()
-                self._lineup.let_in()
-            self._decodes_then_prompts(flight)
-            if not closed:
-                self._newcomers(flight, only_paused=suspect is not None)
-        if not flight.entries:
-            assert self._flights or not self._entries or self._lineup.lines_alone, (
-                f"none of {list(self._entries)} can run"
-            )
-            return None
-        self._step = flight.step
-        flight.tokens, flight.pairs = self._budget.tokens, self._budget.pairs
-        self._flights.append(flight)
-        return flight.message(self.epoch, self._lineup)
-
-    def _closed(self) -> bool:
-        """Whether nobody may join or pass those that run."""
-        return False
-
-    def _alone(self, suspect: Entry, flight: Flight) -> None:
-        """An iteration of its own shows who kills the engine: if it dies now, the others are not blamed. A suspect that
-        brought a token is like any other from then on."""
-        if not self._flights:
-            if not suspect.active:
-                self._lineup.enter(suspect)
-            self._chunk(flight, suspect)
-
-    def _decodes_then_prompts(self, flight: Flight) -> None:
-        """Who runs already, each with one token or a chunk of what it lacks (lines 19 to 22)."""
-        lookahead, lineup, put = self.knobs.lookahead, self._lineup, flight.put_decode
-        prompts, left, context = [], self._budget.decodes(self.knobs.max_batch_size), 0
-        for entry in lineup.running.copy():
-            tokens, computed = entry.num_tokens, entry.num_computed_tokens
-            if (entry.flights and not lookahead) or tokens >= entry.last:
-                continue
-            if tokens - computed > 1:
-                prompts.append(entry)
-                continue
-            if not left:
-                break
-            if computed >= entry.capacity and not (entry.active and lineup.grow(entry)):
-                continue
-            put(entry)
-            left -= 1
-            context += computed
-            if computed >= entry.next_full:
-                lineup.publish(entry)
-        self._budget.took(len(flight.entries), context)
-        for entry in prompts:
-            if len(flight.entries) < self.knobs.max_batch_size and entry.active:
-                self._chunk(flight, entry)
-
-    def _newcomers(self, flight: Flight, only_paused: bool) -> None:
-        """Who waits, by rank, to the first that does not fit (lines 23 to 26). Those that paused have their blocks, and
-        go on also behind one that lacks them."""
-        for entry in self._lineup.waiting.copy():
-            if self._lineup.full or len(flight.entries) >= self.knobs.max_batch_size or not self._budget.left():
-                return
-            if entry.line and self._lineup.lines_wait:
-                return  # so do all behind it
-            if only_paused and not entry.capacity:
-                continue
-            if entry.flights and not (self.knobs.lookahead and entry.capacity and entry.num_tokens < entry.last):
-                only_paused = True  # it is on its way back
-            elif self._lineup.fits_now(entry):
-                if self._lineup.enter(entry):
-                    self._chunk(flight, entry)
-            else:
-                only_paused = True
-
-    def _chunk(self, flight: Flight, entry: Entry) -> None:
-        computed = entry.num_computed_tokens
-        count = self._budget.chunk(computed, entry.num_tokens - computed)
-        if count:
-            flight.put(entry, count)
-            if computed + count >= entry.next_full:
-                self._lineup.publish(entry)
+    # --- for the pool ----------------------------------------------------------------------------------------
 
     def take_commits(self) -> list[Commit]:
-        """Tokens and ends since the last call, one commit a request, in the order it came about."""
+        """Return tokens and ends since the last call, one commit per request, in the order in which they came."""
         return self._outbox.take()
 
     def has_commits(self) -> bool:
+        """Return whether there are tokens or ends to commit."""
         return bool(self._outbox)
 
-    def gives_way(self) -> bool:
-        """Whether only lines of batches are here."""
-        return self._lineup.lines_alone
+    def has_only_lines(self) -> bool:
+        """Return whether all requests are lines of batches, and there is at least one."""
+        return self._queues.only_lines
 
-    def rest(self) -> float:
-        """Seconds until lines of batches may run, which wait for nothing else; infinite where none do."""
-        return self._lineup.rest(self._now())
+    def wait_time(self) -> float:
+        """Return the seconds until lines of batches may run, if nothing else is here; infinite otherwise."""
+        return self._queues.seconds_to_lines(self._now())
 
     def held(self) -> list[str]:
-        """All it is in charge of, also what has ended but may have to be committed again."""
+        """Return the ids of all requests here, including those that have ended but may have to be committed again."""
         return list(dict.fromkeys([*self._entries, *self._outbox.ids()]))
 
     def room(self) -> Room:
-        """What can be claimed now: what is free, and what iterations in flight will free by ending requests by length,
-        less what requests that wait here will take."""
-        closing = [entry for flight in self._flights for entry in flight.closing if not entry.gone]
-        return self._lineup.room(closing)
+        """Return what can be claimed now: what is free, plus what requests will free whose last token is in flight,
+        minus what the waiting requests will take.
+        """
+        finishing = [entry for batch in self._in_flight for entry in batch.finishing if not entry.removed]
+        return self._queues.room(finishing)
 
     def gauges(self) -> dict[str, float]:
-        """How full it is: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused` requests, which hold some
-        and do not run; `token_budget`, the most an iteration can take, where it is limited."""
-        most = self._usual.most
-        paused = sum(entry.capacity > 0 for entry in self._lineup.waiting)
+        """Return gauges for the metrics: `kv_usage`, the share of KV blocks that are held, 0 to 1; `paused`, the number
+        of waiting requests that hold blocks; and `token_budget`, the most tokens of an iteration, if it is limited.
+        """
+        most = self._budget.max_tokens
+        paused = sum(entry.capacity > 0 for entry in self._queues.waiting)
         limited = {"token_budget": float(most)} if most < inf else {}
         return {"kv_usage": self.blocks.held / self.blocks.num_blocks, "paused": float(paused)} | limited
 
     def take_counters(self) -> dict[str, float]:
-        """Increments since the last call."""
-        return self._lineup.take_counters()
+        """Return the increments of counters since the last call."""
+        return self._queues.take_counters()
+
+
+class RequestLevelScheduler(Scheduler):
+    """Request-level scheduling as in Triton with FasterTransformer (paper, section 2): our baseline. A batch is fixed
+    until its last request ends; only then is the next one claimed and started.
+
+    It is kinder than FasterTransformer in two points: requests that have ended are not computed any more, and prompts
+    are not padded to the longest one of the batch. What remains is the cost of the fixed batch.
+    """
+
+    def _closed(self) -> bool:
+        return bool(self._queues.running)
+
+    def room(self) -> Room:
+        """Return room for a whole batch if none runs, or if the last token of each of its requests is in flight."""
+        if all(entry.finishing for entry in self._queues.running):
+            return super().room()
+        return Room(0, 0, self.blocks.block_size)

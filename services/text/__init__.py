@@ -1,4 +1,4 @@
-"""Tokenizer, chat template, incremental detokenizer, stop strings; no torch, no transformers."""
+"""Tokenizer, chat template, incremental detokenizer and stop strings, without torch or transformers."""
 
 from services.text.chat_template import ChatTemplate
 from services.text.detokenizer import Detokenizer

@@ -1,6 +1,6 @@
-"""ChatTemplate: messages to prompt text by the model's own Jinja template, rendered as transformers renders it.
+"""ChatTemplate: renders messages to the text of a prompt, with the model's own Jinja template, as transformers does.
 
-Templates come with models and are not trusted: they run in Jinja's immutable sandbox.
+Templates come with models and are not trusted. They run in Jinja's immutable sandbox.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
 
-# Appended to the message to continue, to find its end in the rendered text. It is random, so no message contains it. If
-# the space at its end is gone, the template strips contents.
+# The mark is appended to the message that is continued, to find its end in the rendered text. It is random, so no
+# message contains it. If the space at its end is missing afterwards, the template strips contents.
 _MARK = f"<<{secrets.token_hex(16)}>> "
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens it may name (`bos_token`, ...)."""
+    """A compiled chat template and the special tokens that it may use (`bos_token`, ...)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
@@ -37,7 +37,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """The template in chat_template.jinja, else that in tokenizer_config.json; None if there is neither."""
+        """Return the template in chat_template.jinja or in tokenizer_config.json; None if there is neither."""
         config = TokenizerConfig.load(folder)
         return None if config.chat_template is None else cls(config.chat_template, config.named_tokens)
 
@@ -47,11 +47,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt for `messages`; fields that are None count as absent. With `continue_final_message` it ends with
-        the content of the last message, for the model to go on with.
+        """Return the prompt for `messages`. Fields that are None count as absent. With `continue_final_message`, the
+        prompt ends with the content of the last message, so that the model continues it.
 
-        Raises ValueError with the template's own words where it refuses them (`raise_exception`), and saying what went
-        wrong where it cannot render them.
+        Raises ValueError with the template's own message if it refuses the messages (`raise_exception`), or with the
+        reason why they cannot be rendered.
         """
         if not messages:
             raise ValueError("a chat needs at least one message")
@@ -80,13 +80,15 @@ class ChatTemplate:
 
 
 def _open(text: str, content: str) -> str:
-    """The rendered `text` up to the end of its last message, whose `content` was rendered with `_MARK` behind it."""
+    """Return the rendered `text` up to the end of its last message. Its `content` was rendered with `_MARK`
+    appended.
+    """
     mark = _MARK.rstrip()
     if content.strip() not in text or mark not in text:
         raise ValueError("the model's chat template leaves out the last message, or changes it: it cannot be continued")
     end = text.rindex(mark)
     before = text[:end].replace(_MARK, "").replace(mark, "")  # a template may write the content twice
-    # a template that strips contents would have stripped the content's end, which the mark protected
+    # a template that strips contents would also have stripped the end of the content, but for the mark
     return before if text.startswith(_MARK, end) else before.rstrip()
 
 
@@ -95,7 +97,7 @@ class _RefusedError(TemplateError):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it is only its content."""
+    """`{% generation %}` marks what the model wrote, for training. Here it stands for its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -125,5 +127,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which no model was trained on."""
+    """Dump JSON without the HTML escapes of Jinja's own filter, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,9 +1,9 @@
-"""Detokenizer: tokens in, final text out.
+"""Detokenizer: turns output tokens into text that is final.
 
-The text given out after k tokens is a function of those k tokens alone, and a prefix of the text after k + 1:
-however tokens are grouped into pushes, and whichever gateway decodes them, the same text comes out. Held back are
-bytes of an unfinished character, whatever a stop string may still claim, and a stop token that came last. Where the
-stop stays in the text, only what follows a complete stop string is held back.
+The text after k tokens depends on these k tokens only, and is a prefix of the text after k + 1 tokens. It is therefore
+the same however tokens are grouped, and whichever gateway decodes them. Held back are the bytes of an incomplete
+character, what may still become part of a stop string, and a stop token at the end. If the stop stays in the text, only
+what follows a complete stop string is held back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Detokenizer:
         self._held = b""
 
     def push(self, tokens: Iterable[int]) -> str:
-        """The text that became final by these tokens; may be empty."""
+        """Return the text that became final with these tokens, which may be empty."""
         new = list(tokens)
         if not new:
             return ""
@@ -44,22 +44,24 @@ class Detokenizer:
         return text
 
     def finish(self, cut: int = 0) -> str:
-        """The rest of the text without its last `cut` bytes: a stop that is not to stay in it, and what follows."""
+        """Return the rest of the text without its last `cut` bytes: a stop that is to be removed, and what
+        follows it.
+        """
         assert cut <= len(self._held), f"{cut = } bytes to cut, {len(self._held)} held"
         text = self._decoder.decode(self._held[: len(self._held) - cut], final=True)
         self._held = b""
         return text
 
     def _end_of_stop(self, new: list[int], matcher: StopMatcher) -> int:
-        """Where the stop string ends that the last token completes, if any: what follows it goes if it counts."""
+        """Return the end of the stop string that the last token completes, if any. What follows it may be removed."""
         match = [matcher.push(token) for token in new][-1]
         return len(self._held) - (match.behind if match else 0)
 
     def _first_claimed(self, token: int) -> int:
-        """Where the held bytes may still be cut from; `token` came last.
+        """Return the first held byte that may still be cut. `token` is the last token.
 
-        A stop string that was complete before the last token did not end the sequence (`min_tokens`), so it is text.
-        One that the last token completes may be about to end it, and one may have begun without being complete.
+        A stop string that was complete before the last token did not end the sequence (`min_tokens`), so it is text. A
+        stop string that the last token completes may end it, and another one may have begun.
         """
         last = len(self._held) - len(self._tables.bytes_of(token))
         match = earliest_match(self._held, self._stops, after=last)
@@ -70,7 +72,7 @@ class Detokenizer:
 
 
 def _begun(text: bytes, stop: bytes) -> int:
-    """Where the longest end of `text` starts that `stop` starts with, short of all of `stop`; else the length."""
+    """Return the start of the longest suffix of `text` that is a proper prefix of `stop`; `len(text)` if none is."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)

@@ -1,4 +1,4 @@
-"""LengthBound: how many tokens a text has at least, known without tokenizing it."""
+"""LengthBound: a lower bound of the number of tokens of a text, computed without tokenizing it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any, Self
 
 from services.text.token_bytes import ALPHABET
 
-# Characters that NFC makes one of, at most: Greek letters with three marks.
+# The most characters that NFC combines into one: Greek letters with three marks.
 COMPOSED = 4
 ASCII = frozenset(range(0x80))
 USED = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes of UTF-8
-BEHIND = frozenset(range(0x80, 0xC0))  # those of a character behind its first one
+BEHIND = frozenset(range(0x80, 0xC0))  # bytes of a character after its first one
 
 _CUT_NOTHING = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBound:
-    """A token stands for `longest` characters of a text at most; those `left_out` may become none."""
+    """A token stands for at most `longest` characters of a text. The characters `left_out` may become no token."""
 
     longest: int
     left_out: str = ""
 
     @classmethod
     def of(cls, raw: dict[str, Any], longest_bytes: int) -> Self | None:
-        """Of a tokenizer.json whose longest token has so many bytes. None where there is no bound, because something
-        in the tokenizer leaves out parts of a text."""
+        """Return the bound of a tokenizer.json whose longest token has `longest_bytes` bytes. None if there is no
+        bound, because the tokenizer may leave out parts of a text.
+        """
         normalizers, splitters = _steps(raw.get("normalizer")), _steps(raw.get("pre_tokenizer"))
         left_out = _left_out(raw["model"], [*normalizers, *splitters])
         whole = (
@@ -40,11 +41,12 @@ class LengthBound:
         return cls(longest_bytes * (COMPOSED if any(step["type"] == "NFC" for step in normalizers) else 1), left_out)
 
     def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least."""
         return (len(text) - sum(map(text.count, self.left_out))) // self.longest
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer."""
+    """Return the steps of a normalizer or a pre-tokenizer."""
     if part is None:
         return []
     if part["type"] != "Sequence":
@@ -53,7 +55,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _keeps(normalizer: dict[str, Any]) -> bool:
-    """Whether its output is as long as its input, but for NFC."""
+    """Return whether its output is at least as long as its input. NFC counts as such, and is handled by COMPOSED."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         return bool(pattern) and len(normalizer["content"]) >= len(pattern)
@@ -61,8 +63,9 @@ def _keeps(normalizer: dict[str, Any]) -> bool:
 
 
 def _left_out(model: dict[str, Any], steps: list[dict[str, Any]]) -> str | None:
-    """Characters that become no token, because the vocabulary lacks their byte; None where others may be left out, or
-    become one token with their neighbours."""
+    """Return the characters that become no token because the vocabulary lacks their byte; None if other characters may
+    be left out, or may become one token together with their neighbours.
+    """
     vocab = model["vocab"]
     pieces = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
     if model.get("byte_fallback"):

@@ -1,7 +1,7 @@
-"""StopMatcher: the scheduler's search for stop strings, on bytes, token by token.
+"""StopMatcher: searches the output for stop strings, in bytes, token by token.
 
-A sequence ends at the first token that completes a stop string. If that token completes several, the match that
-starts earliest wins; among equal starts the string listed first. The text ends where the match starts.
+A sequence ends at the first token that completes a stop string. If that token completes several, the match that starts
+first wins; if several start there, the string that is listed first. The text ends where the match starts.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from services.text.token_bytes import TextTables
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """Which string matched, and how many trailing bytes of the text so far to cut: from its start to the end."""
+    """The stop string that matched, and the number of bytes from its start to the end of the text, which are cut."""
 
     stop: str
     cut: int
 
     @property
     def behind(self) -> int:
-        """How many of those bytes follow the stop string."""
+        """The number of bytes after the stop string."""
         return self.cut - len(self.stop.encode())
 
 
 def encode_stops(stops: Iterable[str]) -> list[bytes]:
-    """The stop strings as bytes; ValueError for one that is empty or no valid Unicode."""
+    """Return the stop strings as bytes. Raises ValueError if one is empty or not valid Unicode."""
     encoded = [stop.encode() for stop in stops]
     if not all(encoded):
         raise ValueError("a stop string is empty")
@@ -34,7 +34,7 @@ def encode_stops(stops: Iterable[str]) -> list[bytes]:
 
 
 def earliest_match(text: bytes | bytearray, stops: Sequence[bytes], after: int) -> tuple[int, int] | None:
-    """(start, index of the stop) of the earliest stop string in `text` that ends behind position `after`."""
+    """Return (start, index of the stop) of the first stop string in `text` that ends after position `after`."""
     found = [
         (start, index)
         for index, stop in enumerate(stops)
@@ -44,10 +44,10 @@ def earliest_match(text: bytes | bytearray, stops: Sequence[bytes], after: int) 
 
 
 class StopMatcher:
-    """Feeds on the output tokens of one sequence; keeps no more bytes than the longest stop string has.
+    """Gets the output tokens of one sequence, and keeps fewer bytes than the longest stop string has.
 
-    Every token must be pushed, also those before `min_tokens`, whose matches the caller ignores: a match is reported
-    only by the token that completes it. After a reclaim, push the tokens committed so far and ignore their matches.
+    A match is reported only by the token that completes it. Every token must be pushed, including those before
+    `min_tokens` and those that an earlier owner of the request committed, whose matches the caller ignores.
     """
 
     def __init__(self, tables: TextTables, stops: Sequence[str]) -> None:
@@ -58,7 +58,9 @@ class StopMatcher:
         self._tail = b""
 
     def push(self, token: int) -> StopMatch | None:
-        """The stop string that `token` completes, if any. O(bytes of the token + longest stop) per stop string."""
+        """Return the stop string that `token` completes, if any. Takes O(bytes of token and longest stop) per stop
+        string.
+        """
         window = self._tail + self._tables.bytes_of(token)
         match = earliest_match(window, self._encoded, after=len(self._tail))
         self._tail = window[-self._keep :] if self._keep else b""

@@ -1,9 +1,9 @@
-"""Token id -> bytes of text, read from tokenizer.json alone, so that a scheduler can load it without any model.
+"""TextTables: the bytes of each token id, read from tokenizer.json alone, so that a scheduler needs no model.
 
-The table is exact for decoders under which a token's bytes do not depend on its neighbours: byte-level (GPT-2's
-alphabet) and SentencePiece's (a visible space, `<0xNN>` for bytes). Others are refused, never approximated.
-SentencePiece drops the space before the first word of a text; the table keeps it, because what a model generates
-continues a prompt.
+The table is exact for decoders with which the bytes of a token do not depend on its neighbours: byte-level decoders
+(GPT-2's alphabet) and those of SentencePiece (a visible space, `<0xNN>` for bytes). Other decoders are refused, never
+approximated. SentencePiece drops the space before the first word of a text. The table keeps it, because the output of a
+model continues a prompt.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TextTables:
-    """What each token id adds to the text. Ids without a token add nothing. Special tokens add nothing either, but in
-    `with_special` they do."""
+    """The bytes that each token id adds to the text. Ids without a token add nothing. Special tokens add their spelling
+    in `with_special`, and nothing otherwise.
+    """
 
     token_bytes: list[bytes]
     special_ids: frozenset[int]
-    with_special: TextTables | None = None  # the tables of requests whose special tokens are text
+    with_special: TextTables | None = None  # for requests whose special tokens are text
 
     @classmethod
     def load(cls, folder: Path) -> TextTables:
-        """The tables of the model in `folder`; ModelError where its tokenizer has no exact table."""
+        """Return the tables of the model in `folder`. Raises ModelError if its tokenizer has no exact table."""
         return cls.made_of(read_tokenizer_json(folder), folder)
 
     @classmethod
     def made_of(cls, raw: dict[str, Any], folder: Path) -> TextTables:
-        """The same, of what `read_tokenizer_json` has read."""
+        """Return the tables for the content of a tokenizer.json. Raises ModelError like `load`."""
         try:
             return _build(raw)
-        except (ModelError, UnicodeEncodeError) as error:  # a token may be spelled as half of a character
+        except (ModelError, UnicodeEncodeError) as error:  # the spelling of a token may be half of a character
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from None
 
     def of(self, skip_special_tokens: bool) -> TextTables:
-        """The tables of a request with this `skip_special_tokens`, for its text and its stop strings alike."""
+        """Return the tables of a request with this `skip_special_tokens`, for its text and its stop strings."""
         if skip_special_tokens:
             return self
         assert self.with_special is not None, "these tables do not know how special tokens are spelled"
         return self.with_special
 
     def bytes_of(self, token: int) -> bytes:
-        """Token's bytes; b"" beyond the tokenizer, since a model may have more logits than its tokenizer has ids."""
+        """Return the token's bytes; b"" for ids beyond the tokenizer, because a model may have more logits than
+        that.
+        """
         assert token >= 0, f"{token = }"
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
@@ -59,6 +62,7 @@ class TextTables:
 
 
 def read_tokenizer_json(folder: Path) -> dict[str, Any]:
+    """Return the content of the tokenizer.json in `folder`. Raises ModelError."""
     path = folder / "tokenizer.json"
     try:
         raw = json.loads(path.read_bytes())
@@ -96,7 +100,7 @@ def _vocabulary(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
-    """How one piece becomes bytes, and whether added tokens are literal under this decoder."""
+    """Return the function from a piece to its bytes, and whether added tokens are literal with this decoder."""
     if decoder is None:
         raise ModelError("it has no decoder, so its tokens have no exact bytes")
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -111,7 +115,7 @@ def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bo
 
 
 def _space_mark(step: dict[str, Any]) -> str | None:
-    """The character that stands for a space, if this step of a decoder turns it into one."""
+    """Return the character that stands for a space, if this step of a decoder replaces one."""
     if step["type"] == "Metaspace":
         return str(step["replacement"])
     if step["type"] == "Replace":
@@ -133,7 +137,7 @@ def _sentencepiece(space: str, byte_fallback: bool) -> Callable[[str], bytes]:
 
 
 def _gpt2_alphabet() -> dict[str, int]:
-    """GPT-2's one character per byte: printable Latin-1 stands for itself, the rest is moved to U+0100 and up."""
+    """Return GPT-2's character for each byte: printable Latin-1 is unchanged, the rest is moved to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
@@ -145,5 +149,5 @@ ALPHABET = _gpt2_alphabet()
 def _byte_level(piece: str) -> bytes:
     try:
         return bytes([ALPHABET[character] for character in piece])
-    except KeyError:  # not written in the alphabet: the decoder takes such a piece as it is
+    except KeyError:  # not in the alphabet: the decoder takes such a piece as it is
         return piece.encode()

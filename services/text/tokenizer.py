@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, by the model's tokenizer.json."""
+"""Tokenizer: from text to token ids and back, with the model's tokenizer.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.text.tokenizer_config import TokenizerConfig
 
 
 class Tokenizer:
-    """A model's tokenizer, its chat template and its tables. Safe to use from several threads."""
+    """A model's tokenizer, chat template and text tables. Can be used by several threads."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of the model in `folder`; ModelError where there is none that can be served."""
+        """Load the tokenizer of the model in `folder`. Raises ModelError if it has none that can be served."""
         raw = read_tokenizer_json(folder)
         tables = TextTables.made_of(raw, folder)
         assert tables.with_special is not None
@@ -50,7 +50,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the tokenizer knows, added tokens included; a model may have more logits."""
+        """The number of ids of the tokenizer, including added tokens. A model may have more logits."""
         return len(self.tables.token_bytes)
 
     @property
@@ -62,30 +62,30 @@ class Tokenizer:
         return self.tables.token_bytes
 
     def least_tokens(self, text: str) -> int:
-        """How many tokens `text` has at least, by its length; 0 where that says nothing."""
+        """Return a lower bound of the number of tokens of `text`, computed from its length; 0 if there is none."""
         return self._bound.least_tokens(text) if self._bound else 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written in it become their ids.
+        """Return the token ids of `text`. Special tokens that are spelled in it become their ids.
 
-        `add_special_tokens` puts those around it that the model expects (a BOS, say); False for text that a chat
-        template made, which has them. Raises ValueError where `text` is no valid Unicode (a lone surrogate).
+        `add_special_tokens` adds those that the model expects around a text, such as a BOS. It is False for the output
+        of a chat template, which has them. Raises ValueError if `text` is not valid Unicode (a lone surrogate).
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of each text, on several cores."""
+        """Encode each text like `encode`, on several cores."""
         for text in texts:
             text.encode()  # the library would raise a TypeError
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids` as output: what `Detokenizer` gives, or with the special tokens spelled out."""
+        """Return the text of output tokens, as `Detokenizer` does."""
         return self.tables.of(skip_special_tokens).join(ids).decode(errors="replace")
 
     def literal_bytes(self, token: int) -> bytes:
-        """The token's bytes, those of a special token being its name: what logprobs show."""
+        """Return the token's bytes for log probabilities. Those of a special token are its name."""
         if token in self.tables.special_ids:
             return (self._backend.id_to_token(token) or "").encode()
         return self.tables.bytes_of(token)
@@ -100,8 +100,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt text for a chat, see `ChatTemplate.apply`; ValueError where the template refuses it or the model
-        has none."""
+        """Return the text of the prompt for a chat, see `ChatTemplate.apply`. Raises ValueError if the template refuses
+        the messages or if the model has no template.
+        """
         if self._template is None:
             raise ValueError("this model has no chat template; use completions, which take plain text")
         return self._template.apply(messages, add_generation_prompt, continue_final_message)

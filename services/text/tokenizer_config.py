@@ -1,4 +1,4 @@
-"""TokenizerConfig: class, special tokens and chat template in a model's tokenizer_config.json."""
+"""TokenizerConfig: the class, special tokens and chat template in a model's tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from services.errors import ModelError
 
-DEFAULT_CLASS = "PreTrainedTokenizerFast"  # transformers' class for a tokenizer.json of which nothing else is known
+DEFAULT_CLASS = "PreTrainedTokenizerFast"  # what transformers uses if only tokenizer.json is there
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """`named_tokens`: `bos_token`, `eos_token` and the like, as text. `chat_template`: its source, None without one."""
+    """`named_tokens`: `bos_token`, `eos_token` etc. as text. `chat_template`: the source of the template, or None."""
 
     tokenizer_class: str
     named_tokens: dict[str, str]
@@ -23,9 +23,10 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Of the model in `folder`; a file that is missing counts as empty. Raises ModelError where one is not JSON.
+        """Load the config of the model in `folder`. A missing file counts as empty. Raises ModelError if a file is not
+        JSON.
 
-        chat_template.jinja wins over the template in tokenizer_config.json.
+        chat_template.jinja takes precedence over the template in tokenizer_config.json.
         """
         config = _read_json(folder / "tokenizer_config.json")
         file = folder / "chat_template.jinja"
@@ -47,7 +48,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _default_of(template: Any) -> str | None:
-    """A template is one string, or a list of named ones of which `default` is meant."""
+    """Return the template, which is a string, or the one with the name `default` in a list of templates."""
     if isinstance(template, list):
         return next((t["template"] for t in template if t["name"] == "default"), None)
     return template if isinstance(template, str) else None

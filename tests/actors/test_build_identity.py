@@ -9,7 +9,7 @@ import grimp
 import pytest
 
 from actors.engine import SOURCES, build_of, source_files
-from services.config import Settings
+from services.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ import pytest
 from actors.app import build
 from actors.connections import FILES_EACH, OTHER_FILES, connections, streams, warning
 from actors.haproxy import REFUSED
-from services.config import Settings
 from services.errors import SettingsError
+from services.settings.settings import Settings
 
 
 @pytest.mark.parametrize("max_waiting", [1, 5000, 10_000])

@@ -12,9 +12,9 @@ from engine_seats import WAIT, attach, keeping_spare, seat, status_of
 from tiny_models import make_tiny_model
 
 from actors.placement import engine_names
-from services.config import load
 from services.errors import OtherWeights
 from services.models.pin import pin
+from services.settings.sources import load
 
 pytestmark = [
     pytest.mark.cluster,

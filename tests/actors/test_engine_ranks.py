@@ -25,8 +25,8 @@ from engine_seats import (
 from actors import engine_ranks
 from actors.engine_link import EngineLink
 from actors.placement import find_engine
-from services.config import load
 from services.errors import EngineLost, StaleEpoch
+from services.settings.sources import load
 
 pytestmark = [
     pytest.mark.cluster,

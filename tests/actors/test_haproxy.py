@@ -18,7 +18,7 @@ from actors.connections import connections
 from actors.haproxy import MARK
 from actors.leftovers import processes_of
 from actors.listening import ports_of
-from services.config import Settings
+from services.settings.settings import Settings
 
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 

@@ -9,8 +9,8 @@ import pytest
 from haproxy_process import free_port, serve_config
 
 from actors.environment import PROGRAM, prepared_environment
-from services.config import Settings
-from tests.services.test_exposure import self_signed
+from services.settings.settings import Settings
+from tests.services.settings.test_exposure import self_signed
 
 
 @pytest.mark.parametrize(

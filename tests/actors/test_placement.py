@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from actors.placement import check_gpus
-from services.config import Settings
 from services.errors import SettingsError
+from services.settings.settings import Settings
 
 
 @pytest.mark.parametrize(

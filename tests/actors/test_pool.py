@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from actors.pool import limits_of, open_pool
-from services.config import Settings
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT
+from services.settings.settings import Settings
 
 MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 

@@ -14,10 +14,10 @@ from cli.arguments import Parser
 from cli.serve import _check_port
 from cli.serve_flags import parse
 from cli.server import add_server, headers, own_url
-from services.config import Settings
 from services.errors import SettingsError, UsageError
-from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
-from services.setting_types import Section, hash_of
+from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.settings import Settings
+from services.settings.types import Section, hash_of
 from services.version import program_version
 
 

@@ -20,7 +20,7 @@ from load.server import OrcaServer, free_port
 from services.pool.binaries import choose_server
 from services.pool.connection import Connection
 from services.pool.server import PoolServer
-from tests.services.test_exposure import self_signed
+from tests.services.settings.test_exposure import self_signed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 

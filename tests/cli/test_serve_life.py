@@ -18,12 +18,12 @@ import pytest
 from openai import OpenAI
 
 from load.server import OrcaServer
-from services.config import Settings
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, NewRequest
 from services.models import resolve
 from services.requests import SamplingParams
+from services.settings.settings import Settings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 
 from load.server import ROOT, OrcaServer
+from services.files import user_cache
 from services.models import resolve
-from services.user_folders import user_cache
 from tests.clients import outcome, report
 from tests.clients.catalogue import Client, chosen
 from tests.clients.environments import Environments, NotInstalled

@@ -14,8 +14,8 @@ import yaml
 
 from actors.environment import free_ports, haproxy, own_places
 from actors.leftovers import processes_of
-from services.config import Settings
 from services.pool.binaries import choose_server
+from services.settings.settings import Settings
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonschema import Draft7Validator
 
-from services.config import Settings
+from services.settings.settings import Settings
 from tests import schemas
 from tests.deploy.conftest import ROOT
 

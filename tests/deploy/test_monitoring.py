@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.metrics import COUNTERS, OPTIONAL_GAUGES, render
 from services.overview import Overview, Seat
-from services.telemetry import COUNTERS, OPTIONAL_GAUGES, render
 from tests.deploy.conftest import ROOT
 
 FOLDER = ROOT / "deploy/monitoring"

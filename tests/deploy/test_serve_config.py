@@ -12,10 +12,11 @@ from ray.serve.schema import ServeDeploySchema
 from actors.app import build
 from actors.connections import connections
 from actors.environment import SERVE_MODE
-from services import exposure
-from services.config import Settings, load
 from services.errors import SettingsError
-from services.setting_types import hash_of
+from services.settings import exposure
+from services.settings.settings import Settings
+from services.settings.sources import load
+from services.settings.types import hash_of
 from tests.deploy.compose_cluster import interpolated
 from tests.deploy.conftest import ROOT
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
 from stack import Server, Stack
 from tiny_text import make_folder
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from stack import Server, Stack
 from tiny_text import make_folder
 
 from gateway.model import ServedModel
-from services.config import Settings
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
+from services.settings.settings import Settings
 from services.text import Tokenizer
 
 

@@ -11,7 +11,7 @@ from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
 from services.messages import Logprobs, PromptLogprobs, TokenEvent
 from services.requests import SamplingParams
-from services.scheduling.judge import Judge, Rules
+from services.scheduling.stopping import StopChecker, StopRules
 
 REQUEST = "cmpl-" + 32 * "0"
 STOPS = ("ab", "bcd", "🐳")
@@ -28,14 +28,14 @@ def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fie
 def events_of(
     model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False, **sampling: Any
 ) -> list[TokenEvent]:
-    """As a scheduler would commit them, up to the end its judge finds."""
-    rules = Rules(1000, model.info.eos_token_ids, model.tokenizer.tables)
-    judge = Judge(rules, SamplingParams(len(tokens), stop=STOPS, **sampling), 2)
+    """As a scheduler would commit them, up to the end its stop checker finds."""
+    rules = StopRules(1000, model.info.eos_token_ids, model.tokenizer.tables)
+    checker = StopChecker(rules, SamplingParams(len(tokens), stop=STOPS, **sampling), 2)
     events = []
     for index, token in enumerate(tokens):
         found = Logprobs(-1.0, [(token, -1.0)], None if index else PROMPT) if logprobs else None
         events.append(TokenEvent(f"{REQUEST}/{choice}", index, token, found))
-        if end := judge(token, index + 1):
+        if end := checker.check_stop(token, index + 1):
             return [*events, TokenEvent(f"{REQUEST}/{choice}", index + 1, None, end=end)]
     raise AssertionError(f"no end after {len(tokens)} tokens")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.messages import End, Logprobs, TokenEvent
 from services.requests import FinishReason, SamplingParams
-from services.scheduling.judge import Judge, Rules
+from services.scheduling.stopping import StopChecker, StopRules
 from services.text import Tokenizer
 
 ID = "some-request/0"
@@ -30,7 +30,7 @@ def lives(draw: st.DrawFn) -> Life:
 def events_of(tokenizer: Tokenizer, life: Life) -> list[TokenEvent]:
     """The events of a life, as scheduler and pool would tell them."""
     text, sampling, outside, after = life
-    judge = Judge(Rules(512, frozenset(), tokenizer.tables), sampling, 5)
+    checker = StopChecker(StopRules(512, frozenset(), tokenizer.tables), sampling, 5)
     events: list[TokenEvent] = []
     said = tokenizer.encode(text)
     while True:
@@ -40,7 +40,7 @@ def events_of(tokenizer: Tokenizer, life: Life) -> list[TokenEvent]:
         token = said[index % len(said)]
         logprobs = None if sampling.logprobs is None else Logprobs(-0.5, [(token, -0.5)])
         events.append(TokenEvent(ID, index, token, logprobs))
-        end = judge(token, index + 1)
+        end = checker.check_stop(token, index + 1)
         if end is not None:
             return [*events, TokenEvent(ID, index + 1, None, end=replace(end, cached=CACHED))]
 

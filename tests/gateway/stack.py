@@ -17,18 +17,18 @@ from echo_engine import EchoEngine
 from actors.pool import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
-from services.clock import RealClock
-from services.config import Settings
-from services.iteration_cost import IterationCost
-from services.local_engine import LocalEngine
-from services.loop import EngineLoop
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalEngine
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Knobs, Scheduler
-from services.telemetry import Counters
+from services.settings.settings import Settings
 from services.text import Tokenizer
 
 T = TypeVar("T")

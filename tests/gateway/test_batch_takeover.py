@@ -20,9 +20,9 @@ from gateway.errors import ApiError
 from gateway.files import disk
 from gateway.files.store import FileStore, tenant_folder
 from services import wire
-from services.config import Settings
 from services.pool.pool import RequestPool
 from services.requests import FinishReason
+from services.settings.settings import Settings
 
 LINES = 60
 

@@ -10,8 +10,8 @@ import pytest
 from stack import Stack
 
 from cli.serve_flags import parse
-from services.config import Settings
 from services.errors import UsageError
+from services.settings.settings import Settings
 
 PAGE, OTHER = "http://localhost:3000", "http://elsewhere.example"
 PREFLIGHT = {

@@ -15,7 +15,7 @@ import pytest
 from clients import get, post, show_an_engine, wait_until
 from stack import Server, Stack
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 # takes longer than `wait_until` waits: 20 ms per token
 LONG: dict[str, Any] = {"prompt": "SLOW", "max_tokens": 380}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from stack import Stack
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 BODY = {"prompt": "hello", "max_tokens": 2}
 TEXT = b'{"prompt": "hello", "max_tokens": 2}'

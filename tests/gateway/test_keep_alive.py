@@ -12,7 +12,7 @@ from clients import get, post, show_an_engine
 from stack import Stack
 
 from gateway import streams
-from services.config import Settings
+from services.settings.settings import Settings
 
 BODY = {"prompt": "hello", "max_tokens": 3, "stream": True}
 

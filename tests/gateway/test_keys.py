@@ -13,8 +13,8 @@ import pytest
 from sse_client import RESUMABLE, read
 from stack import Stack
 
-from services.config import Settings
 from services.errors import OrcaError
+from services.settings.settings import Settings
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
 ALICE, BOB = {"Authorization": "Bearer key-of-alice"}, {"Authorization": "bearer key-of-bob"}

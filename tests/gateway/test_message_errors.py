@@ -14,7 +14,7 @@ from clients import post, show_an_engine, wait_until
 from stack import NAME, Stack
 
 from gateway.gateway import Gateway
-from services.config import Settings
+from services.settings.settings import Settings
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 SAY: list[Any] = [{"role": "user", "content": "hello"}]

@@ -14,8 +14,8 @@ from clients import post, show_an_engine, wait_until
 from stack import Stack
 from test_bad_input import check_error
 
-from services.config import Settings
 from services.messages import Exchange, Room
+from services.settings.settings import Settings
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {

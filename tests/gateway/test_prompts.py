@@ -11,7 +11,7 @@ import pytest
 from stack import Stack
 from tiny_text import make_folder
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]

@@ -18,10 +18,10 @@ from gateway.errors import ApiError
 from gateway.leaving import Leaving
 from gateway.put_back import PutBack
 from gateway.reader import Reader
-from services.config import Settings
 from services.messages import Commit, Exchange, Logprobs, PromptLogprobs, Room
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
+from services.settings.settings import Settings
 
 
 @dataclass

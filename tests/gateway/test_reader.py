@@ -15,9 +15,9 @@ from gateway.heartbeat import Heartbeat
 from gateway.inbox import Inbox
 from gateway.reader import Reader
 from services.messages import Commit, End, NewSequence, Snapshot, Submission, TokenEvent
+from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams
-from services.telemetry import Counters
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from stack import NAME, Stack
 from gateway.responses.stored import Extra
 from gateway.schemas.chat import Message
 from gateway.schemas.responses import INCLUDABLE
-from services.config import Settings
+from services.settings.settings import Settings
 
 PATH = "/v1/responses"
 

@@ -13,9 +13,9 @@ import pytest
 from clients import wait_until
 from stack import NAME, Stack
 
-from services.config import Settings
 from services.pool.pool import RequestPool
-from services.setting_types import hash_of
+from services.settings.settings import Settings
+from services.settings.types import hash_of
 
 # 20 ms per token, the prompt over and over
 SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import NAME, Stack
 from tiny_text import TEMPLATE
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 
 def samples(http: httpx.Client) -> dict[str, float]:

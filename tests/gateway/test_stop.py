@@ -13,7 +13,7 @@ from clients import post
 from sse_client import DONE, RESUMABLE, events, read, rest
 from stack import Stack
 
-from services.config import Settings
+from services.settings.settings import Settings
 
 BODY = {"prompt": "SLOWab ", "max_tokens": 60}
 

@@ -19,7 +19,7 @@ from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
-from services.config import Settings
+from services.settings.settings import Settings
 
 USER = {"role": "user", "content": "hi"}
 MODELS: dict[type[Any], dict[str, Any]] = {

@@ -14,9 +14,9 @@ import pytest
 from clients import post, show_an_engine, wait_until
 from stack import NAME, Server, Stack
 
-from services.config import Settings
 from services.overview import Overview
 from services.pool.pool import RequestPool
+from services.settings.settings import Settings
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 3}
 

@@ -1,4 +1,4 @@
-"""What runs in the background ends with a word in the log, begins anew, or takes its process with it."""
+"""Background tasks and threads: exceptions are logged, tasks run again, processes end with their vital threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from services import background
-from services.background import persist, start
+from services.background import keep_running, start
 
 
-async def test_a_part_that_fails_begins_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_function_runs_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PAUSE", 0.0)
     times = 0
 
@@ -24,12 +24,12 @@ async def test_a_part_that_fails_begins_anew(caplog: pytest.LogCaptureFixture, m
         if times < 3:
             raise OSError(f"fault {times}")
 
-    await persist(part)
+    await keep_running(part)
     assert times == 3
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["fault 1", "fault 2"]
 
 
-async def test_a_task_that_ends_by_a_fault_is_in_the_log_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_that_ends_a_task_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise KeyError("a fault")
 
@@ -41,7 +41,7 @@ async def test_a_task_that_ends_by_a_fault_is_in_the_log_at_once(caplog: pytest.
     ]
 
 
-async def test_a_task_that_nobody_holds_goes_on() -> None:
+async def test_a_task_without_references_continues() -> None:
     done = asyncio.Event()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What children find in their environment."""
+"""The environment of child processes has no settings."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "another")
 
 
-def test_settings_are_left_out_and_of_the_rest_what_is_not_asked_for() -> None:
+def test_settings_are_left_out() -> None:
     assert "ORCA_API_KEY" not in without_settings()
     assert without_settings()["HF_TOKEN"] == "another"
     assert not {"ORCA_API_KEY", "HF_TOKEN"} & set(least())
     assert least("HF_TOKEN")["HF_TOKEN"] == "another"
 
 
-def test_the_compiler_is_told_no_setting() -> None:
+def test_the_compiler_gets_no_settings() -> None:
     told = json.loads(build._ran([sys.executable, "-c", SAYS]))
     assert (told.get("ORCA_API_KEY"), told["HF_TOKEN"]) == (None, "another")
 
 
-def test_the_trial_of_kernels_is_told_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_of_kernels_gets_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "says_secrets.py").write_text("import os; raise SystemExit(os.environ.get('ORCA_API_KEY', 'nothing'))")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_trial(tmp_path, EngineSettings(), "says_secrets").fault.endswith("nothing")

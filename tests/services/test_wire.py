@@ -1,4 +1,4 @@
-"""Every message survives the wire unchanged."""
+"""The wire format: every message is unpacked as it was packed."""
 
 import msgpack
 import pytest
@@ -38,18 +38,18 @@ SAMPLING = SamplingParams(
         ),
     ],
 )
-def test_message_comes_back_equal(message: object) -> None:
+def test_messages_are_unchanged(message: object) -> None:
     back = unpack(type(message), pack(message))
     assert back == message
 
 
-def test_batch_order_survives() -> None:
+def test_the_batch_order_is_unchanged() -> None:
     scheduled = {f"r/{i}": 1 for i in (3, 1, 2)}
     assert list(unpack(Iteration, pack(Iteration("e", 0, scheduled))).scheduled) == ["r/3", "r/1", "r/2"]
 
 
 def test_settings_of_an_older_build_lack_the_last_fields() -> None:
-    """A request that waits in the pool while the programs around it are replaced."""
+    """This is a request that waits in the pool while Orca is updated."""
     older = msgpack.packb(msgpack.unpackb(pack(SamplingParams(5, stop_token_ids=(7,))), strict_map_key=False)[:16])
     assert unpack(SamplingParams, older) == SamplingParams(5, stop_token_ids=(7,))
 

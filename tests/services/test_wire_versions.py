@@ -1,4 +1,4 @@
-"""Builds side by side: every message that a pool or a disk keeps is read with one field more and with one less."""
+"""Different builds: every message in a pool or on disk can be read with one field more and with one less."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _required(kind: Any) -> int:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_later_build_s_message_has_fields_more(message: object) -> None:
+def test_a_message_of_a_later_build_has_more_fields(message: object) -> None:
     later = [*_values(message), {"new": [1, None]}, "more"]
     assert unpack(type(message), msgpack.packb(later)) == message
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_an_earlier_build_s_message_has_fields_less(message: Any) -> None:
+def test_a_message_of_an_earlier_build_has_fewer_fields(message: Any) -> None:
     kind, values = type(message), _values(message)
     names = [field.name for field in dataclasses.fields(kind)]
     for known in range(_required(kind), len(names)):
@@ -59,7 +59,7 @@ def test_an_earlier_build_s_message_has_fields_less(message: Any) -> None:
         assert unpack(kind, msgpack.packb(values[:known])) == kind(**given)
 
 
-def test_inner_messages_have_fields_more_too() -> None:
+def test_nested_messages_may_have_more_fields() -> None:
     values = _values(Logprobs(-0.5, [(9, -0.5)], SCORES))
     values[2].append("new")
     assert unpack(Logprobs, msgpack.packb(values)).prompt == SCORES
@@ -67,7 +67,7 @@ def test_inner_messages_have_fields_more_too() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 @given(st.binary(max_size=40))
-def test_what_cannot_be_read_is_one_error(message: object, data: bytes) -> None:
+def test_unreadable_data_is_an_error(message: object, data: bytes) -> None:
     with contextlib.suppress(Unreadable):
         unpack(type(message), data)
 
@@ -76,7 +76,7 @@ def _claim(sampling: bytes) -> list[Any]:
     return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t", 0, 5]
 
 
-def test_a_claim_that_cannot_be_read_ends_alone() -> None:
+def test_an_unreadable_claim_fails_alone() -> None:
     known = SamplingParams(5)
     claims = [_claim(pack(known)), _claim(b"\x93\x01"), _claim(pack(known))]
     read: list[Claim] = packing.read_exchange([1, claims, [], [], [], 0]).claims
@@ -84,7 +84,7 @@ def test_a_claim_that_cannot_be_read_ends_alone() -> None:
     assert read[0].sampling == known
 
 
-def test_an_event_that_cannot_be_read_ends_its_sequence_alone() -> None:
+def test_an_unreadable_event_ends_only_its_sequence() -> None:
     newer = msgpack.packb(["a reason of a later build"])
     entry = packing.pack(
         [["a/0", "b/0"], [0, 3], [1, 1], packing.pack_tokens([7, 8]), [1, False, newer, 2, False, pack(MESSAGES[3])]]
@@ -101,7 +101,7 @@ def test_an_event_that_cannot_be_read_ends_its_sequence_alone() -> None:
     assert events[3].end == MESSAGES[3]
 
 
-def test_a_snapshot_that_cannot_be_read_is_its_end() -> None:
+def test_an_unreadable_snapshot_is_an_end() -> None:
     snapshot = packing.read_snapshot("a/0", [2, 0, packing.pack_tokens([7]), [b"\xc1"], b""])
     assert snapshot.end is not None
     assert snapshot.end.reason is FinishReason.ERROR

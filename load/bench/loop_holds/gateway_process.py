@@ -21,9 +21,9 @@ from actors.pool import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
 from gateway.process import settle
-from services.config import Settings
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
+from services.settings.settings import Settings
 from services.text import Tokenizer
 
 TICK = 0.001  # seconds

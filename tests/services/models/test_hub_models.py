@@ -1,4 +1,4 @@
-"""Fetching by hub id with the real client library, from a server on this machine that speaks the hub's protocol."""
+"""Models by hub id, fetched with the real client library from a local server with the protocol of the hub."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ except ModelError as error:
 
 @dataclass
 class Hub:
-    """One repository, `some/tiny-llama`; `served` lists the files that were downloaded."""
+    """A hub with one repository, `some/tiny-llama`. `served` lists the files that were downloaded."""
 
     url: str = ""
     revision: str = "a" * 40
@@ -88,14 +88,14 @@ def _etag(data: bytes) -> str:
 
 
 def ask(model: str, url: str, folder: Path, program: str = PROGRAM) -> str:
-    """What resolving `model`, or another program, prints in a process whose hub is at `url`."""
+    """Return what a process with its hub at `url` prints when it resolves `model` or runs another program."""
     environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
     environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     command = [sys.executable, "-c", program, model]
     return subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def test_fetches_what_is_needed_once_and_serves_it_without_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_needed_files_are_fetched_once_and_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     first = ask("some/tiny-llama", hub.url, tmp_path)
     assert "ModelInfo(name='tiny-llama'" in first
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(hub.served)
@@ -117,7 +117,7 @@ def test_fetches_what_is_needed_once_and_serves_it_without_the_hub(hub: Hub, tmp
 
 
 def test_a_pinned_commit_stays(hub: Hub, tmp_path: Path) -> None:
-    """Whatever is pushed, and whether the hub answers or not."""
+    """It does not change after a push, or if the hub does not answer."""
     pinned = f"some/tiny-llama@{'a' * 40}"
     pinning = "from services.models.pin import pin; import sys; from pathlib import Path; "
     assert f"{pinned}\n" in ask(
@@ -146,7 +146,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     assert output.startswith("ModelError: 'some/tiny-llama' is no local path, and the hub cannot be reached: ")
 
 
-def test_what_is_neither_path_nor_hub_id(tmp_path: Path) -> None:
+def test_a_name_that_is_neither_a_path_nor_a_hub_id(tmp_path: Path) -> None:
     output = ask("no such model!", "http://127.0.0.1:9", tmp_path)
     assert output.startswith("ModelError: 'no such model!' is neither a local path nor a hub id")
 

@@ -1,4 +1,4 @@
-"""Folders and GGUF files on this machine."""
+"""Local models: folders and GGUF files."""
 
 import json
 import shutil
@@ -56,13 +56,13 @@ def test_several_processes_convert_a_gguf_once(tiny: Path, tiny_gguf: Path, tmp_
     assert [original.decode([i]) for i in original.encode("at 1")] == ["at", " 1"]
     assert [tokenizer.decode([i]) for i in tokenizer.encode("at 1")] == ["at", " ", "1"]  # SmolLM's splitter
 
-    Path(source).write_bytes(b"GGUF")  # another file under the same name is converted anew
+    Path(source).write_bytes(b"GGUF")  # another file with the same name is converted again
     with pytest.raises(ModelError, match="cannot be converted"):
         resolve(str(source), cache)
 
 
 def test_an_old_folder_is_converted(tiny: Path, tmp_path: Path) -> None:
-    """Weights in a .bin file, a tokenizer in vocab.json and merges.txt, no generation_config.json."""
+    """The folder has a .bin file, vocab.json and merges.txt, and no generation_config.json."""
     old = tmp_path / "old-llama"
     old.mkdir()
     raw = json.loads((tiny / "tokenizer.json").read_text())
@@ -109,11 +109,11 @@ def test_an_incomplete_folder_says_what_is_missing(files: list[str], why: str, t
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./none", "none.gguf", "~/none/such"])
-def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(model: str, tmp_path: Path) -> None:
+def test_a_missing_path_is_not_searched_on_the_hub(model: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no file or folder"):
         resolve(model, tmp_path)
 
 
-def test_a_file_that_is_no_gguf(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_an_error(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"not a \.gguf one"):
         resolve(str(tiny / "config.json"), tmp_path)

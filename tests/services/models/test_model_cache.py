@@ -1,4 +1,4 @@
-"""A place in the cache is complete or absent, and made once."""
+"""The model cache: a folder is complete or absent, and built once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +9,7 @@ from services.errors import ModelError
 from services.models.cache import cached, place
 
 
-def test_place_depends_on_source_and_bears_the_name(tmp_path: Path) -> None:
+def test_a_place_depends_on_the_source_and_has_the_name(tmp_path: Path) -> None:
     assert place(tmp_path, "a", "m").name == "m"
     assert place(tmp_path, "a", "m") == place(tmp_path, "a", "m")
     assert place(tmp_path, "a", "m") != place(tmp_path, "b", "m")
@@ -40,7 +40,7 @@ def test_a_build_that_fails_leaves_nothing_and_can_be_repeated(tmp_path: Path) -
     with pytest.raises(ModelError, match="no"):
         cached(folder, fail, print)
     assert {file.name for file in folder.parent.iterdir()} == {"lock"}
-    (folder.parent / "building-dead").mkdir()  # what a killed process leaves
+    (folder.parent / "building-dead").mkdir()  # left over from a killed process
     cached(folder, lambda target, scratch: target.mkdir(), print)
     assert {file.name for file in folder.parent.iterdir()} == {"m", "lock"}
 

@@ -1,4 +1,4 @@
-"""What config files say, in the spellings of different families."""
+"""ModelInfo from the config files of different families."""
 
 import json
 from pathlib import Path
@@ -39,13 +39,13 @@ def test_end_tokens(config: dict, generation: dict | None, ids: set[int], tmp_pa
         {"architectures": ["M"], "text_config": {"vocab_size": 10, "max_position_embeddings": 64}},
     ],
 )
-def test_other_spellings(config: dict, tmp_path: Path) -> None:
+def test_other_names_of_fields(config: dict, tmp_path: Path) -> None:
     info = ModelInfo.load(write(tmp_path, config))
     assert (info.vocab_size, info.max_model_len) == (10, 64)
     assert info.architecture in ("gpt2", "M")
 
 
-def test_revision_follows_config_and_weights(tmp_path: Path) -> None:
+def test_the_revision_depends_on_config_and_weights(tmp_path: Path) -> None:
     revisions = []
     write(tmp_path, BASE)
     revisions.append(ModelInfo.load(tmp_path).revision)
@@ -68,7 +68,7 @@ def test_revision_follows_config_and_weights(tmp_path: Path) -> None:
         ([], "not an object"),
     ],
 )
-def test_what_is_missing_is_named(config: object, why: str, tmp_path: Path) -> None:
+def test_missing_fields_are_named(config: object, why: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=why):
         ModelInfo.load(write(tmp_path, config))
 

@@ -1,4 +1,4 @@
-"""All processes of a server have the weights that it was started with."""
+"""Pinned models: all processes of a server use the weights that it was started with."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def model(tiny: Path, tmp_path: Path) -> Path:
 
 
 def retrain(folder: Path) -> None:
-    """Other weights of the same shapes, in the same file."""
+    """Write other weights with the same shapes to the same file."""
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-4, os.SEEK_END)
         file.write(b"\0\0\0\x3f")
 
 
-def test_a_pinned_name_says_which_weights(model: Path, tmp_path: Path) -> None:
+def test_a_pinned_name_contains_the_revision(model: Path, tmp_path: Path) -> None:
     pinned = pin(str(model), tmp_path)
     assert pinned == f"{model}@{ModelInfo.load(model).revision}"
     assert pin(pinned, tmp_path) == pinned
@@ -37,7 +37,7 @@ def test_a_pinned_name_says_which_weights(model: Path, tmp_path: Path) -> None:
     check_pin(str(model), model, tmp_path)
 
 
-def test_weights_that_changed_are_seen_and_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+def test_changed_weights_are_refused(model: Path, tmp_path: Path) -> None:
     pinned = pin(str(model), tmp_path)
     before = pinned_info(pinned, model, tmp_path)
     old = (model / "model.safetensors").read_bytes()
@@ -46,13 +46,13 @@ def test_weights_that_changed_are_seen_and_not_gone_on_with(model: Path, tmp_pat
         check_pin(pinned, model, tmp_path)
     with pytest.raises(ModelError, match=rf"has revision \w+, asked for is {before.revision}"):
         pin(pinned, tmp_path)
-    assert pin(str(model), tmp_path) != pinned  # a server that starts has another pool
-    assert pinned_info(pinned, model, tmp_path) == before  # gateways and schedulers stay with theirs
+    assert pin(str(model), tmp_path) != pinned  # a new server uses another pool
+    assert pinned_info(pinned, model, tmp_path) == before  # gateways and schedulers keep theirs
     (model / "model.safetensors").write_bytes(old)
     check_pin(pinned, model, tmp_path)
 
 
-def test_a_name_may_have_its_mark_in_it(tmp_path: Path) -> None:
+def test_a_name_may_contain_an_at_sign(tmp_path: Path) -> None:
     (tmp_path / "a@b").mkdir()
     assert split(str(tmp_path / "a@b")) == (str(tmp_path / "a@b"), "")
     assert split(f"{tmp_path}/a@b@c") == (f"{tmp_path}/a@b", "c")
@@ -60,7 +60,7 @@ def test_a_name_may_have_its_mark_in_it(tmp_path: Path) -> None:
     assert split("default") == ("default", "")
 
 
-def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "SETTLED", -(1 << 60))
     file, cache = tmp_path / "weights", tmp_path / "cache"
     file.write_bytes(b"one")
@@ -70,11 +70,11 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     known = hashlib.sha256(b"known").hexdigest()
     kept.write_text(known)
     assert contents.contents(file, cache) == known
-    kept.write_text(known[:-2])  # cut off: the machine stopped
+    kept.write_text(known[:-2])  # truncated by a crash of the machine
     assert contents.contents(file, cache) == digest
 
 
-def test_times_that_were_set_back_do_not_hide_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_noticed_if_times_are_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "SETTLED", -(1 << 60))
     file = tmp_path / "weights"
     file.write_bytes(b"one")
@@ -84,8 +84,8 @@ def test_times_that_were_set_back_do_not_hide_a_change(tmp_path: Path, monkeypat
     assert contents.contents(file, tmp_path) != digest
 
 
-def test_what_was_just_written_is_not_remembered(tmp_path: Path) -> None:
-    """A file system's clock may not tell it from the next write."""
+def test_the_hash_of_a_new_file_is_not_kept(tmp_path: Path) -> None:
+    """The next write may get the same time, because clocks of file systems are coarse."""
     file, cache = tmp_path / "weights", tmp_path / "cache"
     file.write_bytes(b"one")
     contents.contents(file, cache)

@@ -11,7 +11,7 @@ from pool_helpers import ROOM, Owner, group
 
 from services.errors import PoolDenied, PoolUnavailable
 from services.pool.pool import RequestPool
-from tests.services.test_exposure import self_signed
+from tests.services.settings.test_exposure import self_signed
 
 ROOT = Path(__file__).parents[3]
 PASSWORD = "p@ss/word:1"

@@ -8,8 +8,7 @@ from pool_helpers import Owner, ended_size, group, let_wait, size, stored
 from services.messages import Room, SubmitReply
 from services.pool import pool as pool_module
 from services.pool.limits import Bounds, Limits
-from services.refusals import Refusal
-from services.requests import BATCH_CLASS
+from services.requests import BATCH_CLASS, Refusal
 
 
 async def refusal(pool, submission):

@@ -9,8 +9,7 @@ from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group
 from services import wire
 from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
 from services.pool.sizes import score_bytes, token_bytes
-from services.refusals import Refusal
-from services.requests import SamplingParams
+from services.requests import Refusal, SamplingParams
 
 
 async def test_what_was_submitted_is_claimed_unchanged(pool):

@@ -4,7 +4,7 @@ import asyncio
 
 from pool_helpers import Owner, all_events, group
 
-from services.clock import RealClock, run_in_virtual_time
+from services.loop.clock import RealClock, run_in_virtual_time
 from services.messages import Room
 from services.pool.reference import ReferencePool
 from services.pool.scripts import TOO_LARGE

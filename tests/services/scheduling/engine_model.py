@@ -1,4 +1,4 @@
-"""What an engine does with keys and values, without any: each slot says which tokens it was computed from."""
+"""A model of an engine without keys and values: each slot holds the tokens that it was computed from."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ VOCABULARY = 50
 
 
 def after(tokens: tuple[int, ...]) -> int:
-    """The token that follows: one in 25 ends."""
+    """Return the next token, which is EOS once in 50 times."""
     return hash(tokens) % VOCABULARY
 
 
 def expected(prompt: list[int], most: int) -> list[int]:
-    """What an undisturbed run of a request gives, EOS included."""
+    """Return the output of an undisturbed run of a request, including EOS."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + most:
         tokens.append(after(tuple(tokens)))
@@ -35,7 +35,9 @@ class Row:
 
 
 class EngineModel:
-    """Runs iterations, and fails where one would read what is not there, or write where another reads."""
+    """Runs iterations. Fails if a request reads a slot that was not computed, or writes a slot that another one
+    reads.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.size, self.num_blocks = block_size, num_blocks
@@ -43,9 +45,9 @@ class EngineModel:
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def run(self, iteration: Iteration, failed: list[str]) -> IterationResult:
-        """Those in `failed` that would get a token fail instead."""
+        """Run an iteration. Requests in `failed` that would get a token fail instead."""
         for id in iteration.released:
-            del self.rows[id]  # raises where it was never sent
+            del self.rows[id]  # raises KeyError if it was never sent
         for new in iteration.new:
             assert new.id not in self.rows
             assert new.num_computed_tokens % self.size == 0
@@ -90,7 +92,7 @@ class EngineModel:
         return row.blocks[place // self.size], place % self.size
 
     def _erase(self, blocks: list[int]) -> None:
-        """They are somebody's own from here on: what they held is gone, and nobody may have wanted it."""
+        """Erase blocks that get a new owner. No other request may hold them."""
         held = {block for row in self.rows.values() for block in row.blocks}
-        assert held.isdisjoint(blocks), f"{held.intersection(blocks)} are taken from somebody"
+        assert held.isdisjoint(blocks), f"{held.intersection(blocks)} are taken from another request"
         self.slots = {slot: tokens for slot, tokens in self.slots.items() if slot[0] not in blocks}

@@ -1,4 +1,4 @@
-"""A scheduler with fake results: what an engine would answer, without one."""
+"""A scheduler that gets its results from a script instead of an engine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def claim(
 
 @dataclass
 class Script:
-    """A scheduler under a script: `step` runs one iteration whose tokens the script gives."""
+    """A scheduler and a script: `step` runs one iteration and returns the tokens of the script."""
 
     scheduler: Scheduler
     commits: list[Commit] = field(default_factory=list)
-    ran: dict[str, int] = field(default_factory=dict)  # iterations each request was in
+    ran: dict[str, int] = field(default_factory=dict)  # the number of iterations of each request
     iteration: Iteration | None = None
 
     def select(self) -> Iteration | None:
@@ -43,7 +43,7 @@ class Script:
         failed: dict[str, str] | None = None,
         elapsed: float = 0.0,
     ) -> IterationResult:
-        """A result with `tokens` where given, else a word."""
+        """Return a result with the given `tokens`, and WORD for other requests."""
         failed = failed or {}
         sampled = {id: (tokens or {}).get(id, WORD) for id in iteration.scheduled if id not in failed}
         logprobs = {id: Logprobs(-0.5, [(token, -0.5)]) for id, token in sampled.items()}
@@ -52,7 +52,7 @@ class Script:
     def finish(
         self, tokens: dict[str, int] | None = None, failed: dict[str, str] | None = None, elapsed: float = 0.0
     ) -> list[Commit]:
-        """Give the result of the iteration in flight; the commits it brought."""
+        """Pass the result of the iteration in flight. Returns the commits."""
         assert self.iteration is not None
         self.scheduler.update(self.result_of(self.iteration, tokens, failed, elapsed))
         commits = self.scheduler.take_commits()
@@ -80,7 +80,7 @@ def scripted(
     knobs: Knobs | None = None,
     now: Callable[[], float] = float,
 ) -> Script:
-    """A scheduler of `kind` with blocks of 4 tokens."""
+    """Create a scheduler of `kind` with blocks of 4 tokens."""
     return Script(
         kind(
             epoch="e1",

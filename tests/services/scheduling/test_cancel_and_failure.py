@@ -1,4 +1,4 @@
-"""Requests that end from outside, in every state they can be in."""
+"""Cancellations and failures of requests in every state."""
 
 from services.messages import Commit, End, Room
 from services.requests import FinishReason
@@ -8,7 +8,7 @@ CANCELLED = End(FinishReason.CANCELLED)
 LENGTH = End(FinishReason.LENGTH)
 
 
-def test_cancel_while_it_waits_the_engine_never_hears_of_it() -> None:
+def test_a_waiting_request_that_is_cancelled_is_never_sent_to_the_engine() -> None:
     s = scripted(batch=1)
     s.scheduler.add([claim("a", 1, 3, 2), claim("b", 2, 3, 2)])
     s.step()
@@ -57,7 +57,7 @@ def test_a_cancellation_that_comes_after_the_end_changes_nothing() -> None:
     assert s.scheduler.room() == Room(8, 100, 4, slots=400)
 
 
-def test_cancel_stays_listed_and_is_told_again() -> None:
+def test_a_cancellation_can_be_repeated() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 5)])
     s.select()

@@ -16,7 +16,7 @@ def land(s: Script, iteration: Iteration | None, tokens: dict[str, int] | None =
     return s.scheduler.take_commits()
 
 
-def test_as_many_batches_as_stages_and_no_request_in_two() -> None:
+def test_there_are_as_many_batches_as_stages_and_no_request_is_in_two() -> None:
     s = scripted(knobs=Knobs(2, batches_in_flight=3))
     s.scheduler.add([claim(id, rank, 2, 3) for rank, id in enumerate("abcde")])
     first, second, third = s.select(), s.select(), s.select()
@@ -28,19 +28,19 @@ def test_as_many_batches_as_stages_and_no_request_in_two() -> None:
     assert scheduled(s.select()) == {"c": 1, "d": 1}
 
 
-def test_room_is_for_all_batches() -> None:
+def test_room_counts_the_places_of_all_batches() -> None:
     s = scripted(knobs=Knobs(2, batches_in_flight=3))
     assert s.scheduler.room().requests == 6
 
 
-def test_what_a_request_in_flight_will_be_is_not_waited_for() -> None:
+def test_other_requests_do_not_wait_for_one_in_flight() -> None:
     s = scripted(knobs=Knobs(1, batches_in_flight=2))
     s.scheduler.add([claim("a", 1, 2, 3)])
     assert scheduled(s.select()) == {"a": 2}
     assert s.select() is None
 
 
-def test_lookahead_sends_the_same_requests_again_and_nobody_beyond_its_length() -> None:
+def test_lookahead_sends_requests_again_up_to_their_length() -> None:
     s = scripted(knobs=Knobs(2, lookahead=1))
     s.scheduler.add([claim("a", 1, 2, 3), claim("b", 2, 2, 1)])
     first, second = s.select(), s.select()
@@ -54,7 +54,7 @@ def test_lookahead_sends_the_same_requests_again_and_nobody_beyond_its_length() 
     assert scheduled(third) == {"a": 1}
     assert s.select() is None
     assert land(s, second, {"a": 13}) == [Commit("a", 1, [13])]
-    assert s.select() is None  # its last token is on its way
+    assert s.select() is None  # its last token is in flight
     assert land(s, third, {"a": 14}) == [Commit("a", 2, [14], end=End(FinishReason.LENGTH))]
 
 
@@ -85,7 +85,7 @@ def test_a_suspect_waits_until_nothing_is_in_flight_and_nothing_joins_it() -> No
     assert scheduled(s.select()) == {"a": 1, "x": 1}
 
 
-def test_one_that_is_claimed_again_while_in_flight_is_another() -> None:
+def test_a_request_that_is_claimed_again_while_in_flight_starts_again() -> None:
     s = scripted(knobs=Knobs(2, lookahead=1))
     s.scheduler.add([claim("a", 1, 2, 9)])
     first, second = s.select(), s.select()

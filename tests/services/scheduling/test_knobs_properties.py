@@ -1,4 +1,4 @@
-"""Every combination of knobs, over random workloads: the same tokens, and nothing beyond its bounds."""
+"""Every combination of knobs on random workloads: the tokens are the same, and no bound is exceeded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.messages import Claim, EngineFigures, Iteration
 from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
-from services.scheduling.lineup import LULL
+from services.scheduling.request_queues import LULL
 from tests.services.scheduling.engine_model import EOS, EngineModel, expected
 
 BLOCKS, SIZE, LENGTH = 14, 4, 40
@@ -39,15 +39,15 @@ knobs = st.builds(
 
 @dataclass(frozen=True)
 class Arrival:
-    prefix: int  # one of few texts that prompts begin with
-    length: int  # tokens of it
-    own: int  # tokens of its own behind
+    prefix: int  # one of few texts with which prompts begin
+    length: int  # tokens of the prefix
+    own: int  # tokens after the prefix
     new: int
     priority: int
     ttft: float
     tenant: str
     strikes: int
-    scored: bool  # its prompt's log probabilities are wanted
+    scored: bool  # it asks for log probabilities of its prompt
 
 
 arrivals = st.builds(
@@ -66,13 +66,13 @@ arrivals = st.builds(
 
 @dataclass(frozen=True)
 class Turn:
-    """What happens around one `select`: choices among the requests that are there."""
+    """The events around one `select`, as choices among the current requests."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     cancel: int | None = None
-    drop: int | None = None  # and claim again
+    drop: int | None = None  # and claim it again
     fail: int | None = None
-    keep: int = 0  # results that stay out
+    keep: int = 0  # iterations that stay in flight
     crash: bool = False
 
 
@@ -92,7 +92,7 @@ turns = st.lists(
 
 
 class World:
-    """A scheduler, a model of an engine that answers in order, and what the pool has seen of it."""
+    """A scheduler, a model of an engine that answers in order, and the commits that the pool got."""
 
     def __init__(self, knobs: Knobs) -> None:
         self.knobs = knobs
@@ -101,7 +101,9 @@ class World:
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason] = {}
         self.preemptions, self.left = 0.0, 0
-        self.again: set[str] = set()  # those that were dropped and claimed again: an iteration may still have them
+        self.again: set[str] = (
+            set()
+        )  # requests that were dropped and claimed again, which iterations in flight may contain
         self.start()
 
     def start(self) -> None:
@@ -113,7 +115,7 @@ class World:
             now=lambda: self.now,
         )
         self.engine = EngineModel(BLOCKS, SIZE)
-        self.writers: dict[int, str] = {}  # whose tokens a block holds
+        self.writers: dict[int, str] = {}  # the request that writes a block
         self.flights: deque[tuple[Iteration, list[str]]] = deque()
 
     @property
@@ -140,7 +142,7 @@ class World:
         for arrival in turn.arrivals:
             self.arrive(arrival)
         self.left += turn.crash
-        if turn.crash:  # what was not committed is lost
+        if turn.crash:  # tokens that were not committed are lost
             self.start()
             self.claim_again(self.open)
         if turn.cancel is not None:
@@ -205,9 +207,10 @@ class World:
             self.writers |= dict.fromkeys(blocks[shared:], tenant)
 
     def check_preemptions(self) -> None:
-        """Once blocks ran out nobody starts until one has left: each that runs is preempted once between two ends.
-        With priorities they also give way to each urgent one, as often as that starts before its first token; so do
-        lines of batches to all others."""
+        """After blocks ran out, no request starts until one has ended, so each running request is preempted at most
+        once between two ends. With priorities, requests also give way to urgent ones, as often as these start before
+        their first token. Lines of batches give way to all others.
+        """
         most = self.knobs.max_batch_size * self.knobs.batches_in_flight
         urgent = len(self.claims) if self.knobs.order == "priority" or any(map(self.is_line, self.claims)) else 0
         self.preemptions += self.scheduler.take_counters().get("vllm:num_preemptions", 0)
@@ -224,11 +227,11 @@ class World:
         for _ in range(20 * work + 10):
             if not self.open:
                 break
-            self.now += LULL  # lines of batches wait for nobody any more
+            self.now += LULL  # lines of batches may run
             self.turn(Turn())
         while self.flights:
             self.land()
-        assert not self.open, "somebody waits for ever"
+        assert not self.open, "a request waits for ever"
         assert self.scheduler.blocks.held == 0
         self.scheduler.blocks.check()
 

@@ -1,4 +1,4 @@
-"""Lines of batches: they have the iterations that nobody else wants, and give up all they hold."""
+"""Lines of batches run if no other request is here, and give up all they hold."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.messages import Claim
 from services.pool.limits import BEHIND
 from services.requests import BATCH_CLASS
 from services.scheduling import Knobs, RequestLevelScheduler
-from services.scheduling.line_budget import TARGET
-from services.scheduling.lineup import LULL
+from services.scheduling.budget import LINE_TARGET
+from services.scheduling.request_queues import LULL
 from tests.services.scheduling.scripted import Script, claim, scripted
 
 ORDERS = pytest.mark.parametrize("order", ["fcfs", "priority"])
@@ -25,19 +25,19 @@ def line(number: int, prompt: int = 4, new: int = 20) -> Claim:
 
 
 def world(order: str = "fcfs", blocks: int = 100, batch: int = 4, admission: str = "reserve") -> Script:
-    """With a second between two looks at the clock: longer than any lull."""
+    """Create a scheduler whose clock advances by a second, which is longer than LULL, each time it is read."""
     knobs = Knobs(batch, admission=admission, order=order)  # type: ignore[arg-type]
     return scripted(blocks=blocks, knobs=knobs, now=partial(next, count(1.0)))
 
 
 @ORDERS
-def test_lines_pause_while_another_is_here_and_lose_nothing(order: str) -> None:
+def test_lines_are_paused_while_another_request_is_here(order: str) -> None:
     s = world(order)
     s.scheduler.add([line(0), line(1)])
     s.step()
-    assert s.scheduler.gives_way()
+    assert s.scheduler.has_only_lines()
     s.scheduler.add([claim("a", 1, 4, 2)])
-    assert not s.scheduler.gives_way()
+    assert not s.scheduler.has_only_lines()
     batches = []
     for _ in range(3):
         s.step()
@@ -47,7 +47,7 @@ def test_lines_pause_while_another_is_here_and_lose_nothing(order: str) -> None:
 
 
 @ORDERS
-def test_who_comes_finds_room_though_lines_have_all_places(order: str) -> None:
+def test_there_is_room_for_a_request_although_lines_have_all_places(order: str) -> None:
     s = world(order, batch=2)
     s.scheduler.add([line(0), line(1)])
     s.step()
@@ -60,9 +60,9 @@ def test_who_comes_finds_room_though_lines_have_all_places(order: str) -> None:
 
 
 @ORDERS
-def test_who_comes_takes_the_blocks_of_the_latest_lines(order: str) -> None:
+def test_a_request_takes_the_blocks_of_the_latest_lines(order: str) -> None:
     s = world(order, blocks=12)
-    s.scheduler.add([line(0), line(1)])  # six blocks each: all there are
+    s.scheduler.add([line(0), line(1)])  # six blocks each, which are all
     s.step()
     s.scheduler.add([claim("a", 1, 4, 4)])
     s.step()
@@ -79,7 +79,7 @@ def test_who_comes_takes_the_blocks_of_the_latest_lines(order: str) -> None:
 
 
 @ORDERS
-def test_lines_that_end_with_the_iteration_in_flight_are_room_once(order: str) -> None:
+def test_lines_that_end_with_the_iteration_in_flight_count_once_as_room(order: str) -> None:
     s = world(order, batch=2)
     s.scheduler.add([line(0, new=1), line(1, new=1)])
     s.select()
@@ -101,7 +101,7 @@ def test_a_late_request_takes_blocks_of_lines_and_not_of_others(admission: str) 
     assert (list(s.batch), iteration.released) == (["head"], ["line0"])
 
 
-def test_a_late_request_takes_the_blocks_of_lines_and_of_others_where_it_needs_both() -> None:
+def test_a_late_request_takes_the_blocks_of_lines_and_of_others_if_it_needs_both() -> None:
     s = world(blocks=9, admission="on_demand")
     s.scheduler.add([line(0, prompt=14, new=2)])
     s.step()
@@ -114,7 +114,7 @@ def test_a_late_request_takes_the_blocks_of_lines_and_of_others_where_it_needs_b
 
 
 def test_an_iteration_of_lines_is_short() -> None:
-    """Who comes meanwhile waits for its end. An iteration costs 10 ms, and 1 ms for each token."""
+    """A request that arrives waits for its end. An iteration costs 10 ms, and 1 ms for each token."""
     s = scripted(blocks=2000, length=1000, knobs=Knobs(32))
     s.scheduler.add([line(number, prompt=300, new=200) for number in range(32)])
     seconds = []
@@ -122,11 +122,11 @@ def test_an_iteration_of_lines_is_short() -> None:
         s.select()
         seconds.append(0.01 + 0.001 * sum(s.batch.values()))
         s.finish(elapsed=seconds[-1])
-    assert max(seconds[20:]) <= TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
-    assert min(seconds[20:100]) >= TARGET / 2
+    assert max(seconds[20:]) <= LINE_TARGET + 0.016 + 0.001  # the least chunk of a prompt is 16 tokens
+    assert min(seconds[20:100]) >= LINE_TARGET / 2
 
 
-def test_an_iteration_of_others_has_no_such_bound() -> None:
+def test_an_iteration_of_other_requests_is_not_bounded() -> None:
     s = scripted(blocks=2000, length=1000, knobs=Knobs(32))
     s.scheduler.add([line(0)])
     s.step(elapsed=0.5)
@@ -135,27 +135,27 @@ def test_an_iteration_of_others_has_no_such_bound() -> None:
     assert s.batch == {"a": 900}
 
 
-def test_lines_wait_a_while_for_others_to_follow() -> None:
+def test_lines_wait_a_while_for_other_requests_to_follow() -> None:
     now = 1.0
     s = scripted(knobs=Knobs(4), now=lambda: now)
     s.scheduler.add([line(0)])
-    assert s.scheduler.rest() == 0.0
+    assert s.scheduler.wait_time() == 0.0
     s.step()
     s.scheduler.add([claim("a", 1, 4, 1)])
-    assert s.scheduler.rest() == inf
+    assert s.scheduler.wait_time() == inf
     s.step()
     assert s.batch == {"a": 4}
-    assert s.scheduler.rest() == pytest.approx(LULL)
+    assert s.scheduler.wait_time() == pytest.approx(LULL)
     now += LULL / 2
     assert s.select() is None
-    assert s.scheduler.rest() == pytest.approx(LULL / 2)
+    assert s.scheduler.wait_time() == pytest.approx(LULL / 2)
     now += LULL
-    assert s.scheduler.rest() == 0.0
+    assert s.scheduler.wait_time() == 0.0
     s.step()
     assert s.batch == {"line0": 1}
 
 
-def test_a_suspect_line_waits_like_others() -> None:
+def test_a_suspect_line_waits_like_other_lines() -> None:
     s = world()
     s.scheduler.add([replace(line(0), strikes=2), claim("a", 1, 4, 2)])
     s.step()
@@ -165,7 +165,7 @@ def test_a_suspect_line_waits_like_others() -> None:
     assert list(s.batch) == ["line0"]
 
 
-def test_a_fixed_batch_of_lines_is_not_left() -> None:
+def test_a_fixed_batch_of_lines_runs_to_its_end() -> None:
     s = scripted(RequestLevelScheduler, knobs=Knobs(2))
     s.scheduler.add([line(0, new=3)])
     s.step()

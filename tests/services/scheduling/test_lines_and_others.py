@@ -1,4 +1,4 @@
-"""Whatever lines of batches are there: the others run in the same iterations as without them."""
+"""Other requests run in the same iterations with and without lines of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ knobs = st.builds(
 @dataclass(frozen=True)
 class Arrival:
     after: int  # iterations
-    rank: float  # also before one that came earlier, as where another owner of it died
+    rank: float  # possibly smaller than that of an earlier one, as after the death of another owner
     prompt: int
     new: int
 
@@ -55,7 +55,7 @@ class World:
                 self.scheduler.update(self.engine.run(iteration, []))
 
     def run_others(self, others: list[Arrival]) -> list[dict[str, int]]:
-        """What is computed in each iteration until all have ended."""
+        """Return what is computed in each iteration until all requests have ended."""
         coming = sorted(enumerate(others), key=lambda other: other[1].after)
         open: set[str] = set()
         flights, told, step = [], [], 0
@@ -78,7 +78,7 @@ class World:
 
 @settings(max_examples=300)
 @given(knobs, st.lists(arrivals, min_size=1, max_size=5), st.integers(1, 6), st.lists(arrivals, min_size=1, max_size=8))
-def test_lines_change_nothing_for_others(
+def test_lines_do_not_change_the_iterations_of_others(
     knobs: Knobs, lines: list[Arrival], iterations: int, others: list[Arrival]
 ) -> None:
     alone, beside = World(knobs), World(knobs)

@@ -1,4 +1,4 @@
-"""A pool that has fewer tokens than it was sent gets them again; what is another's is forgotten."""
+"""A pool that has lost tokens gets them again, and requests that belong to another scheduler are dropped."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LENGTH = End(FinishReason.LENGTH)
 CANCELLED = End(FinishReason.CANCELLED)
 
 
-def test_tokens_are_sent_again_from_where_the_pool_is() -> None:
+def test_tokens_are_resent_from_the_first_that_the_pool_lacks() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9, output=(21, 22))])
     for token in (23, 24, 25):
         s.step({"a": token})
-    assert s.scheduler.rewind({"a": 1}) == 4  # even from before the claim: it brought the tokens
+    assert s.scheduler.rewind({"a": 1}) == 4  # also tokens from before the claim, which contained them
     assert s.scheduler.take_commits() == [Commit("a", 1, [22, 23, 24, 25])]
     s.step({"a": 26})
     assert s.commits[-1] == Commit("a", 5, [26])
 
 
-def test_what_ended_with_the_last_commits_is_still_known() -> None:
+def test_requests_that_ended_with_the_last_commits_are_still_known() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 2)])
     s.step({"a": 11})
@@ -43,7 +43,7 @@ def test_what_ended_with_the_last_commits_is_still_known() -> None:
     assert s.scheduler.rewind({"a": 0}) == 0
 
 
-def test_an_end_that_came_while_the_pool_answered_goes_with_the_tokens() -> None:
+def test_an_end_during_an_exchange_is_committed_with_the_resent_tokens() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9)])
     s.step({"a": 11})
@@ -52,7 +52,7 @@ def test_an_end_that_came_while_the_pool_answered_goes_with_the_tokens() -> None
     assert s.scheduler.take_commits() == [Commit("a", 0, [11], end=CANCELLED)]
 
 
-def test_log_probabilities_of_this_owner_are_sent_again() -> None:
+def test_log_probabilities_of_this_owner_are_resent() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9, output=(21,), logprobs=1)])
     s.step({"a": 22})
@@ -71,16 +71,16 @@ def test_log_probabilities_of_an_earlier_owner_are_computed_again() -> None:
     s.select()
     assert s.scheduler.rewind({"a": 1}) == 2
     assert s.scheduler.blocks.held == 0
-    assert s.finish({"a": 1}) == []  # in flight when it was set back: of a position that is computed anew
+    assert s.finish({"a": 1}) == []  # it was in flight when the request was reset, and is sampled again
     iteration = s.select()
     assert iteration is not None
     assert (iteration.released, iteration.scheduled) == (["a"], {"a": 4})
     assert s.finish({"a": 0})[0].index == 1
-    (commit,) = s.step({"a": 1})  # the stop string is looked for from the right place on
+    (commit,) = s.step({"a": 1})  # the search for the stop string continues at the right token
     assert (commit.index, commit.end) == (2, End(FinishReason.STOP, "END", cut=3))
 
 
-def test_a_request_that_ended_is_computed_again_where_its_log_probabilities_are_missing() -> None:
+def test_a_request_that_ended_is_computed_again_if_its_log_probabilities_are_missing() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 2, output=(21,), logprobs=1)])
     s.step({"a": 22})
@@ -92,7 +92,7 @@ def test_a_request_that_ended_is_computed_again_where_its_log_probabilities_are_
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_what_is_dropped_leaves_nothing_behind(running: bool) -> None:
+def test_a_dropped_request_leaves_nothing_behind(running: bool) -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9)])
     if running:
@@ -107,7 +107,7 @@ def test_what_is_dropped_leaves_nothing_behind(running: bool) -> None:
     assert s.select() is None
 
 
-def test_an_end_of_what_is_dropped_is_not_committed() -> None:
+def test_the_end_of_a_dropped_request_is_not_committed() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9)])
     s.step()
@@ -117,7 +117,7 @@ def test_an_end_of_what_is_dropped_is_not_committed() -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_what_is_dropped_or_not_and_claimed_again_in_flight_starts_anew(told: bool) -> None:
+def test_a_request_that_is_claimed_again_in_flight_starts_again(told: bool) -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9)])
     s.step({"a": 11})
@@ -125,7 +125,7 @@ def test_what_is_dropped_or_not_and_claimed_again_in_flight_starts_anew(told: bo
     if told:
         s.scheduler.drop(["a"])
     s.scheduler.add([claim("a", 1, 3, 9, output=(11,))])
-    assert s.finish({"a": 12}) == []  # sampled for the request as it was
+    assert s.finish({"a": 12}) == []  # sampled for the request before it was claimed again
     iteration = s.select()
     assert iteration is not None
     assert (iteration.released, iteration.scheduled) == (["a"], {"a": 4})
@@ -140,7 +140,7 @@ def token(id: str, position: int) -> int:
 
 
 class Engine:
-    """Knows what it was told, and draws a token that depends on request and position alone."""
+    """An engine that checks its messages, and whose tokens depend on request and position only."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
@@ -163,7 +163,7 @@ class Engine:
 
 
 class ForgetfulPool:
-    """One seat's sequences; now and then some lose tokens, or wait again as if nobody had claimed them."""
+    """The sequences of one seat. Sometimes some of them lose tokens, or wait again as if they were not claimed."""
 
     def __init__(self, claims: list[Claim], seed: int) -> None:
         self.claims = {c.id: c for c in claims}
@@ -223,7 +223,7 @@ class ForgetfulPool:
     st.sets(st.integers(0, 60), max_size=6),
     st.integers(0, 1000),
 )
-def test_whatever_the_pool_forgets_it_gets_the_same_tokens(
+def test_the_pool_gets_the_same_tokens_whatever_it_loses(
     kind: type[Scheduler], requests: list[tuple[int, int, bool]], losses: set[int], seed: int
 ) -> None:
     claims = [
@@ -235,7 +235,7 @@ def test_whatever_the_pool_forgets_it_gets_the_same_tokens(
         if turn in losses:
             pool.lose()
         iteration = scheduler.select()
-        if turn % 2:  # the pool answers while the engine runs
+        if turn % 2:  # the pool replies while the engine runs
             pool.exchange(scheduler)
         if iteration:
             scheduler.update(engine.run(iteration))

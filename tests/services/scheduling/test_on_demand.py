@@ -1,4 +1,4 @@
-"""Blocks as they fill: who is preempted when they run out, and that this comes to an end."""
+"""Admission on demand: which request is preempted when blocks run out, and that all requests end."""
 
 from services.messages import Commit, End, NewRequest, Room
 from services.requests import FinishReason, SamplingParams
@@ -9,13 +9,13 @@ LENGTH = End(FinishReason.LENGTH)
 
 
 def started(blocks: int, **knobs: object) -> Script:
-    """Two requests of 4 and 4 tokens of prompt, whose limit is far above what there is room for at once."""
+    """Start two requests with prompts of 4 tokens, whose lengths do not fit at the same time."""
     s = scripted(blocks=blocks, knobs=Knobs(4, admission="on_demand", **knobs))  # type: ignore[arg-type]
     s.scheduler.add([claim("a", 1, 4, 16), claim("b", 2, 4, 16)])
     return s
 
 
-def test_more_run_at_once_than_could_by_reservation() -> None:
+def test_more_requests_run_than_with_reservation() -> None:
     s = started(blocks=8)
     s.step()
     assert (list(s.batch), s.scheduler.blocks.held) == (["a", "b"], 2)  # 10 blocks by their limits
@@ -30,8 +30,8 @@ def test_more_run_at_once_than_could_by_reservation() -> None:
         s.finish()
 
 
-def test_the_latest_gives_way_and_is_computed_anew_when_another_has_ended() -> None:
-    s = started(blocks=6)  # 2 requests of 3 blocks: full with 12 tokens each
+def test_the_last_request_is_preempted_and_recomputed_when_another_one_has_ended() -> None:
+    s = started(blocks=6)  # 2 requests with 3 blocks, which are full with 12 tokens each
     for _ in range(9):
         s.step()
     assert s.scheduler.blocks.free == 0
@@ -41,7 +41,7 @@ def test_the_latest_gives_way_and_is_computed_anew_when_another_has_ended() -> N
     s.finish()
     s.scheduler.add([claim("c", 3, 1, 1)])
     s.step()
-    assert list(s.batch) == ["a"]  # free blocks are no reason to start while nobody has ended
+    assert list(s.batch) == ["a"]  # it does not start, although blocks are free, because no request has ended
     s.step({"a": EOS})
     iteration = s.select()
     assert iteration is not None
@@ -51,11 +51,11 @@ def test_the_latest_gives_way_and_is_computed_anew_when_another_has_ended() -> N
     assert s.scheduler.take_counters()["vllm:num_preemptions"] == 1
 
 
-def test_the_last_one_that_needs_a_block_gives_way_itself() -> None:
+def test_the_last_request_that_needs_a_block_is_preempted_itself() -> None:
     s = scripted(blocks=4, knobs=Knobs(4, admission="on_demand"))
     s.scheduler.add([claim("a", 1, 5, 11), claim("b", 2, 5, 11)])
     s.step()
-    assert list(s.batch) == ["a"]  # one block must stay free for who runs: b waits
+    assert list(s.batch) == ["a"]  # one block must stay free for the running request, so b waits
     s = scripted(blocks=5, knobs=Knobs(4, admission="on_demand"))
     s.scheduler.add([claim("a", 1, 5, 11), claim("b", 2, 8, 12)])
     s.step()
@@ -63,11 +63,11 @@ def test_the_last_one_that_needs_a_block_gives_way_itself() -> None:
     s.step()  # b takes the last block
     for _ in range(3):
         s.step()
-    assert s.select() is not None  # a needs a block: b is the latest
+    assert s.select() is not None  # a needs a block, and b is the last one
     assert list(s.batch) == ["a"]
 
 
-def test_the_first_in_line_always_gets_to_its_end() -> None:
+def test_the_first_request_always_ends() -> None:
     s = started(blocks=5)
     ends = []
     while s.select():
@@ -75,17 +75,17 @@ def test_the_first_in_line_always_gets_to_its_end() -> None:
     assert ends == ["a", "b"]
 
 
-def test_room_counts_the_tokens_there_are_and_nothing_while_blocks_are_short() -> None:
+def test_room_counts_current_tokens_and_is_empty_while_blocks_are_short() -> None:
     s = started(blocks=6)
     assert s.scheduler.room() == Room(2, 4, 4, whole=False, slots=24)
     s.step()
-    assert s.scheduler.room() == Room(2, 2, 4, whole=False, slots=24)  # one block stays for each that runs
+    assert s.scheduler.room() == Room(2, 2, 4, whole=False, slots=24)  # one block is kept for each running request
     for _ in range(9):
         s.step()
     assert s.scheduler.room() == Room(0, 0, 4, whole=False, slots=24)
 
 
-def test_the_token_of_one_preempted_in_flight_counts() -> None:
+def test_the_token_of_a_request_that_is_preempted_in_flight_counts() -> None:
     s = started(blocks=6, lookahead=1)
     flights = [s.select()]
     while True:

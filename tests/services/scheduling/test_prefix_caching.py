@@ -1,4 +1,4 @@
-"""Equal beginnings are computed once: across requests, choices and turns; never across tenants unless that is said."""
+"""Equal prefixes are computed once for all requests, choices and turns, but not across tenants unless it is allowed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_later_request_finds_the_full_blocks_of_an_earlier_one() -> None:
     assert s.scheduler.take_counters() == {"vllm:prefix_cache_queries": 19, "vllm:prefix_cache_hits": 8}
 
 
-def test_choices_of_one_prompt_share_it_in_the_iteration_that_computes_it() -> None:
+def test_choices_share_their_prompt_in_the_iteration_that_computes_it() -> None:
     s = caching()
     s.scheduler.add([of(f"r/{i}", i, [5] * 10) for i in range(3)])
     iteration = s.select()
@@ -69,7 +69,7 @@ def test_a_chat_turn_finds_question_and_answer() -> None:
     assert computed(s.select()) == {"next": 8}
 
 
-def test_other_tenants_share_only_where_that_is_said() -> None:
+def test_other_tenants_share_only_if_it_is_allowed() -> None:
     for share, found in ((False, 0), (True, 8)):
         s = caching(share_prefixes=share)
         s.scheduler.add([of("a", 1, [5] * 9, tenant="one")])
@@ -78,7 +78,7 @@ def test_other_tenants_share_only_where_that_is_said() -> None:
         assert computed(s.select()) == {"b": found}
 
 
-def test_a_block_behind_another_beginning_is_another_block() -> None:
+def test_equal_blocks_after_different_beginnings_are_different() -> None:
     s = caching()
     s.scheduler.add([of("a", 1, [1, 1, 1, 1, 5, 5, 5, 5, 9])])
     s.step()
@@ -86,18 +86,18 @@ def test_a_block_behind_another_beginning_is_another_block() -> None:
     assert computed(s.select()) == {"b": 0}
 
 
-def test_the_longest_idle_goes_when_a_place_is_needed() -> None:
+def test_the_block_that_was_idle_longest_is_evicted() -> None:
     s = caching(blocks=6)
     for name, word in (("a", 1), ("b", 2)):
         s.scheduler.add([of(name, word, [word] * 9, new=1)])
         s.step()
-    s.scheduler.add([of("c", 3, [3] * 9, new=1)])  # 3 blocks: two empty ones, and one of a's
+    s.scheduler.add([of("c", 3, [3] * 9, new=1)])  # 3 blocks: two empty ones and one of a
     s.step()
     s.scheduler.add([of("b2", 4, [2] * 9, new=1), of("a2", 5, [1] * 9, new=1)])
     assert computed(s.select()) == {"b2": 8, "a2": 4}
 
 
-def test_a_preempted_request_finds_what_is_left_of_itself() -> None:
+def test_a_preempted_request_finds_the_rest_of_its_blocks() -> None:
     s = caching(blocks=6, admission="on_demand")
     s.scheduler.add([of("a", 1, [1] * 4, new=16), of("b", 2, [2] * 4, new=16)])
     for _ in range(10):
@@ -106,13 +106,13 @@ def test_a_preempted_request_finds_what_is_left_of_itself() -> None:
     iteration = s.select()
     assert iteration is not None
     s.finish({"a": EOS})
-    assert computed(s.select()) == {"b": 8}  # 13 tokens; one block went to a
+    assert computed(s.select()) == {"b": 8}  # 13 tokens; a took one block
     (commit,) = (c for c in s.finish({"b": EOS}) if c.id == "b")
     assert commit.end is not None
-    assert commit.end.cached == 0  # it is its own
+    assert commit.end.cached == 0  # its own blocks do not count
 
 
-def test_what_failed_is_not_found() -> None:
+def test_blocks_of_a_failed_request_are_not_found() -> None:
     s = caching()
     s.scheduler.add([of("a", 1, [5] * 9)])
     s.step(failed={"a": "NaN"})
@@ -120,7 +120,7 @@ def test_what_failed_is_not_found() -> None:
     assert computed(s.select()) == {"b": 0}
 
 
-def test_the_next_owner_of_the_seat_begins_with_nothing() -> None:
+def test_the_next_owner_of_the_seat_starts_with_an_empty_cache() -> None:
     s = caching()
     s.scheduler.add([of("a", 1, [5] * 9)])
     s.step()
@@ -140,7 +140,7 @@ def test_a_chunk_is_shared_as_far_as_it_is_computed() -> None:
 
 
 def scored(id: str, rank: float, prompt: list[int], new: int = 4, output: tuple[int, ...] = ()) -> Claim:
-    """A request whose prompt's log probabilities are wanted."""
+    """A request that asks for log probabilities of its prompt."""
     one = of(id, rank, prompt, new)
     return replace(one, sampling=replace(one.sampling, logprobs=0, prompt_logprobs=0), output=list(output))
 
@@ -166,11 +166,11 @@ def test_a_prompt_whose_scores_are_committed_is_found() -> None:
     assert computed(s.select()) == {"b": 8}
 
 
-def test_a_scored_prompt_that_is_preempted_in_the_middle_is_computed_from_its_beginning() -> None:
-    """What it published itself is not taken."""
+def test_a_scored_prompt_that_is_preempted_is_computed_from_its_beginning() -> None:
+    """Its own published blocks are not used."""
     s = caching(blocks=21, admission="on_demand", token_budget=8)
     s.scheduler.add([of("a", 1, [1] * 4, new=30), of("c", 2, [3] * 4, new=30), scored("b", 3, [2] * 60, new=16)])
-    begun: list[tuple[int, int]] = []  # of b: tokens it begins with, and of them computed
+    begun: list[tuple[int, int]] = []  # of b: tokens at each start, and computed ones of these
     while iteration := s.select():
         begun += [(len(new.token_ids), new.num_computed_tokens) for new in iteration.new if new.id == "b"]
         s.finish()
@@ -178,7 +178,7 @@ def test_a_scored_prompt_that_is_preempted_in_the_middle_is_computed_from_its_be
     assert sum(len(c.tokens) for c in s.commits if c.id == "b") == 16
 
 
-def test_blocks_that_a_preempted_request_shares_with_the_one_it_makes_way_for_count_once() -> None:
+def test_blocks_shared_by_a_preempted_request_and_its_successor_count_once() -> None:
     """Preempting `late` frees four blocks, of which `head` takes three: with them it lacks one of its five."""
     s = caching(blocks=5, admission="on_demand")
     s.scheduler.add([of("early", 20, [5], new=12), of("late", 30, [*range(10, 22)], new=3)])

@@ -1,4 +1,4 @@
-"""Order by rank; later classes give way when the first token of an earlier one would be late, and only then."""
+"""Requests are ordered by rank; later classes give way only if the first token of an earlier one would be late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.scheduling.test_token_budget import known
 
 
 class Clocked:
-    """A scheduler of two places whose clock the test sets; iterations take 0.1 s."""
+    """A scheduler with two places, whose clock is set by the test. Iterations take 0.1 s."""
 
     def __init__(self, blocks: int = 100, batch: int = 2, **knobs: object) -> None:
         self.now = 0.0
@@ -27,12 +27,12 @@ class Clocked:
         return list(self.s.batch)
 
     def preemptions(self) -> float:
-        """Since the last call."""
+        """Return the number of preemptions since the last call."""
         return self.s.scheduler.take_counters().get("vllm:num_preemptions", 0)
 
 
 class Priced:
-    """A scheduler of four places on an engine whose iterations cost exactly what a law says."""
+    """A scheduler with four places and an engine whose iterations take exactly fixed + per_token + per_pair seconds."""
 
     def __init__(self, law: tuple[float, float, float], **knobs: object) -> None:
         self.law = law
@@ -42,7 +42,7 @@ class Priced:
         self.computed: dict[str, int] = {}
 
     def step(self) -> float:
-        """Seconds of one iteration."""
+        """Run one iteration and return its seconds."""
         self.s.select()
         fixed, per_token, per_pair = self.law
         pairs = sum(n * self.computed.get(id, 0) + n * (n + 1) // 2 for id, n in self.s.batch.items())
@@ -54,14 +54,14 @@ class Priced:
         return seconds
 
     def running(self, count: int) -> None:
-        """So many requests of a later class at increments, after prompts of several lengths: the cost is known."""
+        """Start `count` requests of a later class with prompts of different lengths, so that the cost is known."""
         for i in range(count):
             self.s.scheduler.add([replace(claim(f"r{i}", 1000 + i, 20 * 3**i, 900), priority=1)])
             for _ in range(40):
                 self.step()
 
     def first_token(self, id: str) -> float:
-        """Seconds from its first iteration to its first token."""
+        """Return the seconds from the first iteration of a request to its first token."""
         seconds = 0.0
         while not any(commit.id == id for commit in self.s.commits):
             taken = self.step()
@@ -73,13 +73,13 @@ def of(id: str, rank: float, priority: int = 0, ttft: float = 0.0, new: int = 20
     return replace(claim(id, rank, 4, new), priority=priority, ttft=ttft)
 
 
-def test_who_waits_goes_by_rank() -> None:
+def test_waiting_requests_start_by_rank() -> None:
     world = Clocked()
     world.s.scheduler.add([of("late", 9), of("b", 2), of("a", 1)])
     assert world.step() == ["a", "b"]
 
 
-def test_a_later_class_gives_way_when_the_target_is_at_risk_and_not_before() -> None:
+def test_a_later_class_gives_way_only_when_the_target_is_at_risk() -> None:
     world = Clocked()
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=1)])
     assert world.step() == ["x", "y"]
@@ -87,13 +87,13 @@ def test_a_later_class_gives_way_when_the_target_is_at_risk_and_not_before() -> 
     batches = [world.step() for _ in range(8)]
     assert batches[0] == ["x", "y"]
     batches = [sorted(batch) for batch in batches]
-    place = batches.index(["urgent", "x"])  # y has the later rank
-    assert 2 <= place <= 4  # it is due in 0.6 s, and starts three iterations of 0.1 s before that
+    place = batches.index(["urgent", "x"])  # y has the larger rank
+    assert 2 <= place <= 4  # it is due in 0.6 s and starts three iterations of 0.1 s before
     assert batches[place:] == [["urgent", "x"]] * 2 + [["x", "y"]] * (6 - place)
     assert world.s.scheduler.gauges()["paused"] == 0
 
 
-def test_who_paused_keeps_its_blocks_and_loses_nothing() -> None:
+def test_a_paused_request_keeps_its_blocks_and_tokens() -> None:
     world = Clocked(batch=1)
     world.s.scheduler.add([of("x", 60, priority=1, new=6)])
     world.step()
@@ -103,7 +103,7 @@ def test_who_paused_keeps_its_blocks_and_loses_nothing() -> None:
     assert world.preemptions() == 0
 
 
-def test_its_own_class_and_earlier_ones_do_not_give_way() -> None:
+def test_the_same_class_and_earlier_ones_do_not_give_way() -> None:
     world = Clocked()
     world.s.scheduler.add([of("x", 5), of("y", -50, priority=-1)])
     world.step()
@@ -111,8 +111,8 @@ def test_its_own_class_and_earlier_ones_do_not_give_way() -> None:
     assert world.step() == ["y", "x"]
 
 
-def test_a_later_class_that_waited_for_long_does_not_give_way_any_more() -> None:
-    """Its rank is below that of whoever comes now: that is the ageing."""
+def test_a_request_of_a_later_class_that_has_waited_long_does_not_give_way() -> None:
+    """Because of ageing, its rank is smaller than that of requests that arrive."""
     world = Clocked(batch=1)
     world.s.scheduler.add([of("old", 60, priority=1)])
     world.step()
@@ -120,7 +120,7 @@ def test_a_later_class_that_waited_for_long_does_not_give_way_any_more() -> None
     assert world.step() == ["old"]
 
 
-def test_blocks_are_taken_too_where_they_are_not_reserved() -> None:
+def test_without_reservation_blocks_are_taken_too() -> None:
     world = Clocked(blocks=3, admission="on_demand")
     world.s.scheduler.add([of("x", 60, priority=1, new=8)])
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_blocks_are_taken_too_where_they_are_not_reserved() -> None:
 
 
 def short_of_blocks() -> Clocked:
-    """x and y of a later class fill 6 blocks, y had to give up its own; x goes on with 4, 2 are free."""
+    """x and y of a later class filled 6 blocks, and y was preempted. x holds 4 blocks, 2 are free."""
     world = Clocked(blocks=6, batch=4, admission="on_demand")
     world.s.scheduler.add([of("x", 60, priority=1, new=20), of("y", 61, priority=1, new=20)])
     batches = [world.step() for _ in range(10)]
@@ -141,34 +141,34 @@ def short_of_blocks() -> Clocked:
     return world
 
 
-def test_while_blocks_are_short_earlier_classes_still_find_what_later_ones_yield() -> None:
+def test_while_blocks_are_short_there_is_still_room_for_earlier_classes() -> None:
     world = short_of_blocks()
-    # y waits for 4 blocks and one stays free for x: 2 - 4 - 1; there is a place, but for nobody of x's class
+    # y waits for 4 blocks and one is kept for x: 2 - 4 - 1; the free place is not for x's class
     assert world.s.scheduler.room() == Room(0, -3, 4, whole=False, yields=[(1, 1, 4)], slots=24)
     world.s.scheduler.add([of("urgent", 1, ttft=9.0)])
     assert world.s.scheduler.room() == Room(0, -4, 4, whole=False, yields=[(1, 1, 4)], slots=24)
 
 
-def test_while_blocks_are_short_one_in_time_waits_and_one_at_risk_takes_them() -> None:
+def test_while_blocks_are_short_only_a_request_at_risk_takes_them() -> None:
     world = short_of_blocks()
     urgent = replace(claim("urgent", 1, 8, 2), ttft=1.0)
     world.s.scheduler.add([urgent])
     batches = [world.step() for _ in range(12)]
-    start = batches.index(["urgent"])  # 2 blocks and one for x are more than are free: x gives up its own
+    start = batches.index(["urgent"])  # it needs 2 blocks, and one is kept for x: x is preempted
     assert 4 <= start <= 8
     assert batches[:start] == [["x"]] * start
-    assert batches[start:] == [["urgent"]] * 2 + [["x"]] * (10 - start)  # its end lets the next in rank start
+    assert batches[start:] == [["urgent"]] * 2 + [["x"]] * (10 - start)  # after its end, the next one by rank starts
     assert world.preemptions() == 1
 
 
-def test_while_blocks_are_short_nobody_is_preempted_in_vain() -> None:
+def test_while_blocks_are_short_no_request_is_preempted_in_vain() -> None:
     world = short_of_blocks()
-    world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=3)])  # a block for it and one for x are free
+    world.s.scheduler.add([of("urgent", 1, ttft=0.001, new=3)])  # one block for it and one for x are free
     assert [world.step() for _ in range(3)] == [["x", "urgent"], ["urgent", "x"], ["urgent", "x"]]
     assert world.preemptions() == 0
 
 
-def test_urgent_requests_one_after_the_other_let_nobody_start_in_between_who_gave_way() -> None:
+def test_a_preempted_request_does_not_start_between_urgent_ones() -> None:
     """x holds 4 of 6 blocks; each urgent request needs 2, then 3."""
     world = short_of_blocks()
     batches = []
@@ -176,12 +176,12 @@ def test_urgent_requests_one_after_the_other_let_nobody_start_in_between_who_gav
         world.s.scheduler.add([replace(claim(f"u{i}", 1 + i, 8, 4), ttft=0.001)])
         batches.append(world.step())
     batches += [world.step() for _ in range(5)]
-    assert batches == [["u0"]] * 4 + [["u1", "u2"]] * 4  # nobody yields to u1 while u0 runs alone
+    assert batches == [["u0"]] * 4 + [["u1", "u2"]] * 4  # u0 does not give way to u1
     assert world.preemptions() == 1
     assert world.step() == ["x"]
 
 
-def test_with_reservation_nobody_gives_way_in_vain() -> None:
+def test_with_reservation_no_request_is_paused_in_vain() -> None:
     world = Clocked(blocks=6)
     world.s.scheduler.add([of("x", 60, priority=1, new=20)])
     world.step()
@@ -189,7 +189,7 @@ def test_with_reservation_nobody_gives_way_in_vain() -> None:
     assert world.step() == ["x"]
 
 
-def test_room_tells_what_each_class_would_give() -> None:
+def test_room_contains_what_each_class_would_give_up() -> None:
     world = Clocked(blocks=50)
     world.s.scheduler.add([of("x", 60, priority=1), of("y", 61, priority=2)])
     world.step()
@@ -213,30 +213,30 @@ BUDGETS: list[dict[str, object]] = [{}, {"token_budget": 8}, {"tbt_target": 0.03
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("knobs", BUDGETS)
 @pytest.mark.parametrize("prompt", [1, 9, 250])
-def test_the_time_of_a_prompt_beside_others_is_foreseen(
+def test_the_time_of_a_prompt_beside_others_is_estimated(
     law: tuple[float, float, float], knobs: dict[str, object], prompt: int
 ) -> None:
     world = Priced(law, **knobs)
     world.running(3)
     contexts = [world.computed[f"r{i}"] for i in range(3)]
     budget = Budget(world.s.scheduler.knobs, known(*law))
-    budget.took(3, sum(contexts))
-    foreseen = budget.seconds(prompt, running=3)
+    budget.add_decodes(3, sum(contexts))
+    estimated = budget.prompt_seconds(prompt, running=3)
     world.s.scheduler.add([replace(claim("urgent", 1, prompt, 2), ttft=1.0)])
-    assert foreseen == pytest.approx(world.first_token("urgent"), rel=0.15)
+    assert estimated == pytest.approx(world.first_token("urgent"), rel=0.15)
 
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("knobs", BUDGETS)
-def test_who_is_urgent_starts_in_time_and_not_long_before(
+def test_an_urgent_request_starts_in_time_and_not_long_before(
     law: tuple[float, float, float], knobs: dict[str, object]
 ) -> None:
     world = Priced(law, **knobs)
     world.running(4)
     one = world.step()
     budget = Budget(world.s.scheduler.knobs, known(*law))
-    budget.took(3, 3 * 180)
-    needed = budget.seconds(100, running=3)
+    budget.add_decodes(3, 3 * 180)
+    needed = budget.prompt_seconds(100, running=3)
     due = world.now + 3 * needed
     world.s.scheduler.add([replace(claim("urgent", 1, 100, 2), ttft=3 * needed)])
     world.first_token("urgent")

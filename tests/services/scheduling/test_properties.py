@@ -1,4 +1,4 @@
-"""What must hold for every workload: budgets, blocks, order of service, one end each."""
+"""Properties of every workload: bounds, blocks, the order of service, and one end for each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS, BATCH, LENGTH = 12, 3, 40
 
 @dataclass(frozen=True)
 class Turn:
-    """What happens before and in one iteration, as choices among the requests that are there."""
+    """The events before and during one iteration, as choices among the current requests."""
 
     arrivals: list[tuple[int, int]]  # prompt and new tokens
     cancel: int | None
@@ -41,7 +41,7 @@ turns = st.lists(
 
 
 class Model:
-    """Drives a scheduler through turns, then lets it run dry, checking after each step."""
+    """Runs a scheduler through turns and then until all requests have ended, with checks after each step."""
 
     def __init__(self, kind: type[Scheduler]) -> None:
         self.script: Script = scripted(kind, blocks=BLOCKS, batch=BATCH, length=LENGTH)
@@ -79,7 +79,7 @@ class Model:
         return [] if place is None else self.open()[place : place + 1]
 
     def take(self) -> None:
-        """Tokens come by index without gaps, and nothing after the end."""
+        """Take the commits. Tokens have consecutive indices, and nothing follows the end."""
         for commit in [*self.script.commits, *self.script.scheduler.take_commits()]:
             assert not self.ends[commit.id]
             assert commit.index == self.tokens[commit.id]
@@ -90,7 +90,7 @@ class Model:
     def check_iteration(self, iteration: Iteration) -> None:
         assert 0 < len(iteration.scheduled) <= BATCH
         for id in iteration.released:
-            del self.tables[id]  # raises where the engine does not know it
+            del self.tables[id]  # raises KeyError if the engine does not know it
         assert list(iteration.scheduled) == [id for id in self.claims if id in iteration.scheduled]
         assert {new.id for new in iteration.new} == set(iteration.new_blocks) <= set(iteration.scheduled)
         self.tables |= iteration.new_blocks
@@ -104,7 +104,7 @@ class Model:
             assert 4 * len(self.tables[id]) >= longest
 
     def check_order_of_service(self) -> None:
-        """Invariant 3: while both are unfinished, the earlier has run in at least as many iterations."""
+        """Of two unfinished requests, the earlier one has run in at least as many iterations."""
         ran = [self.script.ran.get(id, 0) for id in self.open()]
         assert ran == sorted(ran, reverse=True)
 
@@ -145,10 +145,10 @@ def test_request_level(workload: list[Turn]) -> None:
         max_size=12,
     )
 )
-def test_no_deadlock_in_any_order_of_arrival_and_after_any_reclaim(
+def test_no_deadlock_with_any_order_of_arrival_and_any_previous_output(
     requests: list[tuple[int, int, int, int]],
 ) -> None:
-    """Claims come one a step with any arrival time, each with some tokens of an earlier owner: all end."""
+    """One claim per step, with any time of arrival and some tokens of an earlier owner: all requests end."""
     s = scripted(blocks=BLOCKS, batch=BATCH, length=LENGTH)
     for number, (prompt, new, arrival, done) in enumerate(requests):
         s.scheduler.add([claim(f"r{number}", arrival, prompt, new, output=(WORD,) * min(done, new - 1))])

@@ -1,4 +1,4 @@
-"""RequestLevelScheduler: nobody joins or takes the place of another before the whole batch has ended."""
+"""RequestLevelScheduler: no request joins before the whole batch has ended."""
 
 from services.messages import Room
 from services.scheduling import RequestLevelScheduler

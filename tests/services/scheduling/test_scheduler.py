@@ -1,4 +1,4 @@
-"""Algorithm 1, step by step: who is in each iteration, and how many blocks are reserved after it.
+"""Algorithm 1, step by step: the requests of each iteration, and the blocks that are held after it.
 
 Blocks hold 4 tokens; requests are `claim(id, arrival, prompt tokens, new tokens)`.
 """
@@ -13,7 +13,7 @@ from tests.services.scheduling.scripted import EOS, WORD, claim, scripted
 LENGTH = End(FinishReason.LENGTH)
 
 
-def test_first_come_first_served_and_late_joining() -> None:
+def test_requests_are_served_in_order_and_join_later() -> None:
     s = scripted(batch=2)
     s.scheduler.add([claim("b", 2, 5, 2), claim("a", 1, 8, 3), claim("c", 3, 3, 1)])
     steps = []
@@ -28,7 +28,7 @@ def test_first_come_first_served_and_late_joining() -> None:
     assert s.scheduler.blocks.held == 0
 
 
-def test_the_first_that_does_not_fit_stops_the_selection() -> None:
+def test_the_selection_stops_at_the_first_request_that_does_not_fit() -> None:
     s = scripted(blocks=4)
     s.scheduler.add([claim("a", 1, 5, 3), claim("big", 2, 8, 4), claim("tiny", 3, 1, 1)])
     s.step()
@@ -42,7 +42,7 @@ def test_the_first_that_does_not_fit_stops_the_selection() -> None:
     assert s.scheduler.blocks.held == 3
 
 
-def test_nobody_is_preempted_while_blocks_are_short() -> None:
+def test_no_request_is_preempted_while_blocks_are_short() -> None:
     s = scripted(blocks=3)
     s.scheduler.add([claim("a", 1, 4, 8)])
     s.step()
@@ -79,7 +79,7 @@ def test_commits_carry_tokens_once_and_the_end_with_the_last() -> None:
     assert s.step({"a": 11}) == [Commit("a", 0, [11])]
     assert s.scheduler.take_commits() == []
     assert not s.scheduler.has_commits()
-    for token in (12, 13):  # the pool is away: nobody takes
+    for token in (12, 13):  # the pool is away, and commits are not taken
         iteration = s.select()
         assert iteration is not None
         s.scheduler.update(s.result_of(iteration, {"a": token}))
@@ -87,7 +87,7 @@ def test_commits_carry_tokens_once_and_the_end_with_the_last() -> None:
     assert s.step({"a": 14}) == [Commit("a", 1, [12, 13, 14], end=LENGTH)]
 
 
-def test_logprobs_go_with_their_tokens_where_asked() -> None:
+def test_logprobs_are_committed_with_their_tokens() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 2, logprobs=1), claim("b", 2, 3, 2)])
     commits = s.step({"a": 11})
@@ -108,13 +108,13 @@ def test_a_request_resumes_at_its_next_index() -> None:
     assert s.step({"a": 24}) == [Commit("a", 3, [24], end=LENGTH)]
 
 
-def test_a_stop_string_that_began_before_the_reclaim_is_found() -> None:
+def test_a_stop_string_that_began_before_the_claim_is_found() -> None:
     s = scripted(text=TextTables([b"E", b"ND"], frozenset()))
     s.scheduler.add([claim("a", 1, 6, 9, output=(0,), stop=("END",))])
     assert s.step({"a": 1}) == [Commit("a", 1, [1], end=End(FinishReason.STOP, "END", cut=3))]
 
 
-def test_a_reclaimed_request_that_ended_already_ends_without_running() -> None:
+def test_a_claimed_request_that_has_already_ended_does_not_run() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 6, 2, output=(21, 22)), claim("b", 2, 6, 9, output=(EOS,))])
     assert s.scheduler.take_commits() == [
@@ -124,7 +124,7 @@ def test_a_reclaimed_request_that_ended_already_ends_without_running() -> None:
     assert s.select() is None
 
 
-def test_an_earlier_request_that_comes_late_waits_without_stopping_those_that_run() -> None:
+def test_an_earlier_request_that_arrives_late_does_not_stop_running_ones() -> None:
     """After the death of its owner an early request can arrive behind later ones that hold the blocks it needs."""
     s = scripted(blocks=3, batch=1)
     s.scheduler.add([claim("late", 5, 4, 3)])
@@ -149,7 +149,7 @@ def test_an_earlier_request_that_comes_late_waits_without_stopping_those_that_ru
         (claim("x", 1, 20, 9), "the request needs 8 KV blocks, this engine has 7"),
     ],
 )
-def test_what_can_never_run_here_fails_alone(impossible: Claim, why: str) -> None:
+def test_a_request_that_can_never_run_here_fails_alone(impossible: Claim, why: str) -> None:
     s = scripted(blocks=7, length=40)
     s.scheduler.add([impossible, claim("ok", 2, 3, 1)])
     s.step()
@@ -160,7 +160,7 @@ def test_what_can_never_run_here_fails_alone(impossible: Claim, why: str) -> Non
     ]
 
 
-def test_room_counts_those_that_the_iteration_in_flight_ends_by_length() -> None:
+def test_room_counts_requests_whose_last_token_is_in_flight_as_ended() -> None:
     s = scripted(blocks=10, batch=3)
     assert s.scheduler.room() == Room(3, 10, 4, slots=40)
     s.scheduler.add([claim("a", 1, 4, 1), claim("b", 2, 4, 2)])

@@ -1,4 +1,4 @@
-"""A request under which engines died runs alone, until it has shown that it does not kill them."""
+"""A request that was in flight when engines died runs alone until it brings a token."""
 
 from services.messages import Commit
 from services.scheduling import RequestLevelScheduler
@@ -13,19 +13,19 @@ def batches(s: Script, count: int) -> list[list[str]]:
     return made
 
 
-def test_suspects_run_alone_one_after_the_other_the_earliest_first_and_then_with_all() -> None:
+def test_suspects_run_alone_one_after_the_other_and_then_with_the_rest() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9), claim("c", 3, 3, 9, strikes=2), claim("b", 2, 3, 9, strikes=2)])
     assert batches(s, 4) == [["b"], ["c"], ["b", "c", "a"], ["a", "b", "c"]]
 
 
-def test_one_strike_is_no_reason() -> None:
+def test_a_request_with_one_strike_is_no_suspect() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9, strikes=1), claim("b", 2, 3, 9)])
     assert batches(s, 1) == [["a", "b"]]
 
 
-def test_those_that_run_pause_for_a_suspect_and_lose_nothing() -> None:
+def test_running_requests_are_paused_for_a_suspect() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9)])
     s.step()
@@ -35,7 +35,7 @@ def test_those_that_run_pause_for_a_suspect_and_lose_nothing() -> None:
     assert s.step() == [Commit("a", 1, [WORD]), Commit("b", 2, [WORD])]
 
 
-def test_a_suspect_that_fails_by_itself_makes_way_for_the_next() -> None:
+def test_after_a_suspect_has_failed_the_next_one_runs() -> None:
     s = scripted()
     s.scheduler.add([claim("a", 1, 3, 9, strikes=2), claim("b", 2, 3, 9, strikes=2)])
     s.step(failed={"a": "no"})
@@ -43,7 +43,7 @@ def test_a_suspect_that_fails_by_itself_makes_way_for_the_next() -> None:
     assert list(s.batch) == ["b"]
 
 
-def test_a_suspect_waits_for_blocks_while_others_end_and_nobody_passes_it() -> None:
+def test_a_suspect_waits_for_blocks_and_is_not_overtaken() -> None:
     s = scripted(blocks=4)
     s.scheduler.add([claim("a", 1, 4, 4)])
     s.step()
@@ -51,7 +51,7 @@ def test_a_suspect_waits_for_blocks_while_others_end_and_nobody_passes_it() -> N
     assert batches(s, 5) == [["a"], ["a"], ["a"], ["b"], ["b", "c"]]
 
 
-def test_a_suspect_does_not_break_into_a_fixed_batch() -> None:
+def test_a_suspect_does_not_interrupt_a_fixed_batch() -> None:
     s = scripted(RequestLevelScheduler)
     s.scheduler.add([claim("a", 1, 3, 2)])
     s.step()

@@ -1,4 +1,4 @@
-"""A scheduler keeps the order in which tenants had their turns: who came in later passes nobody of another tenant."""
+"""The scheduler keeps the order of the tenants' turns: a later claim does not overtake requests of other tenants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def of(tenant: str, id: str, rank: float, prompt: int = 4, new: int = 16, priori
     return replace(claim(id, rank, prompt, new), tenant=tenant, priority=priority)
 
 
-def test_a_flood_that_came_earlier_takes_no_place_of_who_had_its_turn() -> None:
+def test_a_flood_that_arrived_earlier_takes_no_place_of_another_tenant() -> None:
     s = scripted(batch=2)
     s.scheduler.add([of("flood", "a1", 1), of("b", "b1", 9)])
     s.step()
@@ -27,7 +27,7 @@ def test_a_flood_that_came_earlier_takes_no_place_of_who_had_its_turn() -> None:
     assert list(s.batch) == ["a1", "b1"]
 
 
-def test_nor_its_blocks() -> None:
+def test_a_flood_that_arrived_earlier_takes_no_blocks_of_another_tenant() -> None:
     s = scripted(blocks=6, knobs=Knobs(3, admission="on_demand"))
     s.scheduler.add([of("flood", "a1", 1), of("b", "b1", 9)])
     s.step()
@@ -38,7 +38,7 @@ def test_nor_its_blocks() -> None:
     assert "a2" not in s.batch
 
 
-def test_one_tenant_s_order_is_by_rank() -> None:
+def test_requests_of_one_tenant_are_ordered_by_rank() -> None:
     s = scripted(batch=2)
     s.scheduler.add([of("a", "a1", 1), of("a", "a9", 9)])
     s.step()
@@ -47,7 +47,7 @@ def test_one_tenant_s_order_is_by_rank() -> None:
     assert list(s.batch) == ["a1", "a2"]
 
 
-def test_an_earlier_class_passes_other_tenants_too() -> None:
+def test_an_earlier_class_overtakes_other_tenants() -> None:
     s = scripted(batch=2, knobs=Knobs(2, order="priority"))
     s.scheduler.add([of("a", "a1", 9, priority=1), of("a", "a2", 10, priority=1)])
     s.scheduler.add([of("b", "b1", 5)])
@@ -56,7 +56,7 @@ def test_an_earlier_class_passes_other_tenants_too() -> None:
 
 
 @pytest.mark.parametrize("tenants", ["aaaa", "abab"])
-def test_of_equal_ranks_who_was_sent_already_is_not_preempted(tenants: str) -> None:
+def test_of_equal_ranks_a_request_that_was_sent_is_not_preempted(tenants: str) -> None:
     s = scripted(blocks=6, length=24, knobs=Knobs(4, admission="on_demand"))
     prompts, new = [14, 1, 1, 18], [8, 1, 8, 8]
     for i, tenant in enumerate(tenants):
@@ -70,7 +70,7 @@ def test_of_equal_ranks_who_was_sent_already_is_not_preempted(tenants: str) -> N
     assert {commit.id for commit in s.commits if commit.end} == set("0123")
 
 
-def test_a_guest_has_the_place_of_the_last_of_who_has_most() -> None:
+def test_a_guest_gets_the_last_place_of_the_tenant_with_the_most() -> None:
     s = scripted(batch=3)
     s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2), of("c", "c1", 3)])
     s.step()
@@ -82,7 +82,7 @@ def test_a_guest_has_the_place_of_the_last_of_who_has_most() -> None:
     assert s.scheduler.room().guests == 0
     s.step({"b1": EOS})
     s.step()
-    assert s.batch == {"a1": 1, "a2": 1, "c1": 1}, "who paused goes on where it was"
+    assert s.batch == {"a1": 1, "a2": 1, "c1": 1}, "the paused request continues where it was"
 
 
 def test_a_guest_keeps_its_place_with_an_iteration_in_flight() -> None:
@@ -106,7 +106,7 @@ def test_a_guest_takes_no_place_of_an_earlier_class() -> None:
     assert list(s.batch) == ["a1", "a2"]
 
 
-def test_a_guest_that_is_not_let_in_takes_no_blocks_of_lines() -> None:
+def test_a_guest_that_is_not_admitted_takes_no_blocks_of_lines() -> None:
     s = scripted(blocks=17, batch=2, knobs=Knobs(2, order="priority"))
     s.scheduler.add([of("c", "line", BEHIND, priority=BATCH_CLASS)])
     s.step()
@@ -116,4 +116,4 @@ def test_a_guest_that_is_not_let_in_takes_no_blocks_of_lines() -> None:
     s.step()
     assert list(s.batch) == ["a1", "a2"]
     assert s.iteration is not None
-    assert not s.iteration.released, "five blocks for the line, twice five for those that run, two free"
+    assert not s.iteration.released, "five blocks for the line, five for each running request, two are free"

@@ -1,4 +1,4 @@
-"""Texts that break decoders: joined from pieces chosen to be awkward and from anything Unicode has."""
+"""Texts that are difficult for decoders: sequences of chosen difficult pieces and of any Unicode text."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, trained on the spot."""
+"""Small tokenizers of each kind, which are trained in the fixtures."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sentencepiece_bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As Llama 2 and Gemma: spaces made visible by the normalizer, bytes for what has no token, no space prepended."""
+    """Like Llama 2 and Gemma: the normalizer makes spaces visible, and characters without a token are bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -49,7 +49,7 @@ def unigram(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unspecial_bytes(tokenizer: Tokenizer) -> Tokenizer:
-    """Byte tokens were declared special only to have them in the vocabulary."""
+    """Make byte tokens normal ones. They were special only to be added to the vocabulary."""
     import json
 
     raw = json.loads(tokenizer.to_str())

@@ -1,4 +1,4 @@
-"""Templates render as in transformers; what they refuse is a ValueError in their own words."""
+"""Chat templates are rendered as by transformers. What they refuse is a ValueError with their own message."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_rich_template_renders_as_in_transformers(chat: list, byte_level: Path
     assert ChatTemplate(RICH, special).apply(chat) == want
 
 
-def test_a_refusal_is_a_value_error_in_the_templates_words() -> None:
+def test_a_refusal_is_a_value_error_with_the_templates_message() -> None:
     with pytest.raises(ValueError, match=r"^Unknown role: tool$"):
         ChatTemplate(RICH, {}).apply([{"role": "tool", "content": "x"}])
 
@@ -72,12 +72,12 @@ def test_a_refusal_is_a_value_error_in_the_templates_words() -> None:
         ("x", []),
     ],
 )
-def test_what_cannot_be_rendered_is_a_value_error(source: str, chat: list) -> None:
+def test_messages_that_cannot_be_rendered_are_a_value_error(source: str, chat: list) -> None:
     with pytest.raises(ValueError, match=r"cannot render|at least one"):
         ChatTemplate(source, {}).apply(chat)
 
 
-def test_where_templates_are_found(tmp_path: Path) -> None:
+def test_the_places_of_templates(tmp_path: Path) -> None:
     chat = CHATS[0]
     assert ChatTemplate.load(tmp_path) is None
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ bos_token }}default"}]
@@ -92,7 +92,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert loaded.apply(chat) == "<s>file"
 
 
-def test_a_model_without_template_says_so(byte_level: Path) -> None:
+def test_a_model_without_a_template_is_an_error(byte_level: Path) -> None:
     tokenizer = Tokenizer.load(byte_level)
     assert not tokenizer.has_chat_template
     with pytest.raises(ValueError, match="no chat template"):

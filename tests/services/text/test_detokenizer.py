@@ -1,4 +1,4 @@
-"""However tokens are grouped, the same text comes out, only ever growing, and no cut text was ever given out."""
+"""The text is the same however tokens are grouped. It only grows, and text that is cut was never returned."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ stop_ids = st.sets(st.integers(0, len(PIECES) - 1), max_size=2)
 
 @settings(max_examples=150)
 @given(tokens, stop_lists, stop_ids, st.booleans(), st.data())
-def test_grouping_changes_nothing(
+def test_the_text_does_not_depend_on_the_grouping(
     output: list[int], stops: list[str], ids: set[int], include_stop: bool, data: st.DataObject
 ) -> None:
     bounds = sorted({0, len(output), *data.draw(st.lists(st.integers(0, len(output))))})
@@ -35,11 +35,12 @@ def test_grouping_changes_nothing(
 
 @settings(max_examples=150)
 @given(tokens, stop_lists, stop_ids, st.integers(0, 8), st.booleans())
-def test_what_stops_never_leaks(
+def test_stops_are_never_returned(
     output: list[int], stops: list[str], ids: set[int], min_tokens: int, include_stop: bool
 ) -> None:
-    """A gateway and a scheduler together: tokens go out until one stops, or completes a stop string, and counts. What
-    follows a stop string goes in any case."""
+    """A gateway and a scheduler together: tokens are sent until one of them is a stop or completes a stop string, and
+    counts. What follows a stop string is cut in any case.
+    """
     matcher, detokenizer = StopMatcher(TABLES, stops), Detokenizer(TABLES, stops, ids, include_stop)
     text, seen, cut = "", 0, 0
     for seen, token in enumerate(output, 1):
@@ -55,7 +56,7 @@ def test_what_stops_never_leaks(
     assert text + detokenizer.finish(cut) == kept[: len(kept) - cut].decode(errors="replace")
 
 
-def test_holds_back_no_more_than_needed() -> None:
+def test_no_more_than_necessary_is_held_back() -> None:
     detokenizer = Detokenizer(TABLES, ["abx"])
     assert detokenizer.push([6, 3]) == "x"  # "ab" may become "abx"
     assert detokenizer.push([1]) == "ab"  # it did not; "a" may
@@ -66,7 +67,7 @@ def test_holds_back_no_more_than_needed() -> None:
 
 
 def test_a_stop_string_that_did_not_end_the_sequence_is_text() -> None:
-    """Before `min_tokens` a match does not count: it is held back only until the next token shows that."""
+    """Before `min_tokens`, a match does not count, and is held back only until the next token."""
     detokenizer = Detokenizer(TABLES, ["ab"])
     assert detokenizer.push([3]) == ""
     assert detokenizer.push([6]) == "abx"
@@ -78,8 +79,8 @@ def test_finish_cuts_bytes() -> None:
     assert detokenizer.finish(cut=5) == ""
 
 
-def test_a_stop_token_is_held_back_until_it_is_known_whether_it_ends_the_text() -> None:
-    """Its end comes as an event of its own, which says how many bytes to cut; `min_tokens` may make it text."""
+def test_a_stop_token_is_held_back_until_the_next_token_or_the_end() -> None:
+    """The end is a separate event with the number of bytes to cut. With `min_tokens`, the stop token may be text."""
     detokenizer = Detokenizer(TABLES, stop_token_ids=(3,))
     assert detokenizer.push([1, 3]) == "a"
     assert detokenizer.push([6]) == "abx"
@@ -87,7 +88,7 @@ def test_a_stop_token_is_held_back_until_it_is_known_whether_it_ends_the_text() 
     assert detokenizer.finish(cut=2) == ""
 
 
-def test_where_the_stop_stays_nothing_but_what_follows_it_is_held_back() -> None:
+def test_with_include_stop_only_what_follows_it_is_held_back() -> None:
     detokenizer = Detokenizer(TABLES, ["ab"], stop_token_ids=(6,), include_stop=True)
     assert detokenizer.push([1]) == "a"
     assert detokenizer.push([2]) == "b"

@@ -1,4 +1,4 @@
-"""With `continue_final_message` the prompt is the one transformers makes, and refused where transformers refuses it."""
+"""With `continue_final_message`, prompts are rendered and refused as by transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from services.text import ChatTemplate, Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-# how the families write their turns, each in small
+# small templates in the styles of several families
 TEMPLATES = {
     "ChatML": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
@@ -43,7 +43,7 @@ def chats(end: str) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("end", ENDS)
-def test_it_is_rendered_as_in_transformers(name: str, end: str, default_model: Path) -> None:
+def test_templates_are_rendered_as_in_transformers(name: str, end: str, default_model: Path) -> None:
     file, template = str(default_model / "tokenizer.json"), TEMPLATES[name]
     theirs = PreTrainedTokenizerFast(tokenizer_file=file, chat_template=template, **SPECIAL)
     for chat in chats(end):
@@ -56,7 +56,7 @@ def test_it_is_rendered_as_in_transformers(name: str, end: str, default_model: P
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_default_model_s_is_rendered_as_in_transformers(end: str, default_model: Path) -> None:
+def test_the_default_model_s_template_is_rendered_as_in_transformers(end: str, default_model: Path) -> None:
     theirs, ours = AutoTokenizer.from_pretrained(default_model), Tokenizer.load(default_model)
     for chat in chats(end):
         expected = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
@@ -66,12 +66,12 @@ def test_the_default_model_s_is_rendered_as_in_transformers(end: str, default_mo
 
 @pytest.mark.parametrize(("content", "prompt"), [("a ", "a |a "), ("", "|")])
 def test_a_template_may_write_the_last_message_twice(content: str, prompt: str) -> None:
-    """transformers leaves the mark behind the first one in the prompt."""
+    """Here transformers leaves its mark in the prompt."""
     twice = ChatTemplate("{{ messages[-1].content }}|{{ messages[-1].content }}<end>", {})
     assert rendered(twice, [{"role": "assistant", "content": content}]) == prompt
 
 
-def test_a_message_without_text_cannot_go_on() -> None:
+def test_a_message_without_text_cannot_be_continued() -> None:
     with pytest.raises(ValueError, match="no text to continue"):
         ChatTemplate(TEMPLATES["ChatML"], {}).apply([{"role": "assistant", "content": None}], False, True)
 

@@ -1,4 +1,4 @@
-"""The matcher finds what a naive search over the whole text finds, at the first token that completes it."""
+"""StopMatcher finds the same as a naive search over the whole text, at the first token that completes it."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.text import StopMatch, StopMatcher, TextTables
 
-# few letters, so that stop strings overlap, repeat and cross tokens; id 0 is special
+# few letters, so that stop strings overlap, repeat and span tokens; id 0 is special
 PIECES = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"abbab", "é".encode()[:1], "é".encode()[1:], b"xab"]
 TABLES = TextTables(PIECES, frozenset({0}))
 tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
@@ -14,7 +14,7 @@ stops = st.lists(st.text("abé", min_size=1, max_size=6), min_size=1, max_size=4
 
 
 def naive(output: list[int], stops: list[str]) -> StopMatch | None:
-    """The earliest match in the text that ends within the last token."""
+    """Return the first match in the text that ends within the last token."""
     text, before = TABLES.join(output), len(TABLES.join(output[:-1]))
     for start in range(len(text)):
         for stop in stops:
@@ -25,7 +25,7 @@ def naive(output: list[int], stops: list[str]) -> StopMatch | None:
 
 @settings(max_examples=150)
 @given(tokens, stops)
-def test_equals_a_naive_search_after_every_token(output: list[int], stops: list[str]) -> None:
+def test_matches_are_those_of_a_naive_search(output: list[int], stops: list[str]) -> None:
     matcher = StopMatcher(TABLES, stops)
     for count, token in enumerate(output, 1):
         assert matcher.push(token) == naive(output[:count], stops)
@@ -49,15 +49,15 @@ def test_cut_leaves_a_text_without_stop_strings(output: list[int], stops: list[s
     ("output", "stops", "last"),
     [
         ([1, 2], ["ab"], StopMatch("ab", 2)),  # across a token boundary
-        ([3], ["b", "ab"], StopMatch("ab", 2)),  # the earliest start wins
-        ([3], ["a", "ab"], StopMatch("a", 2)),  # among equal starts the first listed
-        ([9], ["a"], StopMatch("a", 2)),  # what follows the match within its token is cut too
+        ([3], ["b", "ab"], StopMatch("ab", 2)),  # the first start wins
+        ([3], ["a", "ab"], StopMatch("a", 2)),  # with equal starts, the one listed first
+        ([9], ["a"], StopMatch("a", 2)),  # the rest of the token after the match is cut, too
         ([7, 8], ["é"], StopMatch("é", 2)),  # a character in two tokens
         ([3, 0], ["ab"], None),  # a special token completes nothing
         ([1, 2, 1], ["ab"], None),  # a match that was ignored is not reported again
     ],
 )
-def test_rules(output: list[int], stops: list[str], last: StopMatch | None) -> None:
+def test_single_cases(output: list[int], stops: list[str], last: StopMatch | None) -> None:
     matcher = StopMatcher(TABLES, stops)
     assert [matcher.push(token) for token in output][-1] == last
 

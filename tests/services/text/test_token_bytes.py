@@ -1,4 +1,4 @@
-"""The bytes of a text's tokens, joined, are the text's bytes."""
+"""TextTables: the joined bytes of the tokens of a text are the bytes of the text."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def smollm(default_model: Path) -> Tokenizer:
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> bytes:
-    """The bytes of the text's tokens, those of special ones being their names: a text may contain one."""
+    """Return the bytes of the text's tokens, with the names of special tokens, which a text may contain."""
     return b"".join(map(tokenizer.literal_bytes, tokenizer.encode(text)))
 
 
@@ -53,7 +53,7 @@ def test_byte_level_is_exact(byte_level: Path) -> None:
 def test_sentencepiece_is_exact_but_for_the_prepended_space(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer = Tokenizer.load(request.getfixturevalue(kind))
     prepended = " " if kind == "unigram" else ""
-    others = ("▁", "<0x", "<unk>", "<s>", "</s>")  # stand for something else than themselves
+    others = ("▁", "<0x", "<unk>", "<s>", "</s>")  # their bytes are not their spelling
 
     @settings(max_examples=300)
     @given(texts(TRICKY).filter(lambda text: not any(other in text for other in others)))
@@ -82,9 +82,7 @@ def test_special_tokens_add_nothing(byte_level: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_bpe", "unigram", "default_model"])
-def test_where_special_tokens_are_text_they_are_as_the_library_spells_them(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_special_tokens_that_are_text_are_spelled_as_by_the_library(kind: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(kind)
     tokenizer, backend = Tokenizer.load(folder), Backend.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.special_ids
@@ -112,7 +110,7 @@ def test_ids_beyond_the_tokenizer_add_nothing(byte_level: Path) -> None:
     ],
     ids=["wordpiece", "suffix", "none", "replace", "strip"],
 )
-def test_refuses_what_has_no_exact_bytes(model: object, decoder: object, why: str, tmp_path: Path) -> None:
+def test_tokenizers_without_exact_bytes_are_refused(model: object, decoder: object, why: str, tmp_path: Path) -> None:
     backend = Backend(model)
     if decoder is not None:
         backend.decoder = decoder

@@ -17,7 +17,7 @@ from services.engine.families.config import load_config
 from services.engine.families.registry import load_spec, spec_of
 from services.engine.families.spec import DecoderSpec
 from services.errors import ModelError
-from services.user_folders import user_cache
+from services.files import user_cache
 
 TURNS = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 

@@ -25,7 +25,7 @@ from services.engine.startup.proof import verdict
 from services.engine.startup.proof.trial import trial
 from services.engine.startup.proof.verdict import bound_of, proven, read_settings, run_trial
 from services.errors import SettingsError
-from services.user_folders import user_cache
+from services.files import user_cache
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=64, threads=2)
 KINDS = {

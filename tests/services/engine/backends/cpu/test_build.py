@@ -14,7 +14,7 @@ from services.engine.backends.cpu.build import NoKernels, compiled, kernels
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
-from services.user_folders import user_cache
+from services.files import user_cache
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=64, threads=1)
 

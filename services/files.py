@@ -1,0 +1,28 @@
+"""The folders of a user's files, and files that other processes see complete or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """Return the folder for files that can be made again (XDG_CACHE_HOME)."""
+    return _folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_data() -> Path:
+    """Return the folder for files that must be kept (XDG_DATA_HOME)."""
+    return _folder("XDG_DATA_HOME", ".local/share")
+
+
+def write_atomically(file: Path, data: bytes) -> None:
+    """Write `data` to `file`, replacing what was there. The folder is created if necessary. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(file)
+
+
+def _folder(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / fallback) / "orca"

@@ -1,0 +1,271 @@
+"""EngineLoop: the loop that keeps one engine busy: select and start iterations, exchange with the pool, update.
+
+The Ray actor, the in-process benchmark and the simulator all run this coroutine, each with its own pool, engine and
+clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from typing import NoReturn
+
+from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
+from services.loop.blame import find_request
+from services.loop.iteration_cost import LEAST, IterationCost
+from services.loop.iteration_stats import IterationStats
+from services.loop.pool_session import PoolSession, discard_outcome
+from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
+from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
+from services.metrics import Counters
+
+CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PendingIteration:
+    """An iteration that was sent to the engine and has not finished."""
+
+    iteration: Iteration
+    result: asyncio.Future[IterationResult]
+    started_at: float  # when it was sent, or when the iteration before it finished
+    limit: float = LEAST  # seconds it may take; computed from the iteration when they have passed
+
+
+class EngineLoop:
+    """Keeps the engine of one seat busy, commits its tokens, and claims requests that it has room for.
+
+    The engine never waits for the pool: while iteration k+1 runs, one exchange commits the tokens of iteration k and
+    claims requests for k+2. If the scheduler has more than one iteration for the engine (pipeline stages, lookahead),
+    the loop does not wait for these either. An exchange that fails is repeated unchanged, and what happens in the
+    meantime goes into the next one. During an iteration that takes longer than a third of the lease, and while there
+    is nothing to do, exchanges renew the lease.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        scheduler: Scheduler,
+        engine: Engine,
+        clock: Clock,
+        seat: Seat,
+        lease: float,
+        figures: EngineFigures,
+        counters: Counters,
+        cost: IterationCost,
+    ) -> None:
+        """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
+        seconds. `cost` may have learned from earlier iterations of such an engine.
+        """
+        self._scheduler = scheduler
+        self._engine = engine
+        self._clock = clock
+        self._seat = seat
+        self._lease, self._renewal = lease, lease / 3
+        self._figures = figures
+        self._session = PoolSession(pool, clock, seat, self._renewal)
+        self._stats = IterationStats(counters)
+        self._cost = cost
+        self._stopping = False
+        self._ready = True
+        self._pending: deque[PendingIteration] = deque()
+        self._finished: list[tuple[Iteration, IterationResult, float]] = []  # not recorded yet; with their seconds
+        self._engine_lost: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._nothing_waits = False  # the last reply to an idle exchange brought no work
+        self._claimed: list[str] = []  # by the last reply
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The requests of the pending iterations. After the engine was lost, the requests that it was lost with."""
+        return list(dict.fromkeys(id for pending in self._pending for id in pending.iteration.scheduled))
+
+    def stop(self) -> None:
+        """Make `run` return when the pending iterations are committed. Requests that still run go back to the pool
+        when the caller releases the seat.
+        """
+        self._stopping = True
+        self._session.wake()
+
+    def lose(self, error: EngineLost) -> None:
+        """Make `run` raise `error`, whether the engine is busy or idle, because the engine was seen to die."""
+        if not self._engine_lost.done():
+            self._engine_lost.set_exception(error)
+
+    async def run(self) -> None:
+        """Serve until `stop`. After an exception nothing more is written under this epoch, and the next owner of the
+        seat continues with its requests.
+
+        Raises StaleEpoch if the seat has another owner. EngineLost if the engine died, EngineStuck if it lives but
+        finishes no iteration; everything that finished before is committed, and `in_flight` returns the requests that
+        it was lost with. SchedulerFault if the scheduler raised an exception; `requests` are those it may be about, and
+        nothing more was committed, because the state may be inconsistent. PoolFault if the pool's server answered with
+        a permanent error.
+        """
+        try:
+            while True:
+                self._check_engine()
+                self._start_iterations()
+                self._record_finished()
+                if self._is_done():
+                    return
+                if self._nothing_waits:
+                    self._nothing_waits = False
+                    await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
+                    continue
+                self._begin_exchange()
+                await self._wait()
+                self._end_exchange()
+                self._end_iterations()
+        except EngineLost:
+            await self._commit_rest()
+            raise
+        except OrcaError:
+            raise
+        except Exception as error:
+            id = find_request(error, self._known_requests())
+            raise SchedulerFault([id] if id else self.in_flight) from error
+        finally:
+            await self._close()
+
+    async def _wait(self) -> None:
+        """Wait until an iteration, a call or the engine has ended, or something is due."""
+        began, until = self._clock.now(), self._next_call_at()
+        futures = [self._engine_lost, *self._session.pending_calls]
+        first = self._pending[0] if self._pending else None
+        if first:
+            futures.append(first.result)
+            until = min(until, first.started_at + first.limit)
+        await self._clock.wait_any(futures, until - began)
+        if first:  # if this process woke up late, it stood still itself, and the engine is not to blame
+            first.started_at += max(0.0, self._clock.now() - max(until, began))
+
+    # --- the engine ------------------------------------------------------------------------------------------
+
+    def _start_iterations(self) -> None:
+        while not self._stopping and (iteration := self._scheduler.select()):
+            result = asyncio.ensure_future(self._engine.start(iteration))
+            self._pending.append(PendingIteration(iteration, result, self._clock.now()))
+            self._stats.started(iteration)
+            self._nothing_waits = False
+
+    def _end_iterations(self) -> None:
+        while self._pending and self._pending[0].result.done():
+            pending, now = self._pending[0], self._clock.now()
+            self._scheduler.update(pending.result.result())
+            self._pending.popleft()
+            if self._pending:
+                self._pending[0].started_at = now
+            self._finished.append((pending.iteration, pending.result.result(), now - pending.started_at))
+
+    def _record_finished(self) -> None:
+        """Count the finished iterations and learn from them. This is done while the engine computes the next one."""
+        for iteration, result, seconds in self._finished:
+            self._stats.finished(iteration, result, seconds)
+            self._cost.finished(iteration, seconds)
+        self._finished.clear()
+
+    def _check_engine(self) -> None:
+        """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
+        if self._engine_lost.done():
+            self._engine_lost.result()
+        pending = self._pending[0] if self._pending else None
+        if pending is None or self._clock.now() < pending.started_at + pending.limit:
+            return
+        pending.limit = self._cost.limit(pending.iteration)
+        if self._clock.now() >= pending.started_at + pending.limit:
+            self._stats.stuck()
+            raise EngineStuck(f"iteration {pending.iteration.step} is not done after {pending.limit:.0f} s")
+
+    # --- the pool --------------------------------------------------------------------------------------------
+
+    def _begin_exchange(self) -> None:
+        """Send the exchange that is due, if no call is pending."""
+        if self._clock.now() < self._next_call_at():
+            return
+        if self._session.busy:
+            self._session.resend()
+        else:
+            self._session.send(self._next_exchange())
+
+    def _next_call_at(self) -> float:
+        """Return when the next call is due; infinite while one is pending."""
+        if self._session.busy:
+            return self._session.retry_at()
+        if not self._pending or self._session.in_doubt or self._scheduler.has_commits():
+            return -inf
+        return self._session.started_at + (CLAIM_INTERVAL if self._scheduler.has_only_lines() else self._renewal)
+
+    def _next_exchange(self) -> Exchange:
+        commits = self._scheduler.take_commits()
+        room = self._scheduler.room()
+        in_doubt, self._session.in_doubt = self._session.in_doubt, False
+        self._stats.committed(commits)
+        self._seat.call += 1
+        return Exchange(
+            self._seat.name,
+            self._seat.epoch,
+            self._seat.call,
+            commits,
+            Room(0, 0, room.block_size) if self._stopping else room,
+            idle=not self._pending and not self._stopping,
+            figures=self._figures if in_doubt else None,
+            counters=self._stats.take_counters(self._scheduler.take_counters()),
+            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges(),
+            summary=self._stats.summary,
+            holds=self._scheduler.held() if in_doubt else None,
+        )
+
+    def _end_exchange(self) -> None:
+        """Process the reply if it has arrived."""
+        received = self._session.receive()
+        if received is None:
+            return
+        exchange, reply = received
+        self._stats.exchanged(self._clock.now() - self._session.started_at)
+        self._scheduler.drop(reply.foreign)
+        self._stats.resent(self._scheduler.rewind(reply.have))
+        self._claimed = [claim.id for claim in reply.claims]
+        self._scheduler.add(reply.claims)
+        self._scheduler.cancel(reply.cancelled)
+        work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
+        self._nothing_waits = exchange.idle and not work
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        return self._stopping and not (self._pending or self._session.busy or self._scheduler.has_commits())
+
+    async def _commit_rest(self) -> None:
+        """After the engine was lost, commit what it finished before, for at most one lease: requests that got a token
+        are not suspected of having killed it. Raises StaleEpoch if the seat, and so perhaps the engine, has another
+        owner.
+        """
+        self._stopping, self._ready = True, False
+        self._record_finished()
+        give_up = self._clock.now() + self._lease
+        try:
+            while (self._session.busy or self._scheduler.has_commits()) and self._clock.now() < give_up:
+                self._begin_exchange()
+                until = min(self._next_call_at(), give_up)
+                await self._clock.wait_any(self._session.pending_calls, until - self._clock.now())
+                self._end_exchange()
+        except OrcaError:
+            raise
+        except Exception:
+            log.exception("seat %s: the tokens from before the engine's death cannot be committed", self._seat.name)
+
+    def _known_requests(self) -> set[str]:
+        """Return all requests that an exception of the scheduler can be about."""
+        return {*self._scheduler.held(), *self._claimed, *self.in_flight}
+
+    async def _close(self) -> None:
+        await self._session.close()
+        for pending in self._pending:
+            pending.result.add_done_callback(discard_outcome)
+        self._engine_lost.cancel()
+        self._engine_lost.add_done_callback(discard_outcome)

@@ -1,0 +1,106 @@
+"""BatchBuilder: fills an iteration with running and waiting requests (paper, Algorithm 1, lines 19 to 26)."""
+
+from __future__ import annotations
+
+from services.scheduling.budget import Budget, LineBudget
+from services.scheduling.cost_model import CostModel
+from services.scheduling.in_flight import InFlight
+from services.scheduling.knobs import Knobs
+from services.scheduling.kv_cache_manager import KVCacheManager
+from services.scheduling.request_entry import RequestEntry
+from services.scheduling.request_queues import RequestQueues
+
+
+class BatchBuilder:
+    """Decodes go first, then chunks of running prompts, then waiting requests, as far as places, blocks and the budget
+    allow.
+    """
+
+    def __init__(
+        self, knobs: Knobs, budget: Budget, cost: CostModel, queues: RequestQueues, kv: KVCacheManager
+    ) -> None:
+        self._knobs = knobs
+        self._queues = queues
+        self._kv = kv
+        self._usual, self._for_lines = budget, LineBudget(knobs, cost)
+        self._budget = budget
+
+    def fill(self, batch: InFlight, closed: bool, nothing_in_flight: bool) -> None:
+        """Put requests into `batch`. `closed`: no request may join or preempt the running ones."""
+        queues = self._queues
+        self._budget = self._for_lines if queues.only_lines else self._usual
+        self._budget.begin()
+        suspect = queues.next_suspect()
+        if suspect and not closed and queues.make_fit(suspect):
+            if nothing_in_flight:
+                self._put_suspect(batch, suspect)
+        else:
+            if not suspect and not closed:
+                queues.preempt_for_first()
+                queues.admit_guests()
+            self._put_running(batch)
+            if not closed:
+                self._put_waiting(batch, only_paused=suspect is not None)
+        batch.num_tokens, batch.num_pairs = self._budget.num_tokens, self._budget.num_pairs
+
+    def _put_suspect(self, batch: InFlight, suspect: RequestEntry) -> None:
+        """Put a suspect into an iteration of its own: if the engine dies now, no other request gets a strike. A suspect
+        that brought a token is like any other request from then on.
+        """
+        if not suspect.active:
+            self._queues.admit(suspect)
+        self._put_chunk(batch, suspect)
+
+    def _put_running(self, batch: InFlight) -> None:
+        """Put the running requests into the batch, each with one token or a chunk of its prompt (lines 19 to 22)."""
+        lookahead, queues, put = self._knobs.lookahead, self._queues, batch.put_decode
+        prompts, left, context = [], self._budget.max_decodes(self._knobs.max_batch_size), 0
+        for entry in queues.running.copy():
+            tokens, computed = entry.num_tokens, entry.num_computed_tokens
+            if (entry.num_in_flight and not lookahead) or tokens >= entry.max_tokens:
+                continue
+            if tokens - computed > 1:
+                prompts.append(entry)
+                continue
+            if not left:
+                break
+            if computed >= entry.capacity and not (entry.active and queues.grow(entry)):
+                continue
+            put(entry)
+            left -= 1
+            context += computed
+            if computed >= entry.publish_at:
+                self._kv.publish(entry)
+        self._budget.add_decodes(len(batch.entries), context)
+        for entry in prompts:
+            if len(batch.entries) < self._knobs.max_batch_size and entry.active:
+                self._put_chunk(batch, entry)
+
+    def _put_waiting(self, batch: InFlight, only_paused: bool) -> None:
+        """Put waiting requests into the batch, by rank, up to the first that does not fit (lines 23 to 26). Paused
+        requests hold their blocks, so they continue even behind one that lacks blocks.
+        """
+        for entry in self._queues.waiting.copy():
+            if self._queues.full or len(batch.entries) >= self._knobs.max_batch_size or not self._budget.has_room():
+                return
+            if entry.is_line and self._queues.lines_wait:
+                return  # all requests behind it are lines, too
+            if only_paused and not entry.capacity:
+                continue
+            if entry.num_in_flight and not (
+                self._knobs.lookahead and entry.capacity and entry.num_tokens < entry.max_tokens
+            ):
+                only_paused = True  # its iteration has not come back
+            elif self._queues.make_fit(entry):
+                if self._queues.admit(entry):
+                    self._put_chunk(batch, entry)
+            else:
+                only_paused = True
+
+    def _put_chunk(self, batch: InFlight, entry: RequestEntry) -> None:
+        computed = entry.num_computed_tokens
+        count = self._budget.take_chunk(computed, entry.num_tokens - computed)
+        if count:
+            batch.put(entry, count)
+            if computed + count >= entry.publish_at:
+                self._kv.publish(entry)

@@ -1,0 +1,109 @@
+"""KVCacheManager: the KV blocks of the scheduler's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduling.admission import Admission, OnDemand, Reserve
+from services.scheduling.block_pool import BlockPool
+from services.scheduling.knobs import Knobs
+from services.scheduling.request_entry import RequestEntry
+
+
+class KVCacheManager:
+    """Gives blocks to requests and takes them back, finds cached prefixes, and keeps what the engine has to be told."""
+
+    def __init__(self, blocks: BlockPool, knobs: Knobs) -> None:
+        self.blocks = blocks
+        self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
+        self._caching = knobs.prefix_caching
+        self._released: list[str] = []  # requests that the engine has to forget
+        self._extended: list[RequestEntry] = []  # requests with blocks that the engine does not know
+        self._queries = self._hits = 0  # prompt tokens since the counters were last taken
+
+    def fits(self, entry: RequestEntry, num_running: int, ending: Sequence[RequestEntry] = ()) -> bool:
+        """Return whether the blocks that the request needs to start, or to continue, are free, or would be if the
+        requests `ending` gave theirs back.
+        """
+        if entry.capacity:  # if nothing runs and no block is free, a paused request gives up its own blocks
+            return entry.num_tokens <= entry.capacity or self.blocks.free > 0 or not num_running
+        margin = self.admission.margin(num_running) if num_running else 0
+        needed = self.admission.num_blocks(entry)
+        return self.blocks.fits(self._find_cached(entry), needed, margin, [e.id for e in ending])
+
+    def start(self, entry: RequestEntry) -> None:
+        """Give the request its first blocks, cached ones first. They must fit."""
+        cached, needed, size = self._find_cached(entry), self.admission.num_blocks(entry), self.blocks.block_size
+        self.blocks.allocate(entry.id, cached, needed)
+        entry.begin(needed * size, len(cached) * size)
+        entry.num_published_blocks = len(cached)
+        if self._caching:
+            entry.publish_at = (len(cached) + 1) * size
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = min(len(cached) * size, len(entry.prompt))
+            self._queries += len(entry.prompt)
+            self._hits += entry.num_cached_tokens
+
+    def extend(self, entry: RequestEntry) -> None:
+        """Give the request one more block, which must be free."""
+        self.blocks.extend(entry.id, 1)
+        entry.capacity += self.blocks.block_size
+        self._extended.append(entry)
+
+    def publish(self, entry: RequestEntry) -> None:
+        """Let other requests share its full blocks, as far as their tokens are known."""
+        size = self.blocks.block_size
+        full = min(entry.num_computed_tokens, entry.num_known_tokens) // size
+        if full > entry.num_published_blocks:
+            hashes = entry.block_hashes.first(full, entry.prompt, entry.output)
+            for index in range(entry.num_published_blocks, full):
+                self.blocks.publish(entry.id, index, hashes[index])
+            entry.num_published_blocks = full
+        entry.publish_at = (entry.num_published_blocks + 1) * size
+
+    def free(self, entry: RequestEntry, failed: bool = False) -> int:
+        """Take back all blocks of the request, and return their number. Full blocks stay in the prefix cache, unless
+        the request failed: then the engine erases its blocks.
+        """
+        if failed:
+            self.blocks.unpublish(entry.id)
+        elif entry.num_computed_tokens >= entry.publish_at:
+            self.publish(entry)
+        if entry.num_blocks_sent >= 0:
+            self._released.append(entry.id)
+        return self.blocks.release(entry.id)
+
+    def _find_cached(self, entry: RequestEntry) -> list[int]:
+        """Return the cached blocks of its prefix. At least one token is left to compute, because its logits are needed.
+        If log probabilities of the prompt are needed, so are the logits of all its tokens.
+        """
+        if not self._caching or entry.needs_prompt_logprobs:
+            return []
+        full = (entry.num_tokens - 1) // self.blocks.block_size
+        return self.blocks.find(entry.block_hashes.first(full, entry.prompt, entry.output))
+
+    # --- for the engine and the metrics ----------------------------------------------------------------------
+
+    def take_unsent_blocks(self, entry: RequestEntry) -> list[int]:
+        """Return the blocks of the request that the engine does not know, and count them as sent."""
+        table = self.blocks.table(entry.id)
+        new, entry.num_blocks_sent = table[max(0, entry.num_blocks_sent) :], len(table)
+        return new
+
+    def take_extended(self) -> list[RequestEntry]:
+        """Return the requests that got more blocks since the last call."""
+        extended, self._extended = self._extended, []
+        return extended
+
+    def take_released(self) -> list[str]:
+        """Return the requests that the engine has to forget."""
+        released, self._released = self._released, []
+        return released
+
+    def take_counters(self) -> dict[str, float]:
+        counters = {
+            "vllm:prefix_cache_queries": float(self._queries),
+            "vllm:prefix_cache_hits": float(self._hits),
+        }
+        self._queries = self._hits = 0
+        return counters

@@ -1,0 +1,90 @@
+"""Names of settings as users write them: flags of vLLM, and suggestions for names that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from difflib import get_close_matches
+
+from services.errors import UsageError
+
+# flags of `vllm serve` that are accepted, with the setting that has the same meaning
+VLLM_FLAGS = {
+    "--max-num-seqs": "max_batch_size",
+    "--max-num-batched-tokens": "token_budget",
+    "--tensor-parallel-size": "tp",
+    "-tp": "tp",
+    "--pipeline-parallel-size": "pp",
+    "-pp": "pp",
+    "--num-gpu-blocks-override": "kv_blocks",
+    "--enable-prefix-caching": "prefix_caching",
+    "--api-server-count": "gateways",
+    "-asc": "gateways",
+    "--shutdown-timeout": "drain_timeout",
+}
+# flags of `vllm serve` that are refused, with what to do instead
+VLLM_REFUSED = {
+    "--gpu-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
+    "--device-memory-utilization": "it is a share of all memory; use --kv-memory-fraction, a share of the free memory",
+    "--kv-cache-memory-bytes": "use --kv-blocks, or --kv-memory-fraction, a share of the free memory",
+    "--kv-cache-dtype": "KV blocks are kept in the type of --dtype",
+    "--quantization": "use --weights int8 (CPU), or name a GGUF file as the model",
+    "--load-format": "safetensors and GGUF are told apart by the file",
+    "--download-dir": "set HF_HOME for files of the hub, --cache-dir for what is converted or compiled",
+    "--revision": "it is a part of the model's name: --model REPOSITORY@REVISION",
+    "--tokenizer": "the model's own tokenizer is used",
+    "--chat-template": "the model's own template is used; put another into the model's folder",
+    "--trust-remote-code": "code of a model's repository is never run",
+    "--seed": "tokens depend on the request alone; send the field 'seed' in the request",
+    "--enable-chunked-prefill": "use --token-budget or --tbt-target; without them prompts are not split",
+    "--scheduling-policy": "use --order; its classes age and have TTFT targets",
+    "--async-scheduling": "use --lookahead 1",
+    "--max-num-queued-reqs": "it counts running requests too; use --max-waiting, which counts those that wait",
+    "--data-parallel-size": "it shards experts too; use --engines for copies of the model behind one API",
+    "-dp": "it shards experts too; use --engines for copies of the model behind one API",
+    "--distributed-executor-backend": "Ray is always used",
+    "--uds": "the API listens on --host and --port",
+    "--ssl-ca-certs": "clients show API keys, not certificates",
+    "--ssl-cert-reqs": "clients show API keys, not certificates",
+    "--root-path": "put a proxy that strips the path before the API",
+}
+
+
+def own_flag(argument: str, switches: Container[str]) -> str:
+    """Return `argument` of a command line with a flag of vLLM replaced by ours; `switches` are the boolean settings.
+
+    Raises UsageError for a flag of vLLM that is refused.
+    """
+    flag, equals, value = argument.partition("=")
+    positive = flag.replace("--no-", "--", 1)
+    if positive in VLLM_REFUSED:
+        raise UsageError(f"{flag} of vLLM is not taken: {VLLM_REFUSED[positive]}")
+    setting = VLLM_FLAGS.get(positive)
+    if setting is None or (flag != positive and setting not in switches):
+        return argument
+    return f"--{'no-' * (flag != positive)}{_hyphens(setting)}{equals}{value}"
+
+
+def own_name(key: str, known: Iterable[str]) -> str:
+    """Return the setting that `key` of a settings file names: our flag or that of vLLM without its leading
+    dashes, with '-' or '_'.
+
+    Raises UsageError if the name is unknown or refused.
+    """
+    name, flag = key.replace("-", "_"), f"--{_hyphens(key)}"
+    if name in known:
+        return name
+    if flag in VLLM_FLAGS:
+        return VLLM_FLAGS[flag]
+    if flag in VLLM_REFUSED:
+        raise UsageError(f"{key} of vLLM is not taken: {VLLM_REFUSED[flag]}")
+    raise UsageError(f"unknown setting {key!r}{suggestion(name, known)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` with the known name that is most similar to `name`, or an empty text."""
+    nearest = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")

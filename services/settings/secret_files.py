@@ -1,0 +1,76 @@
+"""Settings whose value is in a file of its own, because other users of a machine can read its command lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.errors import UsageError
+from services.settings.types import hash_of
+
+POOL = ("redis_url", "redis_url_file")
+_LINE = re.compile(r"(?P<tenant>[^\s:#\"']+)\s*:\s*(?P<key>[!-~]+)")
+
+
+def override(values: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` updated with those of a `source` of higher precedence. A source that sets the pool's URL, or the
+    file that holds it, sets both. Raises UsageError if it sets both to something.
+    """
+    if all(source.get(name) for name in POOL):
+        raise UsageError("redis_url, redis_url_file: name one of them")
+    kept = {} if any(name in source for name in POOL) else {name: values[name] for name in POOL if name in values}
+    return {name: value for name, value in values.items() if name not in POOL} | kept | dict(source)
+
+
+def resolve(values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values` with the content of the files instead of their names.
+
+    Raises UsageError with the name of a file that cannot be read or has a wrong format, never with its content.
+    """
+    values = dict(values)
+    if file := values.pop("redis_url_file", ""):
+        values["redis_url"] = _read("redis_url_file", file).strip()
+    if file := values.pop("api_keys_file", ""):
+        keys, named = _read_keys(file), values.get("api_keys", {})
+        if isinstance(named, dict):  # another type is an error that pydantic reports
+            values["api_keys"] = _merge(keys, named, f"api_keys_file: {file}")
+    return values
+
+
+def _read_keys(file: str) -> dict[str, str]:
+    """Return the tenant of each key's hash, from lines `tenant: key`; empty lines and comments (#) are skipped."""
+    keys: dict[str, str] = {}
+    for number, line in enumerate(_read("api_keys_file", file).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        where = f"api_keys_file: {file}, line {number}"
+        found = _LINE.fullmatch(line.strip())
+        if found is None or found["key"][0] in "\"'[{":
+            raise UsageError(f"{where}: is not 'tenant: key', without quotes and without spaces in the key")
+        keys = _merge(keys, {found["key"]: found["tenant"]}, where)
+    if not keys:
+        raise UsageError(f"api_keys_file: {file}: holds no key")
+    return keys
+
+
+def _merge(keys: dict[str, str], more: Mapping[Any, Any], where: str) -> dict[str, str]:
+    """Return the tenants of hashes `keys` with those of the keys `more`. Raises UsageError if a key has two tenants."""
+    merged = dict(keys)
+    for key, tenant in more.items():
+        try:
+            name = hash_of(str(key))
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
+        if merged.setdefault(name, tenant) != tenant:
+            raise UsageError(f"{where}: one key for the tenants {merged[name]!r} and {tenant!r}")
+    return merged
+
+
+def _read(setting: str, file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise UsageError(f"{setting}: {file}: {reason}") from None

@@ -1,0 +1,269 @@
+"""All settings in one class. A setting is a flag `--its-name`, a variable `ORCA_ITS_NAME`, or `its_name` in a file.
+
+A flag takes precedence over a variable, a variable over the file of `--config`, and that file over `orca.toml` in the
+current folder (see `sources`). An unknown or contradictory setting is an error that names it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from services.files import user_cache, user_data
+from services.settings.addresses import normalize
+from services.settings.tenants import BoundSettings
+from services.settings.types import Keys, PoolUrl, Section, TenantOfKey, Words
+
+FILE = "orca.toml"
+DEFAULT_TENANT = "default"
+# settings whose value is not repeated in any message
+SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis_url_file"})
+NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
+
+
+class Settings(BoundSettings, BaseSettings):
+    """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
+
+    model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
+
+    model: Annotated[
+        str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
+    ] = "default"
+    served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
+    host: Annotated[str, AfterValidator(normalize), Field(description="address the API binds")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
+    ssl_certfile: Annotated[str, Field(description="certificate chain in PEM; with it the API uses TLS")] = ""
+    ssl_keyfile: Annotated[str, Field(description="its private key in PEM; empty: it is in ssl_certfile")] = ""
+    allowed_hosts: Annotated[
+        Words,
+        Field(
+            description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
+        ),
+    ] = []
+    redis_url: Annotated[
+        PoolUrl, Section.POOL, Field(description="pool server; empty: start one as a child process")
+    ] = SecretStr("")
+    redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
+    pool: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in its server")
+    ] = "default"
+    durability: Annotated[
+        Literal["everysec", "strict"],
+        Field(description="whether the started server syncs its file each second, or at each write"),
+    ] = "everysec"
+    data_dir: Annotated[
+        Path, AfterValidator(Path.absolute), Field(description="where the started pool server keeps its file")
+    ] = user_data()
+    files_dir: Annotated[
+        str,
+        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
+        Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir"),
+    ] = ""
+    cache_dir: Annotated[
+        Path, Section.ENGINE, Field(description="where converted models and compiled kernels are kept")
+    ] = user_cache()
+
+    engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
+    gateways: Annotated[int, Section.API, Field(ge=1, description="gateway replicas")] = 2
+    policy: Annotated[
+        Literal["iteration", "request"],
+        Section.SCHEDULING,
+        Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
+    ] = "iteration"
+    order: Annotated[
+        Literal["fcfs", "priority"],
+        Field(
+            description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
+        ),
+    ] = "fcfs"
+    ageing: Annotated[
+        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that make up for a class")
+    ] = 60.0
+    ttft_target: Annotated[
+        float,
+        Field(
+            gt=0, le=3600, description="order=priority: target for the seconds to the first token if a request has none"
+        ),
+    ] = 10.0
+    max_batch_size: Annotated[int, Field(ge=1, description="most requests in one iteration")] = 32
+    token_budget: Annotated[
+        int,
+        Field(ge=0, description="most tokens in one iteration: decodes, then chunks of prompts; 0: whole prompts"),
+    ] = 0
+    tbt_target: Annotated[
+        float, Field(ge=0, description="target for the seconds between tokens, which limits chunks of prompts; 0: none")
+    ] = 0.0
+    admission: Annotated[
+        Literal["reserve", "on_demand"],
+        Field(description="KV blocks: all from the start, or as they fill, with preemption when they run out"),
+    ] = "reserve"
+    lookahead: Annotated[
+        int,
+        Field(ge=0, le=1, description="1: the engine has its next iteration before the last one's tokens are known"),
+    ] = 0
+    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with equal beginnings")] = True
+    share_prefixes: Annotated[
+        bool, Field(description="between tenants, too; a tenant can then find out by timing what others sent")
+    ] = False
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda where there is one")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Field(description="auto: bfloat16 where the device computes it faster, else float32"),
+    ] = "auto"
+    weights: Annotated[
+        Literal["dtype", "int8"],
+        Field(description="int8: weights of matrix products in eight bits, half to a quarter of the memory; CPU only"),
+    ] = "dtype"
+    batch_invariant: Annotated[
+        bool,
+        Field(description="on CUDA: a request's logits have the same bits in any batch, at a price; CPUs always do"),
+    ] = False
+    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens of one KV block")] = 16
+    kv_blocks: Annotated[
+        int, Field(ge=0, description="KV blocks of an engine; 0: what kv_memory_fraction of the free memory holds")
+    ] = 0
+    kv_memory_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the free memory for KV blocks")] = 0.25
+    max_model_len: Annotated[int, Field(ge=0, description="longest prompt + output; 0: the model's own")] = 0
+    threads: Annotated[
+        int, Field(ge=0, description="CPU threads of a rank; 0: all cores, shared by an engine's ranks")
+    ] = 0
+    tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
+    pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
+    null_engine: Annotated[
+        bool, Section.TESTING, Field(description="an engine without a model, to measure everything else")
+    ] = False
+
+    lease: Annotated[
+        float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
+    ] = 5.0
+    keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
+        600.0
+    )
+    grace: Annotated[
+        float,
+        Field(ge=1, description="seconds a resumable request, or one whose gateway died, runs without a follower"),
+    ] = 60.0
+    api_key: Annotated[
+        Keys, Section.LIMITS, Field(description="API key of the tenant 'default', or several, or hashes sha256:HEX")
+    ] = ()
+    api_keys: Annotated[
+        TenantOfKey, Field(description="tenant of each further API key, as JSON; without any key, none is required")
+    ] = {}
+    api_keys_file: Annotated[str, Field(description="file of further keys: lines 'tenant: key'; hashes likewise")] = ""
+    allow_no_keys: Annotated[bool, Field(description="serve other machines without API keys")] = False
+    allowed_origins: Annotated[
+        Words,
+        Section.API,
+        Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
+    ] = []
+    allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
+    allowed_methods: Annotated[Words, Field(description="CORS: methods they may use, likewise")] = ["*"]
+    allowed_headers: Annotated[Words, Field(description="CORS: headers they may send, likewise")] = ["*"]
+    drain_timeout: Annotated[
+        float,
+        Section.API,
+        Field(ge=0, description="seconds for which a stopping replica waits for its streams"),
+    ] = 10.0
+    deadly_token: Annotated[
+        int,
+        Section.TESTING,
+        Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
+    ] = -1
+    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="longest HTTP body")] = 8 << 20
+    max_file_bytes: Annotated[int, Field(ge=1024, description="longest file")] = 200 << 20
+    max_tenant_bytes: Annotated[int, Field(ge=1024, description="bytes of all files of a tenant")] = 10 << 30
+    max_batch_lines: Annotated[int, Field(ge=1, description="lines of a batch")] = 50_000
+    lines_in_flight: Annotated[
+        int, Field(ge=1, description="lines of batches that a gateway has in the pool at once")
+    ] = 64
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        Section.API,
+        Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
+    ] = "refuse"
+    completion_max_tokens: Annotated[
+        int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
+    ] = 16
+    chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.redis_url and self.durability == "strict":
+            raise ValueError("durability=strict is for the server we start; with redis_url set it in that server")
+        if 0 < self.token_budget < self.max_batch_size:
+            raise ValueError(
+                f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
+                "each request of a full batch needs a token"
+            )
+        if self.share_prefixes and not self.prefix_caching:
+            raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
+        if self.tp * self.pp > 1:
+            self._check_ranks()
+        for key in self.api_key:
+            if self.tenants[key] != DEFAULT_TENANT:
+                raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile: set ssl_certfile too, the certificate of this key")
+        if self.device == "cpu" and self.dtype == "float16":
+            raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
+        return self
+
+    @property
+    def files_folder(self) -> Path:
+        """The folder of files and batches."""
+        return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
+
+    def _check_ranks(self) -> None:
+        asked = f"tp={self.tp}, pp={self.pp}"
+        if self.lookahead:
+            raise ValueError(f"lookahead=1 is for an engine of one process, not with {asked}")
+        if self.null_engine:
+            raise ValueError(f"a null engine has no layers to split with {asked}")
+
+    @property
+    def tenants(self) -> dict[str, str]:
+        """The tenant of each API key, by the key's hash. If it is empty, the API needs no key."""
+        return dict.fromkeys(self.api_key, DEFAULT_TENANT) | self.api_keys
+
+    @property
+    def several_tenants(self) -> bool:
+        return len(set(self.tenants.values())) > 1
+
+    def earliest_class_of(self, tenant: str) -> int:
+        """Return the earliest class that requests of this tenant may have."""
+        return self.earliest(tenant, guarded=self.several_tenants and self.order == "priority")
+
+    def without_secrets(self) -> dict[str, Any]:
+        """Return all settings as JSON for another process, with API keys and the pool's URL not set."""
+        unset = {name: Settings.model_fields[name].default for name in SECRETS}
+        return self.model_copy(update=unset).model_dump(mode="json")
+
+    def with_key_hashes(self) -> dict[str, Any]:
+        """Return the same with the hashes of API keys, for a process that checks keys."""
+        return self.without_secrets() | {"api_key": list(self.api_key), "api_keys": self.api_keys}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # with other sources, dictionaries of several sources would be merged
+
+
+def sections() -> dict[Section, list[str]]:
+    """Return the names of all settings by section, in the order in which they are shown."""
+    found: dict[Section, list[str]] = {section: [] for section in Section}
+    section = Section.API
+    for name, field in Settings.model_fields.items():
+        section = next((mark for mark in field.metadata if isinstance(mark, Section)), section)
+        found[section].append(name)
+    return found

@@ -1,0 +1,298 @@
+"""EngineLoop when the connection to the pool, the engine or the seat is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
+from services.messages import Exchange, ExchangeReply, Room
+from tests.services.loop.world import SEAT, WORD, World, stop, virtual
+
+
+@virtual
+async def test_the_engine_continues_while_the_pool_is_away() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    world.connection.down = "request"
+    await asyncio.sleep(1.0)
+    world.connection.down = ""
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 30, "length")
+    assert all(round(later - sooner, 6) == 0.1 for (sooner, _), (later, _) in pairwise(world.engine.ran))
+    repeated = [x for _, x in world.connection.sent if x.call == repeated_call(world)]
+    assert len(repeated) > 3
+    assert all(x is repeated[0] for x in repeated)  # unchanged
+    assert len(repeated[0].commits[0].tokens) == 1
+    after = next(x for _, x in world.connection.sent if x.call == repeated[0].call + 1)
+    assert len(after.commits[0].tokens) > 5  # the tokens of the outage
+    await stop(world, loop)
+
+
+def repeated_call(world: World) -> int:
+    calls = [x.call for _, x in world.connection.sent]
+    return max(calls, key=calls.count)
+
+
+@virtual
+async def test_a_lost_reply_has_no_effect() -> None:
+    """The pool has executed the call: its repetition returns the same claims and writes no token twice."""
+    world = World()
+    world.connection.down = "reply"
+    ids = [await world.submit(name, new=3) for name in "abc"]
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    assert world.engine.ran == []
+    world.connection.down = ""
+    await asyncio.sleep(1.0)
+    world.connection.down = "reply"
+    await asyncio.sleep(0.2)
+    world.connection.down = ""
+    await world.ended(*ids)
+    assert [await world.read(id) for id in ids] == [([WORD] * 3, "length")] * 3
+    assert len(world.engine.ran) == 3
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_idle_loop_without_a_pool_is_no_busy_loop() -> None:
+    world = World()
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    world.connection.down = "request"
+    await asyncio.sleep(60)
+    assert len(world.connection.sent) < 60
+    world.connection.down = ""
+    await asyncio.sleep(3)
+    id = await world.submit("a")
+    await world.ended(id)
+    await stop(world, loop)
+
+
+@virtual
+async def test_after_the_end_of_its_epoch_the_loop_ends_and_writes_no_tokens() -> None:
+    world = World(iteration=lambda it: 1.0)
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1.5)
+    assert await world.read(id) == ([WORD], None)
+    world.engine.token = lambda id: WORD + 1
+    await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
+    with pytest.raises(StaleEpoch, match=r"epoch .* of seat c/0 is over"):
+        await loop
+    assert await world.read(id) == ([WORD], None)
+
+
+@virtual
+async def test_after_a_lost_engine_the_next_owner_continues_at_the_next_index() -> None:
+    world = World(iteration=lambda it: 0.1)
+    world.engine.dies = 3
+    ids = [await world.submit(name, prompt=20, new=5) for name in "ab"]
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert await world.read("a/0") == ([WORD] * 2, None)
+    first, world.engine.ran = world.epoch, []
+    world.engine.dies = 0
+    loop = asyncio.create_task((await world.take_seat(dead_epoch=first)).run())
+    await world.ended(*ids)
+    assert world.engine.batches()[0] == {"a/0": 22, "b/0": 22}
+    assert [await world.read(id) for id in ids] == [([WORD] * 5, "length")] * 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_tokens_of_a_pending_exchange_arrive_after_the_engine_is_lost() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.15)  # slower than an iteration
+    world.engine.dies = 3
+    await world.submit("a", new=5)
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    tokens, _ = await world.read("a/0")
+    assert tokens == [WORD] * 2
+
+
+@virtual
+async def test_after_a_lost_engine_earlier_tokens_are_committed_and_its_requests_are_known() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.25)
+    world.engine.dies = 3
+    ids = [await world.submit(name, new=5) for name in "ab"]
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert world.loop.in_flight == ids
+    assert [await world.read(id) for id in ids] == [([WORD] * 2, None)] * 2
+    last = world.connection.sent[-1][1]
+    assert (last.room.requests, last.idle, last.gauges["ready"]) == (0, False, 0)
+
+
+@virtual
+async def test_after_a_lost_engine_the_loop_waits_for_the_pool_for_one_lease() -> None:
+    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world.engine.dies = 3
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.connection.down = "request"
+    with pytest.raises(EngineLost):
+        await loop
+    assert 5 <= asyncio.get_running_loop().time() < 8
+    assert (await world.read(id))[1] is None
+
+
+@virtual
+async def test_after_a_lost_engine_tokens_reach_a_pool_that_comes_back_in_time() -> None:
+    world = World(iteration=lambda it: 0.1, lease=5.0)
+    world.engine.dies = 3
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.connection.down = "request"
+    await asyncio.sleep(2)
+    world.connection.down = ""
+    with pytest.raises(EngineLost):
+        await loop
+    assert await world.read(id) == ([WORD] * 2, None)
+
+
+@virtual
+async def test_an_engine_that_is_lost_together_with_the_seat_is_a_stale_epoch() -> None:
+    world = World(iteration=lambda it: 1.0)
+    world.engine.dies = 2
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.5)
+    world.connection.down = "request"
+    await world.pool.acquire(SEAT, "another", 5.0, dead_epoch=world.epoch)
+    await asyncio.sleep(2)
+    world.connection.down = ""
+    with pytest.raises(StaleEpoch):
+        await loop
+    assert await world.read(id) == ([], None)
+
+
+@virtual
+async def test_a_reported_death_of_the_engine_ends_an_idle_loop_at_once() -> None:
+    world = World(lease=30.0)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(1)
+    world.loop.lose(EngineLost("its connection closed"))
+    with pytest.raises(EngineLost, match="its connection closed"):
+        await loop
+    assert world.loop.in_flight == []
+    assert asyncio.get_running_loop().time() == 1
+
+
+@virtual
+async def test_a_reported_death_of_the_engine_ends_a_busy_loop_at_once() -> None:
+    world = World(iteration=lambda it: 1.0)
+    id = await world.submit("a", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(2.5)
+    world.loop.lose(EngineLost("its connection closed"))
+    with pytest.raises(EngineLost, match="its connection closed"):
+        await loop
+    assert world.loop.in_flight == [id]
+    assert asyncio.get_running_loop().time() < 2.6
+    assert await world.read(id) == ([WORD] * 2, None)
+
+
+@virtual
+async def test_the_last_iteration_before_a_death_is_counted() -> None:
+    world = World()
+
+    def last(id: str) -> int:
+        world.loop.lose(EngineLost("its connection closed"))
+        return WORD
+
+    world.engine.token = last
+    id = await world.submit("a", new=5)
+    with pytest.raises(EngineLost):
+        await (await world.take_seat()).run()
+    assert await world.read(id) == ([WORD], None)
+    assert sum(x.counters.get("vllm:generation_tokens", 0) for _, x in world.connection.sent) == 1
+
+
+@virtual
+async def test_after_an_outage_the_full_state_is_sent_once() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    world.connection.down = "request"
+    await asyncio.sleep(0.5)
+    world.connection.down = ""
+    await world.ended(id)
+    said = [x for _, x in world.connection.sent if x.holds is not None]
+    assert [x.holds for x in said] == [[], [id]]  # at the start of the epoch, and after the outage
+    assert [x.figures for x in said] == [world.figures] * 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_inconsistent_blocks_end_the_ownership() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=3)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.scheduler.blocks.allocate("nobody", [], 1)  # the damage
+    with pytest.raises(SchedulerFault) as fault:
+        await loop
+    assert "1 blocks are held by" in str(fault.value.__cause__)
+    sent = len(world.connection.sent)
+    await asyncio.sleep(30)
+    assert len(world.connection.sent) == sent  # nothing more is written, and the lease expires
+
+
+@pytest.mark.parametrize("how", ["cancelled", "dropped"])
+@virtual
+async def test_blocks_are_checked_when_the_last_request_leaves(how: str) -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=50)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.15)
+    world.scheduler.blocks.allocate("nobody", [], 1)
+    if how == "cancelled":
+        await world.pool.cancel("a")
+    else:
+        sequence = world.pool._sequences["a/0"]
+        del world.pool._seats[SEAT].running["a/0"]  # as if the pool had lost its owner
+        sequence.seat = None
+    with pytest.raises(SchedulerFault) as fault:
+        await loop
+    assert "1 blocks are held by" in str(fault.value.__cause__)
+
+
+@virtual
+async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=50)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+    grant = await world.pool.acquire("c/1", "another", 5.0)
+    del world.pool._seats[SEAT].running[id]  # as if the pool had lost this claim
+    world.pool._wait(world.pool._sequences[id])
+    (claim,) = (await world.pool.exchange(Exchange("c/1", grant.epoch, 1, [], Room(1, 10, 16)))).claims
+    assert claim.id == id
+    ran = len(world.engine.ran)
+    await asyncio.sleep(1)
+    assert len(world.engine.ran) <= ran + 1
+    assert world.scheduler.held() == []
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike() -> None:
+    world = World(iteration=lambda it: 0.1)
+    await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.55)
+
+    async def refuse(exchange: Exchange) -> ExchangeReply:
+        raise PoolFault("an unknown command")
+
+    world.connection.exchange = refuse  # type: ignore[method-assign]
+    with pytest.raises(PoolFault):
+        await loop

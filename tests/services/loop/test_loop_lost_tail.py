@@ -1,0 +1,110 @@
+"""EngineLoop and a pool that comes back with an older state: the loop sends what the pool has lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.errors import StaleEpoch
+from tests.services.loop.world import SEAT, WORD, Backup, World, stop, virtual
+
+
+async def lose(world: World, backup: Backup, noticed: bool) -> None:
+    """Kill the pool's server and restart it with the state of `backup`."""
+    if noticed:
+        world.connection.down = "request"
+        world.connection.cut()
+        await asyncio.sleep(0.5)
+        world.connection.down = ""
+    backup.restore()
+
+
+def resent(world: World) -> float:
+    return sum(x.counters.get("orca:resent_tokens", 0) for _, x in world.connection.sent)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@virtual
+async def test_lost_tokens_are_resent_and_not_computed_again(noticed: bool) -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=30)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.45)
+    backup = Backup(world.pool)
+    await asyncio.sleep(1.0)
+    assert len((await world.read(id))[0]) == 14
+    await lose(world, backup, noticed)
+    assert len((await world.read(id))[0]) == 4
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 30, "length")
+    assert sum(len(iteration.new) for _, iteration in world.engine.ran) == 1
+    assert len(world.engine.ran) == 30
+    assert resent(world) >= 10
+    await stop(world, loop)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@virtual
+async def test_a_request_whose_end_was_lost_runs_to_its_end_again(noticed: bool) -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=6)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.45)
+    backup = Backup(world.pool)
+    await asyncio.sleep(1.0)
+    assert await world.read(id) == ([WORD] * 6, "length")
+    await lose(world, backup, noticed)
+    assert await world.read(id) == ([WORD] * 4, None)  # and the scheduler does not have it any more
+    await asyncio.sleep(world.lease)
+    assert await world.read(id) == ([WORD] * 6, "length")
+    await stop(world, loop)
+
+
+@virtual
+async def test_an_end_in_a_pending_exchange_is_resent_with_its_tokens() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=8)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.45)
+    backup = Backup(world.pool)
+    await asyncio.sleep(0.3)
+    await lose(world, backup, noticed=True)  # the last token is sampled during this
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 8, "length")
+    assert len(world.engine.ran) == 8
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_lost_claim_is_given_out_again_and_computed_again() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=20)
+    backup = Backup(world.pool)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.95)
+    seat, epoch = world.pool._seats[SEAT], world.epoch
+    backup.restore()
+    world.pool._seats[SEAT] = seat  # the seat was saved, the claim was not
+    seat.running.clear()
+    await world.ended(id)
+    assert world.epoch == epoch
+    assert await world.read(id) == ([WORD] * 20, "length")
+    assert sum(len(iteration.new) for _, iteration in world.engine.ran) == 2
+    await stop(world, loop)
+
+
+@virtual
+async def test_a_seat_that_the_pool_does_not_know_is_lost() -> None:
+    world = World(iteration=lambda it: 0.1)
+    id = await world.submit("a", new=20)
+    backup = Backup(world.pool)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.95)
+    backup.restore()
+    with pytest.raises(StaleEpoch):
+        await loop
+    again = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 20, "length")
+    await stop(world, again)

@@ -1,0 +1,176 @@
+"""Settings from flags, variables and files: precedence and errors."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from services.errors import UsageError
+from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
+from services.settings.settings import Settings, sections
+from services.settings.sources import load
+from services.settings.types import hash_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCA_PORT", raising=False)
+
+
+def test_flags_go_before_variables_before_the_given_file_before_orca_toml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orca.toml").write_text("port = 1001\nmax_batch_size = 7\nengines = 3\n")
+    given = tmp_path / "given.yaml"
+    given.write_text("port: 1002\nmax-num-seqs: 8\n")
+    assert load().port == 1001
+    assert load(given).port == 1002
+    monkeypatch.setenv("ORCA_PORT", "1003")
+    assert load(given).port == 1003
+    settings = load(given, port=1004)
+    assert (settings.port, settings.max_batch_size, settings.engines) == (1004, 8, 3)
+
+
+def test_keys_of_a_source_replace_those_of_lower_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_API_KEYS", '{"a": "alice"}')
+    monkeypatch.setenv("ORCA_API_KEY", "k")
+    assert load().tenants == {hash_of("k"): "default", hash_of("a"): "alice"}
+    said = load(api_keys={"b": "bob"}, api_key=["l", "m"])
+    assert said.tenants == {hash_of("l"): "default", hash_of("m"): "default", hash_of("b"): "bob"}
+
+
+def test_settings_are_unchanged_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(api_key=["k", "l"], api_keys={"a": "alice"}, tp=2)
+    monkeypatch.setenv("ORCA_API_KEY", "other")
+    assert load(**json.loads(json.dumps(settings.with_key_hashes()))) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.yaml", "prot: 1", "c.yaml: unknown setting 'prot'; did you mean port?"),
+        ("c.toml", "prot = 1", "c.toml: unknown setting 'prot'; did you mean port?"),
+        ("c.yml", "gpu-memory-utilization: 0.9", "c.yml: gpu-memory-utilization of vLLM is not taken: .*kv-memory"),
+        ("c.yaml", "max-num-seqs: 1\nmax_batch_size: 2", "c.yaml: max_batch_size is set twice"),
+        ("c.yaml", "- port", "c.yaml: holds a list, not names and values"),
+        ("c.yaml", "port: [1", "c.yaml: while parsing.* line 1"),
+        ("c.toml", "port: 1", "c.toml: .*line 1"),
+        ("c.json", "{}", "c.json: a settings file ends with .toml, .yaml or .yml, not with '.json'"),
+        ("c.yaml", "port: 0", "port: .*got 0"),
+        ("c.yaml", "port: " + 3000 * "[" + 3000 * "]", "c.yaml: its values are nested too deep"),
+        ("c.toml", "port = " + 3000 * "[" + 3000 * "]", "c.toml: its values are nested too deep"),
+    ],
+)
+def test_an_error_in_a_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=said) as raised:
+        load(tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"c.yaml: No such file"):
+        load(tmp_path / "c.yaml")
+
+
+def test_an_empty_yaml_file_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("# nothing\n")
+    assert load(tmp_path / "c.yaml") == load()
+
+
+def test_unknown_settings_are_named_with_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"unknown setting: prot; did you mean port\?"):
+        load(prot=1)
+    monkeypatch.setenv("ORCA_PROT", "1")
+    with pytest.raises(UsageError, match=r"ORCA_PROT; did you mean ORCA_PORT\?"):
+        load()
+    monkeypatch.delenv("ORCA_PROT")
+    monkeypatch.setenv("ORCA_MAX_NUM_SEQS", "1")
+    with pytest.raises(UsageError, match=r"ORCA_MAX_NUM_SEQS; did you mean ORCA_MAX_BATCH_SIZE\?"):
+        load()
+    monkeypatch.delenv("ORCA_MAX_NUM_SEQS")
+    (tmp_path / "orca.toml").write_text("prot = 1\n")
+    with pytest.raises(UsageError, match=r"orca.toml: unknown setting 'prot'; did you mean port\?"):
+        load()
+
+
+def test_an_unreadable_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_API_KEYS", "k")
+    with pytest.raises(UsageError, match=r"^ORCA_API_KEYS is not the JSON that it should hold: Expecting value"):
+        load()
+
+
+@pytest.mark.parametrize("flags", [{"api_key": 12345}, {"api_keys": {"k": 12345}}, {"api_key": {"12345": 1}}])
+def test_messages_do_not_repeat_secrets(flags: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="api_key") as raised:
+        load(**flags)
+    assert "12345" not in str(raised.value)
+
+
+def test_every_setting_is_in_one_section() -> None:
+    listed = [name for names in sections().values() for name in names]
+    assert sorted(listed) == sorted(Settings.model_fields)
+    assert all(sections().values())
+
+
+@pytest.mark.parametrize("key", [*VLLM_FLAGS, *VLLM_REFUSED])
+def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
+    assert VLLM_FLAGS.get(key, "port") in Settings.model_fields
+    assert key[2:].replace("-", "_") not in Settings.model_fields
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"port": 70_000}, "port"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"device": "tpu"}, "device"),
+        ({"order": "lifo"}, "order"),
+        ({"ageing": -1}, "ageing"),
+        ({"ttft_target": 0}, "ttft_target"),
+        ({"earliest_class": 1}, "earliest_class"),
+        ({"tenant_limits": {"a": {"max_wait": 1}}}, "tenant_limits.a.max_wait"),
+        ({"tenant_share": 1.5}, "tenant_share"),
+        ({"lease": "soon"}, "lease"),
+        ({"pool": "a b"}, "pool"),
+        ({"redis_url": "redis://h", "durability": "strict"}, "durability"),
+        ({"device": "cpu", "dtype": "float16"}, "dtype"),
+        ({"tp": 2, "lookahead": 1}, "lookahead=1.*tp=2, pp=1"),
+        ({"tp": 2, "null_engine": True}, "null engine.*tp=2"),
+        ({"api_key": [""]}, "api_key.*empty"),
+        ({"api_keys": {"": "alice"}}, "api_keys.*empty"),
+        ({"api_key": ["k"], "api_keys": {"k": "alice"}}, "api_key.*'alice'.*api_keys"),
+        ({"share_prefixes": True, "prefix_caching": False}, "share_prefixes=True.*prefix_caching=False"),
+    ],
+)
+def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        load(**flags)
+
+
+def test_generated_documents_are_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert made["settings"]() == (ROOT / "docs" / "settings.md").read_text()
+    assert made["architecture"]() == (ROOT / "docs" / "architecture.md").read_text(), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "expected"),
+    [
+        ({}, 2, -8),
+        ({"order": "priority"}, 1, -8),
+        ({"order": "priority"}, 2, 0),
+        ({"order": "priority", "earliest_class": -3}, 2, -3),
+        ({"order": "priority", "tenant_limits": {"a": {"earliest_class": -8}}}, 2, -8),
+        ({"earliest_class": -8, "tenant_limits": {"a": {"earliest_class": -1}}}, 1, -1),
+    ],
+)
+def test_the_earliest_class_of_a_tenant(asked, keys, expected):
+    settings = Settings(api_keys={"1": "a"} | ({"2": "b"} if keys == 2 else {}), **asked)
+    assert settings.earliest_class_of("a") == expected
