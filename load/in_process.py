@@ -10,16 +10,16 @@ from math import inf
 from typing import Protocol
 
 from load.trace import Answer, IterationRecord, Request, Run, run_trace
-from services.clock import RealClock
-from services.iteration_cost import IterationCost
-from services.local_engine import LocalEngine
-from services.loop import EngineLoop
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalEngine
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
+from services.metrics import Counters
 from services.pool.limits import Limits
 from services.pool.reference import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
-from services.telemetry import Counters
 
 SEAT, GATEWAY = "bench/0", "bench"
 LEASE = 60.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from services.engine.backends.cpu.build import NoKernels, compiled
+from services.files import user_cache
 from services.models import resolve
-from services.user_folders import user_cache
 
 # deadlines and health checks would make tests fail on slow machines
 settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])

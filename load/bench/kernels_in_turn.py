@@ -24,7 +24,7 @@ from services.engine.engine import Engine
 from services.engine.families.registry import open_weights
 from services.engine.settings import DeadlyToken
 from services.engine.startup import loading
-from services.user_folders import user_cache
+from services.files import user_cache
 
 CPU = torch.device("cpu")
 STEPS = 24  # iterations of each kind, after one that is not counted

@@ -221,10 +221,10 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace) -> Findings:
-    from services.config import load
     from services.engine.engine import Engine as Loaded
     from services.engine.settings import EngineSettings
     from services.models import resolve
+    from services.settings.sources import load
 
     folder = resolve(given.model, load().cache_dir, print)
     blocks = 8 * (given.prompt + given.output) // 16

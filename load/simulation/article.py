@@ -25,7 +25,7 @@ from load.simulation.specs import H100_80GB, LLAMA_70B
 from load.simulation.world import Policy, Window, World, percentile
 from load.trace import Request
 from load.workloads import sized
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 HELP = "static batches, Orca, and chunked prefill at several token budgets"
 PARTITION = Partition(LLAMA_70B, H100_80GB, ranks=4)

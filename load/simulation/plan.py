@@ -14,7 +14,7 @@ from load.simulation.cost import IterationTime, RequestState
 from load.simulation.pool import Price, PricedPool, Users
 from load.simulation.world import Policy, Window, World, percentile
 from load.workloads import sized
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 HELP = "where one pool server saturates, and what more shards gain"
 ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from load.trace import Answer, Request
-from services.clock import RealClock
+from services.loop.clock import RealClock
 from services.messages import Exchange, ExchangeReply, NewSequence, Submission, SubmitReply
 from services.pool.limits import Limits
 from services.pool.reference import ReferencePool

@@ -14,12 +14,12 @@ from load.in_process import Seat
 from load.simulation.engine import Cost, VirtualEngine
 from load.simulation.pool import SimulatedPool
 from load.trace import Answer, Request, run_trace
-from services.clock import RealClock, run_in_virtual_time
-from services.iteration_cost import IterationCost
-from services.loop import EngineLoop
+from services.loop.clock import RealClock, run_in_virtual_time
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
 from services.messages import EngineFigures
+from services.metrics import Counters
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
-from services.telemetry import Counters
 
 LEASE = 60.0
 BLOCK_SIZE = 16

@@ -15,10 +15,11 @@ from actors.engine_link import EngineLink
 from actors.engine_ranks import EngineRanks
 from actors.placement import engine_names, find_engine
 from load.server import until
-from services.config import Settings, load
-from services.iteration_cost import IterationCost
+from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
+from services.settings.settings import Settings
+from services.settings.sources import load
 
 SETTINGS = load(null_engine=True)
 WAIT = 60.0

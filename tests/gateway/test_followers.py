@@ -22,10 +22,10 @@ from gateway.reader import Reader
 from gateway.sse import SseWriter
 from gateway.transcript import Transcript
 from services.messages import Commit, Logprobs, Snapshot
+from services.metrics import Counters
 from services.pool import packing
 from services.pool import pool as pool_module
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
 
 BODY = Plan(AnswerKind.COMPLETION, 0, "digest", 1, 1, 3, 10).pack()
 

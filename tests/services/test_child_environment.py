@@ -10,8 +10,8 @@ import pytest
 
 from services.child_environment import least, without_settings
 from services.engine.native import build
-from services.engine.proof.verdict import run_trial
 from services.engine.settings import EngineSettings
+from services.engine.startup.proof.verdict import run_trial
 
 SAYS = "import json, os, sys; print(json.dumps(dict(os.environ)))"
 

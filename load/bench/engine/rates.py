@@ -19,7 +19,7 @@ from services.engine.backends.cpu.build import NoKernels, kernels
 from services.engine.backends.cpu.packing import Packer
 from services.engine.families.weights import Linear
 from services.engine.startup import devices
-from services.user_folders import user_cache
+from services.files import user_cache
 
 WEIGHT_CACHES = 2  # weights are taken in turn from this many times the size of the last cache
 BANDWIDTH_CACHES = 4  # memory is read over this many times the size of the last cache

@@ -20,17 +20,17 @@ from load.bench.loop_holds.bodies import Attack, attacks, send_batch
 from load.in_process import Seat
 from load.options import Options, add_model, model_folder
 from load.report import machine, table
-from services.clock import RealClock
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
-from services.iteration_cost import IterationCost
-from services.local_engine import LocalEngine
-from services.loop import EngineLoop
+from services.loop.clock import RealClock
+from services.loop.engine_loop import EngineLoop
+from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalEngine
+from services.metrics import Counters
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
 from services.pool.server import PoolServer
 from services.scheduling import Knobs, Scheduler
-from services.telemetry import Counters
 from services.text import TextTables
 
 POOL, SEAT, LEASE = "holds", "bench/0", 60.0

@@ -8,13 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from services import atomic_file, wire
+from services import wire
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.llama import Llama
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Checkpoint, Tensors
 from services.engine.families.weights import DecoderWeights
 from services.engine.parallel.layout import Shard
+from services.files import write_atomically
 
 # by transformers' `model_type`
 FAMILIES: dict[str, type[DecoderWeights]] = {
@@ -55,7 +56,7 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
     spec = spec_of(load_config(folder))
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
-            atomic_file.write(file, wire.pack(spec))
+            write_atomically(file, wire.pack(spec))
     return spec
 
 

@@ -10,7 +10,7 @@ from load.simulation.pool import SimulatedPool, Users
 from load.simulation.world import Policy, Window, World, percentile, run_simulated
 from load.trace import Request
 from load.workloads import paper_lengths, poisson, sized
-from services.clock import run_in_virtual_time
+from services.loop.clock import run_in_virtual_time
 
 
 class Second:

@@ -15,7 +15,7 @@ from services.engine.backends.cpu.search import CompiledSearch
 from services.engine.sampling import cpu_sampler
 from services.engine.sampling.candidates import PlainSearch
 from services.engine.sampling.logits_chunks import chunk_maxima
-from services.user_folders import user_cache
+from services.files import user_cache
 
 
 @functools.cache

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from services import atomic_file
 from services.child_environment import without_settings
 from services.engine.backends.cpu.build import NoKernels, compiled
 from services.engine.families.registry import open_weights
 from services.engine.families.spec import DecoderSpec
 from services.engine.settings import EngineSettings
 from services.engine.startup import devices, loading
+from services.files import write_atomically
 
 PROGRAM = "services.engine.startup.proof"
 PATIENCE = 600.0  # seconds, which include compiling a GPU's kernels
@@ -100,7 +100,7 @@ def _try(folder: Path, settings: EngineSettings, file: Path | None) -> Verdict:
     verdict = run_trial(folder, settings)
     log.info("tried it for %.1f s: %s", time.monotonic() - began, verdict.fault or "it may serve")
     if file and verdict.lasting:
-        atomic_file.write(file, json.dumps({"fault": verdict.fault}).encode())
+        write_atomically(file, json.dumps({"fault": verdict.fault}).encode())
     return verdict
 
 

@@ -16,7 +16,7 @@ from services.engine.engine import Engine
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.engine.startup.warm_up import TOKENS, WarmUp, iteration
-from services.iteration_cost import COLD_SECONDS, IterationCost
+from services.loop.iteration_cost import COLD_SECONDS, IterationCost
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.requests import SamplingParams
 

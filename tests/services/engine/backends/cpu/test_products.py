@@ -11,7 +11,7 @@ from services.engine.backends.cpu import packing
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.packing import Packer, WeightKind
 from services.engine.families.weights import Linear
-from services.user_folders import user_cache
+from services.files import user_cache
 
 ROWS = (1, 2, 15, 16, 17, 33, 64, 100)  # about the sizes of tiles and blocks
 SHAPES = ((96, 64), (100, 72), (130, 100), (33, 32), (7, 3))  # outputs, inputs
