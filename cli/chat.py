@@ -1,4 +1,4 @@
-"""`orca chat`: talk to a running server; the answer streams as it is made, and goes on when a connection breaks."""
+"""`orca chat`: talks to a running server. The answer streams as it is generated, and resumes if a connection breaks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> None:
 
 
 class Chat:
-    """A conversation: each turn is sent with all before it."""
+    """A conversation. Each turn is sent with all turns before it."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Chat:
         }
 
     def say(self, text: str) -> None:
-        """Send `text`, print the answer piece by piece."""
+        """Send `text` and print the answer as it arrives."""
         self._messages.append({"role": "user", "content": text})
-        said = ""
+        printed = ""
         for so_far in self._stream():
-            print(so_far[len(said) :], end="", flush=True)
-            said = max(said, so_far, key=len)  # a request that the server forgot is said again from its first token
+            print(so_far[len(printed) :], end="", flush=True)
+            printed = max(printed, so_far, key=len)  # after a restart the server may answer from the first token
         print()
-        self._messages.append({"role": "assistant", "content": said})
+        self._messages.append({"role": "assistant", "content": printed})
 
     def _stream(self) -> Iterator[str]:
-        """The answer's text so far, each time it grew."""
+        """Yield the text of the answer so far, each time it has grown."""
         body = {k: v for k, v in self._fields.items() if v is not None} | {"messages": self._messages, "stream": True}
         answer = Answer()
         comeback = Comeback(answer)
@@ -80,7 +80,7 @@ class Chat:
 
 
 def _connection(client: httpx.Client, body: dict[str, Any], answer: Answer, comeback: Comeback) -> Iterator[bool]:
-    """What one connection brings: for each event, whether it held text. Waits before it ends without `[DONE]`."""
+    """Yield for each event of one connection whether it has text. Waits before it returns without `[DONE]`."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=body, headers=comeback.headers()) as response:
             if not response.is_success:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -57,9 +58,11 @@ class EngineLoop:
         figures: EngineFigures,
         counters: Counters,
         cost: IterationCost,
+        gauges: Callable[[], dict[str, float]] = dict,
     ) -> None:
         """Made where an event loop runs. Scheduler and engine know the seat's epoch. `lease` is in seconds. `cost` is
-        what is known of such an engine's speed from before."""
+        what is known of such an engine's speed from before. `gauges` are those of the process, sent with each exchange.
+        """
         self._scheduler = scheduler
         self._engine = engine
         self._clock = clock
@@ -69,6 +72,7 @@ class EngineLoop:
         self._line = PoolLine(pool, clock, seat, self._renewal)
         self._stats = IterationStats(counters)
         self._cost = cost
+        self._process_gauges = gauges
         self._stopping = False
         self._ready = True
         self._flights: deque[_Flight] = deque()
@@ -210,7 +214,7 @@ class EngineLoop:
             idle=not self._flights and not self._stopping,
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
-            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges(),
+            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges() | self._process_gauges(),
             summary=self._stats.summary,
             holds=self._scheduler.held() if in_doubt else None,
         )

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 HERE = "127.0.0.1"
 PROGRAM = f"""
 import time
-from actors.lifeline import Lifeline
+from actors.liveness import Lifeline
 print(Lifeline("{HERE}").address, flush=True)
 time.sleep(600)
 """

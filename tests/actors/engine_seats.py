@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
-from actors.engine_ranks import EngineRanks
+from actors.engine_processes import SeatEngine
 from actors.placement import engine_names, find_engine
 from load.until import until
 from services.config import Settings, load
@@ -24,12 +24,12 @@ SETTINGS = load(null_engine=True)
 WAIT = 60.0
 
 
-def seat(settings: Settings = SETTINGS) -> EngineRanks:
-    return EngineRanks(settings, 0, ray.util.get_node_ip_address())
+def seat(settings: Settings = SETTINGS) -> SeatEngine:
+    return SeatEngine(settings, 0, ray.util.get_node_ip_address())
 
 
-async def attach(engine: EngineRanks, epoch: str) -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, allowed, IterationCost()), WAIT)
+async def attach(engine: SeatEngine, epoch: str) -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(engine.open_link(epoch, allowed, IterationCost()), WAIT)
     assert figures.num_blocks > 0
     return link
 
@@ -39,7 +39,7 @@ async def allowed() -> None:
 
 
 @asynccontextmanager
-async def keeping_spare(engine: EngineRanks, link: EngineLink, epoch: str) -> AsyncIterator[None]:
+async def keeping_spare(engine: SeatEngine, link: EngineLink, epoch: str) -> AsyncIterator[None]:
     """The engine keeps a spare meanwhile, and has one when this begins."""
     keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0, allowed))
     await until(lambda: engine.has_spare)

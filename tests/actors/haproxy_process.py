@@ -77,7 +77,7 @@ def running(
     program = Path(sys.executable).with_name("orca-haproxy")
     command = [program, *([host, "--"] if host else []), "-db", "-f", folder / "haproxy.cfg"]
     if changed:
-        haproxy.mend(folder / "haproxy.cfg")
+        haproxy.patch_file(folder / "haproxy.cfg")
         command[0] = Path(get_haproxy_binary())
     with (folder / "log").open("wb") as log:
         environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from actors.engine import SOURCES, build_of, source_files
+from actors.engine_build import SOURCES, build_of, source_files
 from services.config import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -30,14 +30,14 @@ async def slow_engines() -> list[EngineStatus]:
     def load_slowly(actor: Any) -> None:
         import actors.engine
 
-        load = actor._loaded
+        load = actor._load_engine
 
         def slowly() -> Any:
             time.sleep(30.0)
             return load()
 
         actors.engine.ORPHANED_AFTER = 20
-        actor._loaded = slowly
+        actor._load_engine = slowly
 
     statuses = []
     for which, name in enumerate(engine_names(0)):
@@ -80,6 +80,6 @@ async def test_an_engine_that_stands_still_while_it_loads_is_killed(monkeypatch:
     attaching = asyncio.create_task(attach(seat(), "1:a"))
     loads = await loading(names)
     os.kill(loads.pid, signal.SIGSTOP)
-    with pytest.raises(EngineLost, match="said nothing for 2 s"):
+    with pytest.raises(EngineLost, match="did not answer for 2 s"):
         await attaching
     assert (await status_of(loads.name)).pid != loads.pid

@@ -20,9 +20,9 @@ from engine_seats import (
     status_of,
 )
 
-from actors import engine_pair
+from actors import engine_processes
 from actors.engine_link import EngineLink
-from actors.engine_ranks import EngineRanks
+from actors.engine_processes import SeatEngine
 from actors.placement import remove_engine
 from load.until import until
 from services.errors import StaleEpoch
@@ -39,7 +39,7 @@ NEVER = 3600.0
 
 async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """What died is back without weights, and stands still, so that it cannot say so itself."""
-    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    monkeypatch.setattr(engine_processes, "PATIENCE", NEVER)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGKILL)
     await asyncio.wait_for(first.dead, WAIT)
@@ -54,7 +54,7 @@ async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypa
 
 
 async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    monkeypatch.setattr(engine_processes, "PATIENCE", NEVER)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGSTOP)
     attaching = asyncio.create_task(attach(seat(), "2:b"))
@@ -65,7 +65,7 @@ async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: py
 
 
 async def test_the_spare_loads_where_the_weights_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pair, "PATIENCE", 0.5)
+    monkeypatch.setattr(engine_processes, "PATIENCE", 0.5)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGSTOP)
     second = await attach(seat(), "2:b")
@@ -84,7 +84,7 @@ async def test_a_spare_that_stands_still_is_none_until_it_goes_on() -> None:
     assert (await status_of(spare_name(link))).pid == spare
 
 
-async def stopped_spare(engines: EngineRanks, link: EngineLink) -> int:
+async def stopped_spare(engines: SeatEngine, link: EngineLink) -> int:
     """The spare's process, which stands still, as its owner has seen."""
     spare = (await status_of(spare_name(link))).pid
     os.kill(spare, signal.SIGSTOP)
@@ -107,7 +107,7 @@ async def test_a_spare_that_cannot_give_up_its_weights_is_killed() -> None:
     first = await attach(engines, "1:a")
     async with keeping_spare(engines, first, "1:a"):
         stuck = (await status_of(spare_name(first))).pid
-        await named(spare_name(first)).attach.remote("1:a")
+        await named(spare_name(first)).serve.remote("1:a")
         named(spare_name(first)).__ray_call__.remote(lambda actor: time.sleep(NEVER))
         await until(lambda: not engines.has_spare)
         await until(lambda: engines.has_spare)

@@ -13,10 +13,9 @@ import pytest
 from haproxy_process import backend, running
 
 from actors import haproxy
-from actors.connections import connections
+from actors.cluster.processes import ports_of, processes_of
+from actors.front_door import connection_limits
 from actors.haproxy import MARK
-from actors.leftovers import processes_of
-from actors.listening import ports_of
 from services.config import Settings
 
 
@@ -182,8 +181,8 @@ def config_in(folder: Path) -> str:
 
 @pytest.mark.parametrize("files", [4000, 10_000])
 def test_it_starts_with_the_open_files_that_its_bound_is_made_for(tmp_path: Path, files: int) -> None:
-    has = connections(Settings(), files)
-    with running(tmp_path, most=has.most, files=files) as port:
+    limits = connection_limits(Settings(), files)
+    with running(tmp_path, most=limits.maxconn, files=files) as port:
         unserved(ask(port))
 
 
@@ -194,4 +193,4 @@ def test_a_bound_for_which_there_are_not_enough_open_files_is_lowered(tmp_path: 
 
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line like"):
-        haproxy.mended("global\n    maxconn 4096\ndefaults\n", tmp_path)
+        haproxy.patch_config("global\n    maxconn 4096\ndefaults\n", tmp_path)

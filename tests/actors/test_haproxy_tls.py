@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from haproxy_process import free_port, serve_config
 
-from actors.environment import PROGRAM, prepared_environment
+from actors.cluster.environment import prepared_environment
+from actors.haproxy import BINARY_PATH
 from services.config import Settings
 from tests.services.test_exposure import self_signed
 
@@ -26,7 +27,7 @@ def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool, host:
     environment, guard = prepared_environment(tmp_path, settings, 2000)
     configuration = tmp_path / "haproxy.cfg"
     with guard:
-        command = [environment[PROGRAM], "-c", "-f", str(configuration)]
+        command = [environment[BINARY_PATH], "-c", "-f", str(configuration)]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"bind {bound.format(port)} ssl crt" in configuration.read_text()

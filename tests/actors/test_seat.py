@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from actors_lives import HERE, Life
 
-from actors.seat import Holders, Seat, hold, renew, take_seat
+from actors.seat import Seat, SeatHolders, hold, renew, take_seat
 from load.until import until
 from services.errors import StaleEpoch
 from services.messages import SeatGrant
@@ -51,7 +51,7 @@ async def test_a_spare_takes_the_seat_of_a_process_that_dies_long_before_its_lea
 
 async def test_a_death_that_is_known_before_the_wait_is_not_slept_over(life: Life) -> None:
     """The holder dies while the pool is asked for its seat."""
-    holders = Holders(here=HERE)
+    holders = SeatHolders(node=HERE)
     holders.watch("c/0", SeatGrant(False, "1:a", life.owner))
     life.kill()
     await until(lambda: holders.dead_epoch("c/0") == "1:a")

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli import main as orca
-from cli.arguments import Parser
+from cli.arguments import Parser, parse_serve
 from cli.serve import _check_port
-from cli.serve_flags import parse
 from cli.server import add_server, headers, own_url
 from services.config import Settings
 from services.errors import SettingsError, UsageError
@@ -65,7 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_a_command_line_sets(arguments: str, expected: dict[str, object]) -> None:
-    settings = parse(arguments.split())
+    settings = parse_serve(arguments.split())
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
@@ -78,9 +77,9 @@ def test_each_understood_flag_of_vllm_is_tried_above() -> None:
 @pytest.mark.parametrize("flag", VLLM_REFUSED)
 def test_a_flag_of_another_meaning_is_refused_with_what_to_do_instead(flag: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken: {VLLM_REFUSED[flag]}")):
-        parse([flag, "1"])
+        parse_serve([flag, "1"])
     with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken")):
-        parse([f"{flag}=1"])
+        parse_serve([f"{flag}=1"])
 
 
 def test_what_is_suggested_instead_exists() -> None:
@@ -93,10 +92,10 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
     (tmp_path / "c.yaml").write_text("port: 1001\nmax-num-seqs: 7\nmodel: a\nenable-prefix-caching: false\n")
     (tmp_path / "orca.toml").write_text("engines = 3\nport = 1000\n")
     monkeypatch.setenv("ORCA_PORT", "1002")
-    settings = parse(["b", "--config", "c.yaml"])
+    settings = parse_serve(["b", "--config", "c.yaml"])
     assert (settings.port, settings.max_batch_size, settings.engines) == (1002, 7, 3)
     assert (settings.model, settings.prefix_caching) == ("b", False)
-    assert parse(["--config", "c.yaml", "--port", "1003"]).port == 1003
+    assert parse_serve(["--config", "c.yaml", "--port", "1003"]).port == 1003
 
 
 @pytest.mark.parametrize(

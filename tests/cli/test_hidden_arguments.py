@@ -12,8 +12,8 @@ from load.server import ROOT
 PROGRAM = """
 import sys
 from pathlib import Path
-from cli.hidden_arguments import hide
-print(hide(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))[3:-1], sep="|")
+from cli.arguments import hide_secrets
+print(hide_secrets(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))[3:-1], sep="|")
 """
 
 

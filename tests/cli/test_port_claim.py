@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.port_claim import PortClaim
+from cli.supervisor import PortClaim
 from services.errors import SettingsError
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
-from actors.listening import Port, ports_of
+from actors.cluster.processes import Port, ports_of
 from load.server import OrcaServer, free_port
 from services.pool.binaries import choose_server
 from services.pool.connection import Connection

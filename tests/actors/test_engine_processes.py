@@ -22,7 +22,7 @@ from engine_seats import (
     status_of,
 )
 
-from actors import engine_ranks
+from actors import engine_processes
 from actors.engine_link import EngineLink
 from actors.placement import find_engine
 from services.config import load
@@ -93,7 +93,7 @@ async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatc
     def hang(actor: Any) -> None:
         actor._warm_up = lambda epoch: time.sleep(3600)
 
-    monkeypatch.setattr(engine_ranks, "REUSE_TIMEOUT", 2.0)
+    monkeypatch.setattr(engine_processes, "REUSE_TIMEOUT", 2.0)
     first = await attach(seat(), "1:a")
     actor = find_engine(first.status.name)
     assert actor is not None
@@ -108,7 +108,7 @@ async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatc
 async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
     first = await attach_with_spare("1:a")
     other = named(spare_name(first))
-    await other.attach.remote("2:b")
+    await other.serve.remote("2:b")
     await other.drop.remote("1:a")  # from an owner that was stopped and wakes up late
     assert await served(spare_name(first)) == "2:b"
     third = await attach(seat(), "3:c")  # either will do

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.pool import limits_of, open_pool
+from actors.replica import limits_of, open_pool
 from services.config import Settings
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
