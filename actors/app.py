@@ -33,7 +33,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     settings = load(**args)
     if not settings.redis_url:
-        raise SettingsError("redis_url: the cluster's processes share a pool, say where its server is")
+        raise SettingsError("redis_url: the processes of a cluster share a pool; set the URL of its server")
     if "@" in args.get("redis_url", ""):
         raise SettingsError("redis_url: Serve shows its args; use ORCA_REDIS_URL or redis_url_file for a password")
     exposure.check(settings)

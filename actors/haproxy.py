@@ -48,7 +48,7 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
     config = re.sub(r"^( +maxconn) \d+$", rf"\1 {most}", config, flags=re.MULTILINE)
     refused = min(REFUSED, most // 2)
     down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
-    full = _answer(f"The server has {most - refused} connections, its most; try again later.")
+    full = _answer(f"The server has {most - refused} connections, its limit; try again later.")
     changes = [
         # a request without a route: HAProxy knows no route until Serve's controller has sent them
         (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
@@ -58,10 +58,8 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
         (r"^((?:frontend prometheus|listen stats)\n +bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
         (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
-        (
-            r"^    option splice-\w+\n",
-            "",
-        ),  # its pipes need a quarter more open files, and do not help small events
+        # splicing needs pipes, a quarter more open files, and does not make small events faster
+        (r"^    option splice-\w+\n", ""),
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",
@@ -107,7 +105,7 @@ def error_files() -> dict[str, str]:
         "malformed.http": (
             "400 Bad Request",
             "",
-            _body("The request is no valid HTTP, or did not come whole.", "invalid_request_error", None),
+            _body("The request is not valid HTTP, or is incomplete.", "invalid_request_error", None),
         ),
     }
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in answers.items()}

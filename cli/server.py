@@ -47,6 +47,6 @@ def served_model(client: httpx.Client) -> str:
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise OrcaError(f"{client.base_url} asks for an API key: --api-key KEY or ORCA_API_KEY") from error
-        raise OrcaError(f"{client.base_url} is no server of Orca: {error}") from error
+        raise OrcaError(f"{client.base_url} is not an Orca server: {error}") from error
     except httpx.HTTPError as error:
         raise OrcaError(f"no server answers at {client.base_url}: {error}; start one with: orca serve") from error

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Deploys a Serve config; ends when the cluster no longer knows the application, because its head was replaced.
-# Whoever runs this starts it again then. Deploying a config that runs already changes nothing.
+# Deploys a Serve config, and ends when the cluster does not know the application, because its head was replaced.
+# The caller then starts the script again. Deploying a config that is already running changes nothing.
 #   keep_deployed.sh DASHBOARD_URL CONFIG
 set -eu
 serve deploy --address "$1" "$2"

@@ -1,4 +1,4 @@
-"""The bounds of the front door, of gateways and of the pool, from one number."""
+"""The connection limits of HAProxy and of gateways, which follow from the bound of the pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.errors import SettingsError
 
 
 @pytest.mark.parametrize("max_waiting", [1, 5000, 10_000])
-def test_the_pools_bound_is_met_first(max_waiting: int) -> None:
+def test_the_bound_of_the_pool_is_reached_first(max_waiting: int) -> None:
     settings = Settings(max_waiting=max_waiting)
     limits = connection_limits(settings, 1 << 20)
     gateway = build({"redis_url": "redis://nowhere", "max_waiting": max_waiting})._bound_deployment
@@ -26,7 +26,7 @@ def test_the_pools_bound_is_met_first(max_waiting: int) -> None:
     assert file_limit_warning(settings, 1 << 20) == ""
 
 
-def test_open_files_bound_it_and_the_user_is_told() -> None:
+def test_open_files_limit_it_and_the_user_is_warned() -> None:
     limits = connection_limits(Settings(), 20_000)
     assert limits.maxconn * FILES_PER_CONNECTION + OTHER_FILES <= 20_000
     text = file_limit_warning(Settings(), 20_000)
@@ -36,7 +36,7 @@ def test_open_files_bound_it_and_the_user_is_told() -> None:
     assert file_limit_warning(Settings(), enough - 3) != ""
 
 
-def test_too_few_for_anybody_is_an_error_at_the_start() -> None:
+def test_too_few_open_files_for_one_client_are_an_error() -> None:
     least = OTHER_FILES + FILES_PER_CONNECTION * (REFUSED + 1)
     assert connection_limits(Settings(), least).served == 1
     with pytest.raises(SettingsError, match=f"open files is {least - 1}, at least {least} are needed"):

@@ -1,4 +1,4 @@
-"""TLS at HAProxy, by a configuration that Serve wrote and `orca-haproxy` mended."""
+"""TLS at HAProxy, with a configuration that Serve wrote and `orca-haproxy` patched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.services.test_exposure import self_signed
 @pytest.mark.parametrize(
     ("in_one", "host", "bound"), [(True, "127.0.0.1", "127.0.0.1:{}"), (False, "[::0]", "[::]:{} v4v6")]
 )
-def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool, host: str, bound: str) -> None:
+def test_haproxy_accepts_a_certificate(tmp_path: Path, in_one: bool, host: str, bound: str) -> None:
     port = free_port()
     serve_config(tmp_path, port, None, 2000)
     certificate, key = self_signed(tmp_path)

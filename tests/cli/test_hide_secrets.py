@@ -1,4 +1,4 @@
-"""Secrets on a command line are overwritten in the process's own arguments, nothing else is."""
+"""Secrets on a command line are overwritten in the arguments of the process; other arguments are not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(hide_secrets(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split
         ("--api-keys-file f --port 1", "--api-keys-file f --port 1", []),
     ],
 )
-def test_values_of_secret_flags_are_stars(arguments: str, shown: str, flags: list[str]) -> None:
+def test_values_of_secret_flags_become_stars(arguments: str, shown: str, flags: list[str]) -> None:
     command = [sys.executable, "-c", PROGRAM, *arguments.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().split("|") == [str(flags), str(arguments.split()), str(shown.split())]
