@@ -24,9 +24,11 @@ from services.addresses import in_url, is_every
 from services.child_environment import least
 
 REFUSED = 1024  # connections above the bound that get a 503 at once, or are closed
+ONE_ADDRESS = 0.75  # the share of the served connections that clients of one address may have
 OTHER_FILES = 128  # open files of HAProxy that are not connections of clients
 RETRY_AFTER = 5  # seconds; ten tries of a client take longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the start of the connection or the first byte of the head
+CHECK_TIMEOUT = 5  # seconds for a gateway to answer a health check; a dead one refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds without a byte from a client that sends a body, or to one that receives an answer
 UNSERVED = "no_gateway"  # `code` of the error
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"  # names this program to Serve
@@ -48,7 +50,10 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
     config = re.sub(r"^( +maxconn) \d+$", rf"\1 {most}", config, flags=re.MULTILINE)
     refused = min(REFUSED, most // 2)
     down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
-    full = _answer(f"The server has {most - refused} connections, its limit; try again later.")
+    share = int(ONE_ADDRESS * (most - refused))
+    full = _answer(
+        f"The server has {most - refused} connections, its limit, or {share} from your address; try again later."
+    )
     changes = [
         # a request without a route: HAProxy knows no route until Serve's controller has sent them
         (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
@@ -63,17 +68,23 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",
-            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n"
+            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
+            "    option disable-h2-upgrade\n"  # the bounds count connections, and HTTP/2 has 100 requests on one
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),
         (
             rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
             lambda m: (
                 f"{m[1]} {_bound(host, m[3]) if host else f'{m[2]}:{m[3]}'}{tls}\n"
+                f"    stick-table type ipv6 size {2 * most} expire 60s store conn_cur\n"
+                "    tcp-request connection track-sc0 src\n"
                 f"    tcp-request connection reject if {{ fe_conn gt {most - refused // 4} }}\n"
+                f"    tcp-request connection reject if {{ sc0_conn_cur gt {share + refused // 4} }}\n"
                 f"    acl full fe_conn gt {most - refused}\n"
+                f"    acl full sc0_conn_cur gt {share}\n"
                 f"    acl probe {_PROBES}\n"
                 f"    http-request return {full} if full !probe\n"
+                "    http-request del-header x-request-id unless { req.hdr(x-request-id) -m reg '^[ -~]*$' }\n"
                 "    http-after-response set-header Connection close if full\n"
             ),
         ),

@@ -1,4 +1,4 @@
-"""Fetches the model of the settings (`ORCA_MODEL`) into the cache (`ORCA_CACHE_DIR`), so that no server has to."""
+"""Downloads the model of the settings (`ORCA_MODEL`) into the cache (`ORCA_CACHE_DIR`), so that no server has to."""
 
 from __future__ import annotations
 

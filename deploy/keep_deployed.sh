@@ -1,6 +1,6 @@
 #!/bin/sh
-# Deploys a Serve config, and ends when the cluster does not know the application, because its head was replaced.
-# The caller then starts the script again. Deploying a config that is already running changes nothing.
+# Deploys a Serve config. Ends when the cluster no longer runs the application, because its head was replaced; Compose then
+# starts it again. To deploy a config that already runs changes nothing.
 #   keep_deployed.sh DASHBOARD_URL CONFIG
 set -eu
 serve deploy --address "$1" "$2"

@@ -13,7 +13,7 @@ from gateway.desk import Desk
 from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
-from gateway.schemas.strict import MAX_DEPTH, too_deep
+from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
 from gateway.values import MOST_VALUES, most_values, too_many
 
 M = TypeVar("M", bound=BaseModel)
@@ -86,6 +86,8 @@ def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False
     `value` and logged instead."""
     if too_deep(value):
         raise ApiError(Kind.INVALID, f"The body is nested more than {MAX_DEPTH} levels deep.")
+    if (reason := too_long(value)) is not None:
+        raise ApiError(Kind.INVALID, reason)
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -1,10 +1,11 @@
-"""The desk: where long bodies are worked on, off the event loop, so many at once and so many in line."""
+"""The desk: where bodies are worked on. Long ones off the event loop, so many at once and so many in line; short ones
+on it, one in each turn of the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,7 +27,11 @@ LARGE = 256 << 10  # bytes or characters, after which memory is given back to th
 class Desk:
     """A tenant has one piece of work done at a time, the others of its own wait behind it. So a tenant that sends long
     bodies only waits for itself. One that has none in line is never refused. Short work has a place more, so that it
-    does not wait for tenants that send one long body after the other."""
+    does not wait for tenants that send one long body after the other.
+
+    Short pieces wait for each other, tenants by turns. Else a thousand requests that come at once would be worked on in
+    one turn of the loop, which is seconds in which nobody gets a token and no probe an answer.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE + 1, "desk")
@@ -34,6 +39,8 @@ class Desk:
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
         self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
+        self._short: dict[str, deque[asyncio.Future[None]]] = {}  # pieces that wait for a turn of the loop, by tenant
+        self._had_turn = False  # a piece had this one
 
     async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function`, which works on so many bytes or characters; in a thread if these are many.
@@ -42,6 +49,7 @@ class Desk:
         for: a thread cannot be stopped, and its place is not free until then.
         """
         if size <= INLINE:
+            await self._turn(tenant)
             return function(*args, **kwargs)
         _check_room(self._waiting, tenant, size)
         self._waiting[tenant] += size
@@ -54,6 +62,30 @@ class Desk:
             self._waiting[tenant] -= size
             if not self._waiting[tenant]:
                 del self._waiting[tenant], self._turns[tenant]
+
+    async def _turn(self, tenant: str) -> None:
+        """Wait for a turn of the loop in which no other short piece is worked on."""
+        loop = asyncio.get_running_loop()
+        if self._had_turn:
+            self._short.setdefault(tenant, deque()).append(turn := loop.create_future())
+            await turn
+        else:
+            self._had_turn = True
+            loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Of the tenant whose last one is longest ago. Pieces that were cancelled are passed over."""
+        self._had_turn = False
+        while self._short and not self._had_turn:
+            tenant, line = next(iter(self._short.items()))
+            del self._short[tenant]
+            turn = line.popleft()
+            if line:
+                self._short[tenant] = line
+            if not turn.done():
+                self._had_turn = True
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next_turn)
 
     def receive(self, tenant: str, size: int) -> None:
         """So many bytes more of a body are in memory, until `received`. Raises ApiError where there are too many."""

@@ -60,7 +60,7 @@ class Doors:
         return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parsed(name) is not None)
 
     def _is_foreign(self, origin: str, host: str) -> bool:
-        own = urlsplit(origin).netloc.lower() == host.lower()
+        own = origin.lower().partition("://")[2] == host.lower()
         return not (own or origin in self._origins or ANY in self._origins)
 
 

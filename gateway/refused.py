@@ -18,8 +18,8 @@ def refused(refusal: Refusal) -> ApiError:
     """The error: a 400 for what an empty pool would not take either, else a 429 with the time to wait."""
     if refusal.bound == "queue_wait":
         text = (
-            f"The first of the requests of this API key has waited {refusal.held} s for an engine, others are let in "
-            f"until that is {refusal.limit} s; try again in {refusal.retry_after} s."
+            f"A request of this API key would wait {refusal.held} s for an engine now, the most is {refusal.limit} s; "
+            f"try again in {refusal.retry_after} s."
         )
         return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)
     whose = "API key" if refusal.own else "server"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, get_args
 
@@ -12,6 +13,8 @@ NO_EFFORT = ("effort", "none")
 MAX_DEPTH = (
     128  # levels of lists and objects; pydantic cannot write more than 255, Python not read more than about 1,000
 )
+MOST_ITEMS = 4096  # of a list or an object: each that is wrong is an error, and errors are written in one call
+LONG_LISTS = frozenset({"prompt", "tokens", "allowed_token_ids"})  # ids, read up to the first that is wrong
 
 
 def only(*neutral: Any) -> BeforeValidator:
@@ -68,11 +71,30 @@ def too_deep(value: Any) -> bool:
     """Whether parsed JSON is nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        parents = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [part for parent in parents for part in parent if isinstance(part, dict | list)]
+        level = [part for parent in level for part in _members(parent) if isinstance(part, dict | list)]
         if not level:
             return False
     return True
+
+
+def too_long(value: dict[str, Any]) -> str | None:
+    """What in parsed JSON, not nested too deep, has more than `MOST_ITEMS` items, for an error. Token ids may."""
+    if len(value) > MOST_ITEMS:
+        return f"An object has {len(value)} members; at most {MOST_ITEMS} are taken."
+    for name, part in value.items():
+        if name not in LONG_LISTS and (count := _longest(part)) > MOST_ITEMS:
+            return f"'{name[:64]}' has {count} items; at most {MOST_ITEMS} are taken."
+    return None
+
+
+def _longest(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return max(len(value), max(map(_longest, _members(value)), default=0)) if len(value) <= MOST_ITEMS else len(value)
+
+
+def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 @cache

@@ -33,6 +33,32 @@ async def test_long_work_is_off_the_loop_and_short_work_is_not() -> None:
     desk.close()
 
 
+async def test_short_work_is_done_piece_by_piece_between_turns_of_the_loop() -> None:
+    """However many requests come at once: whoever else wants the loop has it after a piece."""
+    desk, done = Desk(), list[int]()
+    pieces = [asyncio.create_task(desk.do("a", 1, done.append, i)) for i in range(20)]
+    seen = 0
+    await asyncio.sleep(0)
+    pieces[5].cancel()
+    while not all(piece.done() for piece in pieces):
+        assert len(done) - seen <= 1
+        seen = len(done)
+        await asyncio.sleep(0)
+    assert done == [i for i in range(20) if i != 5]
+    assert await desk.do("a", 1, lambda: "at once, where nobody is before it") is not None
+    desk.close()
+
+
+async def test_tenants_take_turns_with_short_work() -> None:
+    desk, done = Desk(), list[str]()
+    flood = [asyncio.create_task(desk.do("a", 1, done.append, "a")) for _ in range(20)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(desk.do(name, 1, done.append, name)) for name in ("b", "c", "b")]
+    await asyncio.gather(*others, *flood)
+    assert "".join(done).startswith("aaabcab"), "one of each tenant, by turns, once others are there"
+    desk.close()
+
+
 async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
     desk, go = Desk(), threading.Event()
     blocked = [asyncio.create_task(desk.do("a", LONG, go.wait, 20)) for _ in range(AT_ONCE + 1)]

@@ -108,6 +108,13 @@ def test_what_browsers_send_unasked_for_a_foreign_page_is_refused(
         assert origin in refusal(named.post(path, content=TEXT, headers=headers), 403, "unknown_origin")
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[x]", "http://[::1]x"])
+def test_an_origin_that_is_no_url_is_foreign(http: httpx.Client, origin: str) -> None:
+    refusal(
+        http.post(PATH, content=TEXT, headers={"Origin": origin, "content-type": "text/plain"}), 403, "unknown_origin"
+    )
+
+
 def test_own_and_allowed_pages_may_upload(named: httpx.Client) -> None:
     file = {"file": ("a.jsonl", b'{"custom_id": "a"}')}
     for origin in (f"http://{named.base_url.netloc.decode()}", "http://friend.example"):
