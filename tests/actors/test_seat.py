@@ -101,6 +101,8 @@ async def test_a_released_seat_is_taken_at_the_next_try(pool: RequestPool, life:
 
 async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: RequestPool, life: Life) -> None:
     held = await pool.acquire("c/0", life.owner, NEVER)
-    await renew(pool, Seat("c/0", 0, held.epoch))
+    before = pool.last_call
+    await renew(pool, Seat("c/0", 0, held.epoch), lambda: {"engine_pid": 7.0})
+    assert pool.last_call > before  # a scheduler is healthy as long as it calls the pool
     (seat,) = (await pool.overview()).seats
-    assert seat.gauges["ready"] == 0
+    assert (seat.gauges["ready"], seat.gauges["engine_pid"]) == (0, 7)
