@@ -1,1 +1,2 @@
-"""Ray shells: where processes live, how they find each other, how they come back. No decisions."""
+"""Ray shells: where processes live, how they find each other, and how they are replaced. They make no decisions about
+requests."""

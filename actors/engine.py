@@ -1,140 +1,72 @@
-"""The Ray actor around an engine. Detached and named, so that it outlives its scheduler with its weights loaded.
+"""EngineActor: the Ray actor around an engine. It is detached and named, so that it outlives its scheduler and keeps
+the weights loaded.
 
-Each engine has two such processes: one with weights, and a spare with everything imported that loads when the other
-dies. Free of ray.serve and FastAPI: importing those costs a restarted engine half a second.
+Each rank of an engine has two such processes: one with weights, and a spare with everything imported, which loads when
+the other dies. Imports neither ray.serve nor FastAPI, which would cost a restarted engine half a second.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from actors.lifeline import Lifeline
-from actors.weights_mark import WeightsMark, is_marked
+from actors.engine_build import build_of, engine_settings, layout_of
+from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
-from services.engine.parallel.layout import Layout
-from services.engine.settings import EngineSettings
 from services.engine.startup.warm_up import WarmUp
 from services.errors import OtherWeights, StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
 from services.models.pin import check_pin
-from services.settings.settings import Settings
 from services.settings.sources import load
 from services.wire import pack, unpack
 
-ORPHANED_AFTER = 60  # seconds without a word from an owner
+ORPHANED_AFTER = 60  # seconds without a call from an owner
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What an engine process says of itself. `epoch` is the one it serves, None while it has no weights.
+    """The state of an engine process. Actors of another build send it too, so its fields and its place are fixed."""
 
-    `loading`: it gets them now. `other_loaded`: the other process of its rank lives and has weights, or loads them.
-    """
-
-    name: str  # of the actor; a process that starts again has the same
+    name: str  # of the actor; it stays the same when the process is replaced
     build: str
-    epoch: str | None
+    epoch: str | None  # that the process serves; None if it has no weights
     pid: int
     node: str
     lifeline: str
-    meeting: str  # where the ranks of an engine meet; of the first one's processes
-    loading: bool
-    other_loaded: bool
+    meeting: str  # address at which the ranks of an engine meet, of processes of rank 0
+    loading: bool  # whether the process is loading the weights
+    other_loaded: bool  # whether the other process of its rank lives and has the weights, or is loading them
 
     @property
     def order(self) -> tuple[int, bool]:
-        """Grows with the epoch; of those without, one that loads comes last."""
+        """Sorts processes by preference: the latest epoch is last; without epochs, the one that is loading is last."""
         return _number(self.epoch) if self.epoch else 0, self.loading
 
 
 def _number(epoch: str) -> int:
-    """The part of an epoch that grows: `<number>:<nonce>`."""
+    """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
 
 
-# What tokens and messages of an engine depend on: folders, of which the source files count, and files.
-SOURCES = (
-    "services/engine",
-    "services/models",
-    "services/background.py",
-    "services/child_environment.py",
-    "services/errors.py",
-    "services/messages.py",
-    "services/requests.py",
-    "services/files.py",
-    "services/wire.py",
-    "actors/engine.py",
-    "actors/weights_mark.py",
-)
-SUFFIXES = frozenset({".py", ".h", ".cpp"})
-
-
-def build_of(settings: Settings, root: Path = Path(__file__).parents[1]) -> str:
-    """What an engine actor is made of: a hash of its source and of the settings it reads.
-
-    A scheduler attaches to an actor only if both were built alike. Compiled files beside the source do not count: they
-    come and go while a server runs.
-    """
-    digest = hashlib.sha256(repr((settings.model, settings.null_engine, engine_settings(settings))).encode())
-    for file in source_files(root):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def source_files(root: Path) -> list[Path]:
-    """The files of `SOURCES` in the checkout or installation at `root`."""
-    found = []
-    for name in SOURCES:
-        path = root / name
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        found += [file for file in files if file.suffix in SUFFIXES and file.is_file()]
-    return found
-
-
-def engine_settings(settings: Settings) -> EngineSettings:
-    return EngineSettings(
-        device=settings.device,
-        dtype=settings.dtype,
-        weights=settings.weights,
-        batch_invariant=settings.batch_invariant,
-        cache_dir=settings.cache_dir,
-        block_size=settings.block_size,
-        kv_blocks=settings.kv_blocks,
-        kv_memory_fraction=settings.kv_memory_fraction,
-        max_model_len=settings.max_model_len,
-        threads=settings.threads,
-        tp=settings.tp,
-        pp=settings.pp,
-        deadly_token=settings.deadly_token,
-    )
-
-
-def layout_of(settings: Settings, rank: int = 0) -> Layout:
-    return Layout(settings.tp, settings.pp, rank)
-
-
 class EngineActor:
-    """Runs iterations for whoever holds its seat's epoch; forgets everything when that changes.
+    """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    `attach`, `run` and `drop` come one after the other, in one thread; `status` and `expect` are answered beside them.
+    `serve`, `run` and `drop` run one after the other, in one thread; `status` and `expect` run beside them.
     """
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
-        """`other` is the actor of the rank's other process."""
+        """`values` are settings by name. `other` is the name of the rank's other actor."""
         settings = load(**values)
         self._layout = layout_of(settings, rank)
         self._settings = engine_settings(settings)
@@ -151,12 +83,14 @@ class EngineActor:
         self._engine: Any = None
         self._warm_up: WarmUp | None = None
         self._epoch: str | None = None
-        self._expected = 0  # the number of the last epoch that somebody wants to attach under
+        self._expected = 0  # number of the latest epoch under which an owner wants to attach
         self._meeting: Any = None
         self._links: Any = None
-        self._silence = 0  # seconds
+        self._silence = 0  # seconds since the last call of `status`
         if not self._null:
-            from services.engine.startup.preload import preload  # torch: seconds, and a null engine has no use for it
+            from services.engine.startup.preload import (
+                preload,  # imports torch for seconds, which a null engine does not need
+            )
 
             self._settings = preload(self._folder, self._settings)
         if self._layout.size > 1 and rank == 0:
@@ -167,7 +101,8 @@ class EngineActor:
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def status(self) -> EngineStatus:
-        """An owner's sign of life. Also answers while an iteration runs, and after a restart once all is imported."""
+        """The state of this process; the call is also the owner's sign of life. Answers while an iteration runs, and
+        after a restart as soon as everything is imported."""
         self._silence = 0
         meeting = f"{self._meeting.host}:{self._meeting.port}" if self._meeting else ""
         return EngineStatus(
@@ -184,47 +119,52 @@ class EngineActor:
 
     @ray.method(concurrency_group="control")
     def expect(self, epoch: str) -> None:
-        """An owner under `epoch` is about to attach: wait no longer for what a former one has left undone."""
+        """Announce an owner under `epoch`: a `serve` for an earlier epoch, which may wait for other ranks, gives up."""
         self._expected = max(self._expected, _number(epoch))
 
-    def attach(self, epoch: str, meeting: str = "") -> tuple[bytes, float, bytes, float]:
-        """Drop all requests and serve `epoch` alone from now on, with the weights loaded before if they were not. The
-        ranks of an engine meet at `meeting` first.
+    def serve(self, epoch: str, meeting: str = "") -> tuple[bytes, float, bytes, float]:
+        """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
+        an engine meet at `meeting` first.
 
-        Returns the packed EngineFigures, the seconds spent loading, an iteration to judge its speed by (packed), and
-        the seconds that took.
+        Returns the packed EngineFigures, the seconds spent loading, a packed iteration by which to judge the speed of
+        the engine, and the seconds which that iteration took.
         """
         started = time.monotonic()
         if self._engine is None:
             self._load()
         loading = time.monotonic() - started
         if self._layout.size > 1:
-            self._link(epoch, meeting)
+            self._connect_ranks(epoch, meeting)
         if self._warm_up is None:
             self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
         warmth = self._warm_up(epoch)
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
-        told = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        return pack(told), loading, pack(warmth.iteration), warmth.seconds
+        figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
+        return pack(figures), loading, pack(warmth.iteration), warmth.seconds
 
-    def run(self, packed: bytes, *unheard: bytes) -> bytes:
-        """One iteration, packed on both ways. Raises StaleEpoch for an owner whose time is over. `unheard` are the
-        results since the last call, where there are ranks that sampled none of them."""
+    def run(self, packed: bytes, *missed: bytes) -> bytes:
+        """Run one iteration; the iteration and its result are packed. `missed` are the packed results since the last
+        call, if this is one of several ranks and another one samples.
+
+        Raises StaleEpoch for an owner whose epoch is over.
+        """
         if self._engine is None:
             raise StaleEpoch("the weights were dropped: another process is this engine now")
-        earlier = [[unpack(IterationResult, result) for result in unheard]] if unheard else []
+        earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
         result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
         return pack(result)
 
     def drop(self, epoch: str) -> None:
-        """Become a spare, without weights, unless the owner under `epoch`, who has another engine, came earlier than
-        the one this engine serves: a scheduler that was stopped says it late."""
+        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
+
+        Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
+        """
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
-        self._unlink()
+        self._disconnect_ranks()
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
@@ -232,12 +172,12 @@ class EngineActor:
     def _load(self) -> None:
         self._mark.set()
         try:
-            self._engine = self._loaded()
+            self._engine = self._load_engine()
         except BaseException:
             self._mark.clear()
             raise
 
-    def _loaded(self) -> Any:
+    def _load_engine(self) -> Any:
         if self._null:
             return NullEngine.load(self._folder, self._settings)
         from services.engine.engine import Engine
@@ -248,22 +188,25 @@ class EngineActor:
         return engine
 
     def _check_weights(self) -> None:
-        """Raises OtherWeights. A file that is converted has another folder when it is what it was again."""
+        """Raises OtherWeights if the model's files are not the pinned ones.
+
+        The model is resolved a second time, since a converted file gets another folder when it has changed back.
+        """
         try:
             check_pin(self._model, self._folder, self._settings.cache_dir)
         except OtherWeights:
             self._folder = resolve(self._model, self._settings.cache_dir, log.info)
             check_pin(self._model, self._folder, self._settings.cache_dir)
 
-    def _link(self, epoch: str, meeting: str) -> None:
-        """Leave what other ranks there were, and find those of this epoch."""
+    def _connect_ranks(self, epoch: str, meeting: str) -> None:
+        """Leave the ranks of the former epoch, and connect to those of this one."""
         from services.engine.parallel.links import Links
         from services.engine.startup import devices
 
         number = _number(epoch)
         if self._expected > number:
             raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
-        self._unlink()
+        self._disconnect_ranks()
         self._links = Links(
             self._layout,
             self._node,
@@ -274,15 +217,16 @@ class EngineActor:
             self._settings.batch_invariant,
         )
         self._engine.link(self._links)
-        self._warm_up = None  # all ranks run as many, whether they had some before or not
+        self._warm_up = None  # all ranks must run the same iterations, whether they were warm or not
 
-    def _unlink(self) -> None:
+    def _disconnect_ranks(self) -> None:
         if self._links:
             self._links.close()
             self._links = None
 
     def _end_when_orphaned(self) -> None:
-        """The silence is counted, not measured: a process that was stopped must not take itself for an orphan."""
+        """End this actor after `ORPHANED_AFTER` seconds without a sign of life from an owner. The seconds are counted,
+        not measured, so that a process which was stopped does not take itself for an orphan."""
         while self._silence < ORPHANED_AFTER:
             time.sleep(1.0)
             self._silence += 1

@@ -1,4 +1,8 @@
-"""One ownership of a seat: attach its engine, run the EngineLoop, give the seat back."""
+"""Ownership: one scheduler's time on a seat. It attaches to the engine, runs the EngineLoop and releases the seat.
+
+Attaching: `Ownership._attach` keeps the seat meanwhile, `SeatEngine.open_link` chooses the processes of the engine,
+`EngineLink.serve` tells them the epoch, and `EngineActor.serve` loads the weights.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,9 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from actors.engine_link import SIGN_OF_LIFE, EngineLink
-from actors.engine_ranks import EngineRanks
-from actors.lifeline import Lifeline
-from actors.pool_link import PoolLink
+from actors.engine_link import KEEP_ALIVE_INTERVAL, EngineLink
+from actors.engine_processes import SeatEngine
+from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
@@ -23,27 +26,28 @@ from services.loop.iteration_cost import IterationCost
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
+from services.pool.pool import RequestPool
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables
 
-PAUSE = 0.2  # seconds before the next try where no engine could be attached
+RETRY_PAUSE = 0.2  # seconds before the seat is released after a failure of the engine or the scheduler
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a scheduler process has ready before it owns anything."""
+class SchedulerContext:
+    """What a scheduler process has before it owns a seat, and keeps from one ownership to the next."""
 
     settings: Settings
-    pool: PoolLink
+    pool: RequestPool
     model: ModelInfo
     text: TextTables
     counters: Counters
-    cost: IterationCost  # what is known of its engines' speed, from one ownership to the next
-    here: str  # the node of this process
-    lifeline: Lifeline  # watched by those who wait for its seat
+    cost: IterationCost  # what has been measured of the speed of its engines
+    node: str  # the address of the node of this process
+    lifeline: Lifeline  # watched by the spares
 
 
 def knobs(settings: Settings) -> Knobs:
@@ -61,37 +65,36 @@ def knobs(settings: Settings) -> Knobs:
 
 
 class Ownership:
-    """A seat, from the moment it is ours to the moment it is given back or lost."""
+    """A seat, from the moment this process has taken it until it is released or lost."""
 
-    def __init__(self, parts: Parts, seat: Seat, lost: float | None) -> None:
-        """`lost` is the Unix time at which the engine's death ended the ownership before this one."""
-        self._parts = parts
-        self._pool = parts.pool
+    def __init__(self, context: SchedulerContext, seat: Seat, engine_lost_at: float | None) -> None:
+        """`engine_lost_at` is the Unix time at which the death of the engine ended the previous ownership, if so."""
+        self._context = context
+        self._pool = context.pool
         self._seat = seat
-        self._engine = EngineRanks(parts.settings, seat.index, parts.here)
+        self._engine = SeatEngine(context.settings, seat.index, context.node)
         self._link: EngineLink | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
-        self._died = 0.0  # Unix time
+        self._engine_died_at = 0.0  # Unix time
         self._recovery = {
-            "recovery_noticed": lost or seat.noticed,
+            "recovery_noticed": engine_lost_at or seat.noticed,
             "recovery_acquired": seat.acquired,
         }
-        parts.pool.say = self._gauges
 
     def stop(self) -> bool:
-        """Let `run` finish the iteration in flight, commit it and return. False if it is not at iterations yet."""
+        """Let `run` finish the iterations in flight, commit them and return. False if the loop does not run yet."""
         self._stopping = True
         if self._loop:
             self._loop.stop()
         return self._loop is not None
 
     async def run(self) -> float | None:
-        """Serve until `stop`, or until the seat or the engine is lost, or the scheduler fails on a request. The seat is
-        given back in any case, the engine stays for its next owner; one that failed is killed, and its actor starts
-        again as a spare.
+        """Serve until `stop`, until the seat or the engine is lost, or until the scheduler fails on a request.
 
-        Returns the Unix time at which the engine's death was noticed, if it died."""
+        The seat is released in any case. The engine stays for the next owner; if it failed it is killed, and its actor
+        starts again as a spare. Returns the Unix time at which the death of the engine was noticed, if it died.
+        """
         struck: list[str] = []
         try:
             figures = await self._attach()
@@ -99,25 +102,25 @@ class Ownership:
                 await self._serve(figures)
             except EngineLost as error:
                 struck = self._loop.in_flight if self._loop else []
-                return await self._lose(error)
+                return await self._lose_engine(error)
             except SchedulerFault as fault:
                 struck = fault.requests
-                self._parts.counters.inc("orca:scheduler_faults")
+                self._context.counters.inc("orca:scheduler_faults")
                 log.error("seat %s: %s", self._seat.name, fault, exc_info=fault.__cause__)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE)
             finally:
                 self._loop = None
         except StaleEpoch as error:
             log.warning("lost seat %s: %s", self._seat.name, error)
         except EngineLost as error:
             log.warning("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(PAUSE)
-        except OtherWeights as error:  # whoever operates it must choose
+            await asyncio.sleep(RETRY_PAUSE)
+        except OtherWeights as error:  # only the operator can resolve this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._parts.settings.lease)
-        except PoolFault as error:  # no request is to blame
+            await asyncio.sleep(self._context.settings.lease)
+        except PoolFault as error:  # no request has caused this
             log.error("seat %s: %s", self._seat.name, error)
-            await asyncio.sleep(self._parts.settings.lease / 3)
+            await asyncio.sleep(self._context.settings.lease / 3)
         finally:
             if self._link:
                 self._link.close()
@@ -125,35 +128,37 @@ class Ownership:
         return None
 
     async def _attach(self) -> EngineFigures:
-        """The seat's engine, loaded and serving this epoch; the lease is renewed meanwhile."""
-        holding = asyncio.create_task(hold(self._pool, self._seat, self._parts.settings.lease))
-        attaching = asyncio.create_task(self._load())
+        """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch. The
+        lease is renewed meanwhile."""
+        holding = asyncio.create_task(hold(self._pool, self._seat, self._context.settings.lease, self._gauges))
+        opening = asyncio.create_task(self._open_link())
         try:
-            await asyncio.wait({holding, attaching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({holding, opening}, return_when=asyncio.FIRST_COMPLETED)
             if holding.done():
                 holding.result()
-            return attaching.result()
+            return opening.result()
         finally:
-            for task in (holding, attaching):
+            for task in (holding, opening):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, EngineLost, OtherWeights, StaleEpoch):
                     await task
 
-    async def _load(self) -> EngineFigures:
-        self._link, figures, loading = await self._engine.attach(self._seat.epoch, self._still_mine, self._parts.cost)
+    async def _open_link(self) -> EngineFigures:
+        epoch, cost = self._seat.epoch, self._context.cost
+        self._link, figures, loading = await self._engine.open_link(epoch, self._check_owner, cost)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
         return figures
 
     async def _serve(self, figures: EngineFigures) -> None:
-        settings, link = self._parts.settings, self._link
+        settings, link = self._context.settings, self._link
         assert link is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
         scheduler = kind(
             epoch=self._seat.epoch,
             figures=figures,
             knobs=knobs(settings),
-            eos_token_ids=self._parts.model.eos_token_ids,
-            text=self._parts.text,
+            eos_token_ids=self._context.model.eos_token_ids,
+            text=self._context.text,
         )
         self._loop = EngineLoop(
             self._pool,
@@ -163,48 +168,50 @@ class Ownership:
             self._seat,
             settings.lease,
             figures,
-            self._parts.counters,
-            self._parts.cost,
+            self._context.counters,
+            self._context.cost,
+            self._gauges,
         )
-        link.dead.add_done_callback(partial(self._notice, self._loop))
-        spares = self._seat.epoch, link.names, SIGN_OF_LIFE, self._still_mine
-        keeping = (
-            start(keep_running(link.keep), "signs of life"),
+        link.dead.add_done_callback(partial(self._on_engine_death, self._loop))
+        spares = self._seat.epoch, link.names, KEEP_ALIVE_INTERVAL, self._check_owner
+        background = (
+            start(keep_running(link.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
         )
         try:
             await self._loop.run()
         finally:
-            for task in keeping:
+            for task in background:
                 task.cancel()
 
-    def _notice(self, loop: EngineLoop, dead: asyncio.Task[None]) -> None:
+    def _on_engine_death(self, loop: EngineLoop, dead: asyncio.Task[None]) -> None:
         if not dead.cancelled():
-            self._died = time.time()
+            self._engine_died_at = time.time()
             loop.lose(EngineLost("the engine process died"))
 
-    async def _lose(self, error: EngineLost) -> float:
-        """Make sure that all its processes are dead. Only its owner may: a scheduler that slept is not."""
-        noticed = self._died or time.time()
-        self._parts.counters.inc("orca:engine_losses")
+    async def _lose_engine(self, error: EngineLost) -> float:
+        """Kill what is left of the engine; return when its death was noticed. Only the owner of the seat may kill: a
+        scheduler that was stopped for long may have lost the seat, so the pool is asked first."""
+        noticed = self._engine_died_at or time.time()
+        self._context.counters.inc("orca:engine_losses")
         log.warning("seat %s: %s", self._seat.name, error)
         assert self._link is not None
         if not self._link.gone:
-            await self._still_mine()
+            await self._check_owner()
             await self._link.kill()
         return noticed
 
-    async def _still_mine(self) -> None:
-        """Raises StaleEpoch if the pool says that the seat is another's; waits while the pool is away."""
+    async def _check_owner(self) -> None:
+        """Raises StaleEpoch if the pool says that another process owns the seat; waits while the pool is away."""
         while True:
             try:
-                return await renew(self._pool, self._seat)
+                return await renew(self._pool, self._seat, self._gauges)
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
-                await asyncio.sleep(self._parts.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.lease / 3)
 
     async def _release(self, struck: list[str]) -> None:
-        """Give the seat back. While the pool is away, wait; if told to stop, the lease runs out by itself."""
+        """Release the seat. While the pool is away, wait; after `stop`, leave it to the lease to expire instead."""
         while True:
             try:
                 return await self._pool.release(self._seat.name, self._seat.epoch, struck)
@@ -212,14 +219,15 @@ class Ownership:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:
                     return None
-                await asyncio.sleep(self._parts.settings.lease / 3)
+                await asyncio.sleep(self._context.settings.lease / 3)
 
     def _gauges(self) -> dict[str, float]:
+        """The gauges of this process and of the engine's, which go with every exchange."""
         link = self._link
         return self._recovery | {
             "recovery_first_iteration": link.first_result if link else 0.0,
             "engine_pid": float(link.status.pid) if link else 0.0,
             "scheduler_pid": float(os.getpid()),
             "spare_ready": float(self._engine.has_spare),
-            "spare_schedulers": float(self._parts.lifeline.watchers),
+            "spare_schedulers": float(self._context.lifeline.watchers),
         }

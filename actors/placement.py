@@ -1,4 +1,4 @@
-"""Where engine actors live: two named, detached actors for each rank, in a named placement group of the seat's own."""
+"""Where engine actors live: two named, detached actors for each rank, in a placement group named after the seat."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.engine import EngineActor, layout_of
+from actors.engine import EngineActor
+from actors.engine_build import layout_of
 from services.errors import SettingsError
 from services.settings.settings import Settings
 
 NAMESPACE = "orca"
 
-_making = threading.Lock()  # ranks are asked for at once
+_group_lock = threading.Lock()  # the ranks of a seat are created from several threads
 
 log = logging.getLogger(__name__)
 
 
 def cluster_id() -> str:
-    """A name of this Ray cluster that no other has: the id of its head node."""
+    """A unique name of this Ray cluster: the id of its head node."""
     heads = [n["NodeID"] for n in ray.nodes() if "node:__internal_head__" in n["Resources"]]
     assert len(heads) == 1, f"a cluster has one head, found {len(heads)}"
     return str(heads[0])[:12]
 
 
 def engine_names(index: int, rank: int = 0) -> tuple[str, str]:
-    """Of the two actors of a rank of seat `index`. Which of them has the weights changes."""
+    """The names of the two actors of a rank of seat `index`. Either can have the weights."""
     name = f"{_group_name(index)}-{rank}"
     return f"{name}-a", f"{name}-b"
 
 
 def find_engine(name: str) -> ActorHandle[Any] | None:
-    """The actor of that name, if there is one; it may be starting again just now."""
+    """The actor of that name, or None if there is none. Its process may just be restarting."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -45,12 +46,11 @@ def find_engine(name: str) -> ActorHandle[Any] | None:
 
 
 def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0) -> ActorHandle[Any]:
-    """One of the two engine actors of a rank of seat `index`: the one that is there, or a new one, which imports all it
-    needs.
+    """Return one of the two engine actors of a rank of seat `index`; create it if it does not exist.
 
-    The two share a bundle, the resources of one rank: only one of them has weights at a time.
+    The two share a bundle, the resources of one rank, since only one of them has weights at a time.
     """
-    remote: Any = ray.remote  # its types know no concurrency groups
+    remote: Any = ray.remote  # its type annotations lack concurrency groups
     names = engine_names(index, rank)
     bundle = _resources(settings)
     actor: ActorHandle[Any] = (
@@ -72,17 +72,18 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
 
 
 def remove_engine(index: int) -> None:
-    """End all engine actors of seat `index` for good, of whatever layout, and free their place. Only its owner may."""
+    """End all engine actors of seat `index` for good, whatever their layout, and free their resources. Only the owner
+    of the seat may call this."""
     for named in ray.util.list_named_actors(all_namespaces=True):
         ours = named["namespace"] == NAMESPACE and named["name"].startswith(f"{_group_name(index)}-")
         if ours and (actor := find_engine(named["name"])):
             ray.kill(actor, no_restart=True)
-    with contextlib.suppress(ValueError):  # there is none
+    with contextlib.suppress(ValueError):  # there is no group
         ray.util.remove_placement_group(ray.util.get_placement_group(_group_name(index)))
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """Raises SettingsError where engines would wait for ever for more GPUs than are `there`."""
+    """Raises SettingsError if engines would wait for ever for more GPUs than the machine has (`there`)."""
     if settings.device == "cuda" and not there:
         raise SettingsError("device=cuda: this machine has no CUDA device; use device=cpu or auto")
     needed = settings.engines * layout_of(settings).size
@@ -97,7 +98,7 @@ def _group_name(index: int) -> str:
 
 def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
     group: PlacementGroup
-    with _making:
+    with _group_lock:
         try:
             group = ray.util.get_placement_group(_group_name(index))
         except ValueError:
@@ -107,7 +108,7 @@ def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
 
 
 def _resources(settings: Settings) -> dict[str, float]:
-    """One GPU where the device asks for one, or where `auto` finds one in the cluster; else one CPU."""
+    """The resources of a rank: one CPU, and one GPU if the device is `cuda`, or `auto` and the cluster has a GPU."""
     if settings.device == "cuda" or (settings.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1):
         return {"CPU": 1, "GPU": 1}
     return {"CPU": 1}

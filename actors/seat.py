@@ -1,14 +1,15 @@
-"""How a scheduler replica comes to own a seat, and keeps it while its engine loads."""
+"""How a scheduler takes a seat, and keeps it while its engine loads."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.lifeline import watch
+from actors.liveness import watch
 from services.errors import PoolUnavailable, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room, SeatGrant
 
@@ -17,9 +18,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Seat:
-    """A seat in the pool under one epoch; `call` numbers its exchanges.
+    """A seat in the pool under one epoch; `call` is the number of its last exchange.
 
-    `noticed` and `acquired` are Unix times: when it was seen to be free, and when it was ours.
+    `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it.
     """
 
     name: str
@@ -37,18 +38,20 @@ class Acquires(Protocol):
 
 
 class Exchanges(Protocol):
-    """What `hold` needs of a pool."""
+    """What `hold` and `renew` need of a pool."""
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply: ...
 
 
 async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, lease: float) -> Seat:
-    """The first free seat of this cluster's `engines`. Waits, as a spare, while all are held or the pool is away.
+    """Take the first free seat of the `engines` seats of this cluster. While all are held, or the pool's server is
+    away, the caller is a spare and waits.
 
-    `owner` is `<node>:<port of the lifeline>/<pid>`, as is each holder's: the death of one is noticed by its lifeline,
-    and its seat taken at once. Else a seat becomes free when its lease runs out, or when it is given back.
+    A seat is free when its owner has released it, when its lease (seconds) has expired, or as soon as the owner's
+    process is dead. `owner` is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its
+    lifeline shows its death at once.
     """
-    holders = Holders(here=owner.rpartition(":")[0])
+    holders = SeatHolders(node=owner.rpartition(":")[0])
     try:
         while True:
             for index in range(engines):
@@ -65,15 +68,15 @@ async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, leas
             else:
                 await holders.wait(lease / 3)
     finally:
-        holders.forget()
+        holders.close()
 
 
-class Holders:
-    """Who holds the seats that a spare waits for, each watched."""
+class SeatHolders:
+    """Watches the processes that hold the seats for which a spare on the node `node` waits."""
 
-    def __init__(self, here: str) -> None:
-        self._here = here
-        self._watches: dict[str, tuple[str, asyncio.Task[None]]] = {}  # seat -> epoch, done when its holder is dead
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._watches: dict[str, tuple[str, asyncio.Task[None]]] = {}  # seat -> epoch, task that ends with its holder
 
     def watch(self, seat: str, grant: SeatGrant) -> None:
         epoch, death = self._watches.get(seat, ("", None))
@@ -83,43 +86,47 @@ class Holders:
             death.cancel()
         address = grant.owner.rpartition("/")[0]
         assert address, f"owner {grant.owner!r} has no lifeline"
-        self._watches[seat] = grant.epoch, asyncio.create_task(watch(address, self._here))
+        self._watches[seat] = grant.epoch, asyncio.create_task(watch(address, self._node))
 
     def dead_epoch(self, seat: str) -> str | None:
-        """The epoch of the seat's holder, if that is dead."""
+        """The epoch of the seat's holder if the holder is dead, else None."""
         epoch, death = self._watches.get(seat, ("", None))
         return epoch if death and death.done() else None
 
     async def wait(self, timeout: float) -> None:
-        """Until a holder is dead, which may be so already: one can die while the pool is asked for its seat. At most
-        `timeout` seconds."""
+        """Wait until a holder is dead, for at most `timeout` seconds. Returns at once if one is dead already: it may
+        have died while the pool was asked for its seat."""
         await asyncio.wait(
             [death for _, death in self._watches.values()], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
 
-    def forget(self) -> None:
+    def close(self) -> None:
         for _, death in self._watches.values():
             death.cancel()
         self._watches = {}
 
 
-async def hold(pool: Exchanges, seat: Seat, lease: float) -> None:
-    """Renew the lease until cancelled, offering no room: the engine is not there yet.
+async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], dict[str, float]] = dict) -> None:
+    """Renew the lease until cancelled, and claim nothing, since the engine is not ready.
 
-    Raises StaleEpoch when the seat was lost all the same.
+    Raises StaleEpoch if the seat is lost all the same.
     """
     while True:
         try:
-            await renew(pool, seat)
+            await renew(pool, seat, gauges)
         except PoolUnavailable as error:
             log.warning("%s: waiting for the pool: %s", seat.name, error)
         await asyncio.sleep(lease / 3)
 
 
-async def renew(pool: Exchanges, seat: Seat) -> None:
-    """Renew the lease of a seat without an engine. Raises StaleEpoch if it is another's, PoolUnavailable."""
+async def renew(pool: Exchanges, seat: Seat, gauges: Callable[[], dict[str, float]] = dict) -> None:
+    """Renew the lease of a seat whose engine is not ready. `gauges` are sent along.
+
+    Raises StaleEpoch if another process owns the seat, and PoolUnavailable.
+    """
     seat.call += 1
     room = Room(0, 0, 1)
-    reply = await pool.exchange(Exchange(seat.name, seat.epoch, seat.call, [], room, gauges={"ready": 0.0}))
+    exchange = Exchange(seat.name, seat.epoch, seat.call, [], room, gauges={"ready": 0.0} | gauges())
+    reply = await pool.exchange(exchange)
     if not reply.owned:
         raise StaleEpoch(f"epoch {seat.epoch} of {seat.name} is over")

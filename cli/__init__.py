@@ -1,1 +1,1 @@
-"""The `orca` command. May import all; nothing imports it."""
+"""The `orca` command. It may import every other package; none imports it."""

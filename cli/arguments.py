@@ -1,28 +1,48 @@
-"""Parser: argparse whose errors are one line with the nearest name."""
+"""The command lines of `orca`: the parser, the flags of `orca serve`, and secrets that are hidden from `ps`."""
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import SecretStr
 
 from services.errors import UsageError
-from services.settings.names import suggestion
+from services.settings.names import VLLM_FLAGS, own_flag, suggestion
+from services.settings.settings import FILE, Settings, sections
+from services.settings.sources import load
 
-NARROWEST, WIDEST = 80, 100  # columns of `--help`
+MIN_COLUMNS, MAX_COLUMNS = 80, 100  # of `--help`
+SERVE_DESCRIPTION = f"""\
+Serve a model: pool, engines, schedulers and gateway, until Ctrl-C.
+
+Each setting is a flag here, a variable (ORCA_MAX_BATCH_SIZE, say)
+and a name in a settings file. A flag wins over a variable, a variable over
+the file of --config, that file over {FILE} in the current folder.
+"""
+METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
+SECRET_FLAGS = frozenset({b"--api-key", b"--api-keys", b"--redis-url"})
+ARG_START = 48 - 3  # index among the fields of /proc/self/stat after the name of the process
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviations. `other_flags` are suggested too where an unknown flag is near them."""
+    """An argparse parser without abbreviations, whose errors are one line with the nearest name.
+
+    `other_flags` are suggested, too, if an unknown flag is similar to one of them.
+    """
 
     def __init__(self, program: str, description: str, other_flags: Iterable[str] = ()) -> None:
         super().__init__(program, description=description, allow_abbrev=False, formatter_class=_Formatter)
         self._other_flags = other_flags
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """What the command line says. Raises UsageError; `--help` ends the program."""
+        """Parse a command line. Raises UsageError; `--help` ends the program."""
         options, extra = self.parse_known_args(arguments)
         for argument in extra:
             if argument.startswith("-"):
@@ -38,11 +58,97 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Lines of 80 to 100 columns, broken between words alone: a hyphen belongs to a flag."""
+    """Lines of 80 to 100 columns, broken only between words: a hyphen belongs to a flag."""
 
     def __init__(self, prog: str) -> None:
-        columns = shutil.get_terminal_size((NARROWEST, 24)).columns
-        super().__init__(prog, max_help_position=30, width=min(WIDEST, max(NARROWEST, columns)) - 2)
+        columns = shutil.get_terminal_size((MIN_COLUMNS, 24)).columns
+        super().__init__(prog, max_help_position=30, width=min(MAX_COLUMNS, max(MIN_COLUMNS, columns)) - 2)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def parse_serve(arguments: Sequence[str]) -> Settings:
+    """The settings of `orca serve ARGUMENTS`. Raises UsageError; `--help` ends the program."""
+    switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}
+    parser = _serve_parser()
+    given = vars(parser.read([own_flag(argument, switches) for argument in arguments]))
+    config, model = given.pop("config"), given.pop("MODEL")
+    if model is not None and given.setdefault("model", model) != model:
+        raise UsageError(f"MODEL is {model!r} and --model {given['model']!r}; name the model once")
+    return load(config, **given)
+
+
+def _serve_parser() -> Parser:
+    """A parser with a flag for each setting, grouped by section."""
+    parser = Parser("orca serve", SERVE_DESCRIPTION, VLLM_FLAGS)
+    parser.usage = "orca serve [MODEL] [--config FILE] [--SETTING VALUE ...]"
+    parser.epilog = "docs/settings.md lists the flags of vLLM that are understood and those that\nare refused."
+    parser.add_argument("MODEL", nargs="?", help="the same as --model")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, .toml, .yaml or .yml")
+    for section, names in sections().items():
+        group = parser.add_argument_group(section)
+        for name in names:
+            group.add_argument(_flag(name), dest=name, default=argparse.SUPPRESS, help=_help(name), **_kind(name))
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _kind(name: str) -> dict[str, Any]:
+    """How argparse reads the values of a setting. pydantic validates them."""
+    annotation: Any = Settings.model_fields[name].annotation
+    origin = get_origin(annotation)
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is Literal:
+        return {"metavar": "{" + ",".join(map(str, get_args(annotation))) + "}"}
+    if origin in (list, tuple):
+        return {"nargs": "+", "action": "extend", "metavar": "TEXT"}
+    if origin is dict:
+        return {"type": _json, "metavar": "JSON"}
+    return {"metavar": METAVARS.get(annotation, "VALUE")}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
+
+
+def _help(name: str) -> str:
+    field = Settings.model_fields[name]
+    vllm = ", ".join(flag for flag, setting in VLLM_FLAGS.items() if setting == name)
+    text = f"{field.description} (default: {_default(field.default)})" + f"; vLLM's {vllm}" * bool(vllm)
+    return text.replace("%", "%%")
+
+
+def _default(value: object) -> str:
+    if isinstance(value, Path) and value.is_relative_to(Path.home()):
+        return f"~/{value.relative_to(Path.home())}"
+    return "none" if value in (None, "", (), {}) or (isinstance(value, SecretStr) and not value) else str(value)
+
+
+def hide_secrets() -> list[str]:
+    """Overwrite the values of secret flags on the command line of this process, which other users can read, for example
+    with `ps`. Returns the flags; their values were readable until this call."""
+    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+    address = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ARG_START])
+    found: list[str] = []
+    of_secret = False
+    for argument in arguments:
+        flag, equals, _ = argument.partition(b"=")
+        if argument.startswith(b"-"):
+            of_secret = flag in SECRET_FLAGS
+            shown = len(flag) + 1 if equals else len(argument)
+            if of_secret:
+                found.append(flag.decode())
+        else:
+            shown = 0
+        if of_secret and shown < len(argument):
+            ctypes.memset(address + shown, ord("*"), len(argument) - shown)
+        address += len(argument) + 1
+    return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""`orca COMMAND ...`: picks the command; each lives in a file of its own."""
+"""`orca COMMAND ...`: runs a command. The module of a command has its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = {"--help": "this list; after a command, its flags", "--version": "the ve
 
 
 def main() -> None:
-    """Exit status: 0 done, 1 failed with a line that says why, 2 called or configured wrongly."""
+    """Exit status: 0 success, 1 failure, 2 wrong usage or configuration. An error is one line on stderr."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "-h", "--help"):
         print(_help())

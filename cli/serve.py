@@ -1,7 +1,7 @@
 """`orca serve`: the whole server on this machine, until Ctrl-C.
 
-This process supervises two others: the pool's server, and the one that holds Ray. It is killed: both go on, and the
-next `orca serve` on the port takes the pool over and replaces the cluster.
+This process supervises two others: the pool's server, and the process that holds Ray. If it is killed, both go on; the
+next `orca serve` on the port uses the same pool and replaces the cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import signal
 import socket
 import time
 
-from actors.connections import raise_file_limit, warning
-from actors.leftovers import end_processes_of
-from cli import hidden_arguments
-from cli.port_claim import PortClaim
-from cli.serve_flags import parse
+from actors.cluster.processes import end_processes_of
+from actors.front_door import file_limit_warning, raise_file_limit
+from cli.arguments import hide_secrets, parse_serve
 from cli.server import own_url
-from cli.supervisor import Supervisor
+from cli.supervisor import PortClaim, Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
@@ -30,17 +28,17 @@ from services.settings.settings import Settings
 
 
 def run(arguments: list[str]) -> None:
-    shown = hidden_arguments.hide()
-    settings = parse(arguments)
+    hidden = hide_secrets()
+    settings = parse_serve(arguments)
     exposure.check(settings)
-    if shown:
-        print(f"{', '.join(shown)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
+    if hidden:
+        print(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
     with PortClaim(settings.data_dir, settings.port) as claim:
         asyncio.run(_serve(settings, claim))
 
 
 class Progress:
-    """Prints what is being done, with the seconds since the start."""
+    """Prints lines with the seconds since the start."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -57,8 +55,8 @@ async def _serve(settings: Settings, claim: PortClaim) -> None:
         shutil.rmtree(claim.folder, ignore_errors=True)
         claim.folder = None
     _check_port(settings)
-    if few := warning(settings, raise_file_limit()):
-        say(few)
+    if warning := file_limit_warning(settings, raise_file_limit()):
+        say(warning)
     server = None
     if not settings.redis_url:
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
@@ -88,7 +86,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
 
     model = await asyncio.to_thread(pin, settings.model, settings.cache_dir, say)
     if settings.device != "cuda" and not settings.null_engine:
-        with contextlib.suppress(NoKernels, OSError):  # the engine says so where it needs them
+        with contextlib.suppress(NoKernels, OSError):  # the engine reports it if it needs the kernels
             await asyncio.to_thread(compiled, settings.cache_dir, say)
     url = settings.redis_url.get_secret_value()
     if server is not None:
@@ -101,7 +99,8 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
 
 
 async def _check_pool(url: str, say: Progress) -> None:
-    """A server that is away is waited for later; one that refuses our password will not change its mind."""
+    """Raises SettingsError if the pool's server refuses the password. If it does not answer, the processes of the
+    cluster wait for it later."""
     pool = RequestPool(url)
     try:
         await pool.connect()
@@ -114,18 +113,18 @@ async def _check_pool(url: str, say: Progress) -> None:
 
 
 def _stop_signals() -> asyncio.Queue[int]:
-    """The signals that stop a server, as they come."""
-    came: asyncio.Queue[int] = asyncio.Queue()
+    """A queue of the signals that stop the server."""
+    received: asyncio.Queue[int] = asyncio.Queue()
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup's way
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it
         numbers.append(signal.SIGHUP)
     for number in numbers:
-        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
-    return came
+        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
+    return received
 
 
 async def _drain(supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
-    """Until the cluster has drained, or the next signal comes."""
+    """Wait until the cluster has drained, or the next signal arrives."""
     draining, hurry = asyncio.create_task(supervisor.stop()), asyncio.create_task(signals.get())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, hurry):
@@ -133,6 +132,7 @@ async def _drain(supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
 
 
 def _check_port(settings: Settings) -> None:
+    """Raises SettingsError if the server could not listen on its address."""
     try:
         (family, *_, place), *_ = socket.getaddrinfo(
             settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -145,9 +145,10 @@ def _check_port(settings: Settings) -> None:
 
 
 async def _until_ready(settings: Settings) -> None:
+    """Wait until the server answers that it is ready."""
     import httpx
 
-    # it asks itself: the certificate is for the names by which others call it
+    # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet

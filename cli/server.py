@@ -1,4 +1,4 @@
-"""A running server, as the commands that talk to one see it."""
+"""What the commands that talk to a running server share: its address, its key and its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from services.settings.types import is_hash
 
 
 def add_server(parser: Parser) -> None:
-    """`--url` and `--api-key`: by default those of an `orca serve` with the settings of this process."""
+    """Add the flags `--url` and `--api-key`. Their defaults are those of an `orca serve` with the settings of this
+    process."""
     values = read_values()
     settings = from_values({name: value for name, value in values.items() if name not in SECRETS})
     parser.add_argument("--url", default=own_url(settings), help="address of the server (default: %(default)s)")
@@ -24,13 +25,13 @@ def add_server(parser: Parser) -> None:
 
 
 def own_url(settings: Settings) -> str:
-    """Where a server with these settings answers its own machine."""
+    """The URL at which a server with these settings answers on its own machine."""
     host = "127.0.0.1" if is_every(settings.host) else in_url(settings.host)
     return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
 
 
 def headers(api_key: str) -> dict[str, str]:
-    """What to send with each request. Raises UsageError for the hash of a key, which no server takes."""
+    """The headers of each request. Raises UsageError for the hash of a key, which no server accepts."""
     if is_hash(api_key):
         raise UsageError(
             "--api-key, or api_key of the settings (ORCA_API_KEY), is the hash of a key, which a server does not take; "
@@ -40,13 +41,13 @@ def headers(api_key: str) -> dict[str, str]:
 
 
 def served_model(client: httpx.Client) -> str:
-    """The name of the model that is served. Raises OrcaError when no server answers, or asks for another key."""
+    """The name of the served model. Raises OrcaError if no server answers, or if the server asks for another key."""
     try:
         response = client.get("/v1/models")
         return str(response.raise_for_status().json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise OrcaError(f"{client.base_url} asks for an API key: --api-key KEY or ORCA_API_KEY") from error
-        raise OrcaError(f"{client.base_url} is no server of Orca: {error}") from error
+        raise OrcaError(f"{client.base_url} is not an Orca server: {error}") from error
     except httpx.HTTPError as error:
         raise OrcaError(f"no server answers at {client.base_url}: {error}; start one with: orca serve") from error

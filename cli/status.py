@@ -1,4 +1,4 @@
-"""`orca status`: what a running server is doing, read from its metrics."""
+"""`orca status`: prints what a running server is doing, from its metrics."""
 
 from __future__ import annotations
 

@@ -1,77 +1,208 @@
-"""Supervisor: one cluster on one port, started anew whenever it dies. It knows no Ray, so that Ray cannot end it."""
+"""Supervisor: one cluster on one port, started again whenever it dies. It does not import Ray, so that Ray cannot end
+it; the cluster is a child process (`actors/cluster/process.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-from actors.leftovers import processes_of
-from actors.listening import ports_of, told
-from cli.cluster_child import ClusterChild, make_folder
-from cli.port_claim import PortClaim
-from services.errors import OrcaError
+from actors.cluster.environment import RAY_FOLDER, prepared_environment
+from actors.cluster.processes import describe, end_processes_of, ports_of, processes_of
+from actors.front_door import connection_limits, raise_file_limit
+from services.errors import OrcaError, SettingsError
+from services.pool.users import take
 from services.settings.settings import Settings
 
 READY_TIMEOUT = 900.0  # seconds, for models that load slowly
-STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` for Serve, engines and Ray to end
+STOP_MARGIN = 20.0  # seconds beyond `drain_timeout` in which Serve, engines and Ray must end
 SETTLED = 60.0  # seconds; a cluster that dies sooner is started again after a pause
 LONGEST_PAUSE = 30.0
+HEAD = ("gcs_server", "raylet")  # the processes of Ray's head: without them Ray replaces no process
+LONGEST_TEMP = 16  # bytes; the paths of Ray's sockets below it must stay under 107
+LINE = 1 << 20  # bytes
+
+
+class PortClaim:
+    """The file `serve-PORT` in `data_dir`: locked by the `orca serve` that has the port, it names the folder of the
+    cluster, which the next `orca serve` needs if this one is killed. Use it in a `with` statement, which raises
+    SettingsError if another process has the port."""
+
+    def __init__(self, data_dir: Path, port: int) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._path, self._port = data_dir / f"serve-{port}", port
+
+    def __enter__(self) -> PortClaim:
+        self._file = self._path.open("a+")
+        if not take(self._file):
+            self._file.close()
+            raise SettingsError(f"port={self._port}: another orca serve on {self._path.parent} serves it")
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._file.close()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the last cluster if nothing has ended that cluster, else None."""
+        self._file.seek(0)
+        name = self._file.read()
+        return Path(name) if name else None
+
+    @folder.setter
+    def folder(self, folder: Path | None) -> None:
+        self._file.truncate(0)
+        self._file.write(str(folder) if folder else "")
+        self._file.flush()
+
+
+class ClusterProcess:
+    """A cluster in a child process, started at once, with its files in `folder`. `keep` are open files that the child
+    inherits and holds.
+
+    Raises SettingsError if it may open too few files.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, keep: Sequence[int]) -> None:
+        self.folder = folder
+        maxconn = connection_limits(settings, raise_file_limit()).maxconn
+        environment, guard = prepared_environment(folder, settings, maxconn)
+        self._channel, theirs = socket.socketpair()
+        with guard, theirs, (folder / "driver.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "actors.cluster.process", str(theirs.fileno()), str(folder)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(), guard.fileno(), *keep),
+                start_new_session=True,  # Ctrl-C in a terminal is for the supervisor, which passes it on
+            )
+        self._send(settings.with_key_hashes())
+        self._ray_runs = asyncio.Event()
+
+    def _send(self, value: Any) -> None:
+        with contextlib.suppress(OSError):  # the child has died; `until_up` and `death` report that
+            self._channel.sendall(json.dumps(value).encode() + b"\n")
+
+    async def until_up(self, redis_url: str, model: str, say: Callable[[str], None]) -> None:
+        """Wait until gateways and schedulers run, for this pool and this pinned model.
+
+        Raises OrcaError if the child ends instead, with the child's own message if it sent one.
+        """
+        self._send({"redis_url": redis_url, "model": model})
+        reader, writer = await asyncio.open_unix_connection(sock=self._channel.dup(), limit=LINE)
+        try:
+            while line := await reader.readline():
+                received = json.loads(line)
+                if "error" in received:
+                    raise OrcaError(received["error"])
+                if received["at"] == "serve":
+                    return
+                say("starting engines, schedulers and gateways")
+                self._ray_runs.set()
+        finally:
+            writer.close()
+        raise OrcaError("the process that holds Ray ended")
+
+    async def death(self) -> str:
+        """Wait until the child or a process of Ray's head has died; return a message that says which."""
+        await self._ray_runs.wait()
+        found = {name: pid for pid, name in processes_of(self.folder).items() if name in HEAD}
+        watched = {f"Ray's {name}": found.get(name) for name in HEAD}
+        watched["the process that holds Ray"] = self._process.pid
+        waiting = {asyncio.create_task(_until_ended(pid)): name for name, pid in watched.items()}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return f"{waiting[done.pop()]} died"
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def stop(self, timeout: float) -> None:
+        """Let the cluster drain and end; wait for at most `timeout` seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_until_ended(self._process.pid), timeout)
+
+    def end(self, logs: Path | None = None) -> None:
+        """Kill all processes of the cluster and remove its files; its logs are moved to `logs` if that is given."""
+        end_processes_of(self.folder)
+        self._process.wait()
+        self._channel.close()
+        if logs is not None:
+            _save_logs(self.folder, logs)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Supervisor:
-    """Starts the first cluster's process at once. `answers` returns when the API does."""
+    """Keeps a cluster running; the first one's process is started at once. `until_ready` returns when the API answers,
+    `say` prints a line for the user."""
 
     def __init__(
         self,
         settings: Settings,
         claim: PortClaim,
         keep: Sequence[int],
-        answers: Callable[[], Awaitable[None]],
+        until_ready: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
-        self._settings, self._claim, self._keep, self._answers, self._say = settings, claim, keep, answers, say
+        self._settings, self._claim, self._keep, self._until_ready, self._say = settings, claim, keep, until_ready, say
         self._logs = settings.data_dir / f"serve-{settings.port}.logs"
-        self._child = self._start()
+        self._cluster = self._start()
 
-    def _start(self) -> ClusterChild:
-        folder = make_folder()
-        self._claim.folder = folder  # before there is a process: whoever comes next finds them all
-        return ClusterChild(folder, self._settings, self._keep)
+    def _start(self) -> ClusterProcess:
+        folder = _make_folder()
+        self._claim.folder = folder  # before there is a process, so that the next `orca serve` finds them all
+        return ClusterProcess(folder, self._settings, self._keep)
 
     async def run(self, redis_url: str, model: str, ready: str) -> None:
-        """Keep a cluster of the pinned `model` running until cancelled; says when it is `ready`. Raises OrcaError where
-        the first fails."""
+        """Keep a cluster of the pinned `model` running until cancelled; print the line `ready` when it is ready.
+
+        Raises OrcaError if the first cluster fails.
+        """
         was_ready, died, quick_deaths = False, 0.0, 0
         while True:
             began = time.monotonic()
             try:
-                await self._until_ready(redis_url, model)
+                await self._until_cluster_ready(redis_url, model)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
-                self._say(told(ports_of(processes_of(self._child.folder))))
+                self._say(describe(ports_of(processes_of(self._cluster.folder))))
                 was_ready = True
-                cause = await self._child.death()
+                cause = await self._cluster.death()
             except OrcaError as error:
                 cause = str(error)
             died = time.monotonic()
-            self._child.end(self._logs)
+            self._cluster.end(self._logs)
             if not was_ready:
                 raise OrcaError(f"{cause}; logs are in {self._logs}")
             quick_deaths = quick_deaths + 1 if died - began < SETTLED else 0
             pause = min(2.0 ** (quick_deaths - 2), LONGEST_PAUSE) if quick_deaths > 1 else 0.0
-            self._say(
-                f"{cause}; starting the cluster anew{f' in {pause:.0f} s' * bool(pause)}, logs are in {self._logs}"
-            )
+            when = f" in {pause:.0f} s" * bool(pause)
+            self._say(f"{cause}; starting the cluster again{when}, logs are in {self._logs}")
             await asyncio.sleep(pause)
-            self._child = self._start()
+            self._cluster = self._start()
 
-    async def _until_ready(self, redis_url: str, model: str) -> None:
-        starting, dying = asyncio.create_task(self._started(redis_url, model)), asyncio.create_task(self._child.death())
+    async def _until_cluster_ready(self, redis_url: str, model: str) -> None:
+        starting = asyncio.create_task(self._until_up(redis_url, model))
+        dying = asyncio.create_task(self._cluster.death())
         try:
             done, _ = await asyncio.wait({starting, dying}, timeout=READY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if dying in done:
-                await asyncio.wait({starting}, timeout=1.0)  # what it said at last tells more
+                await asyncio.wait({starting}, timeout=1.0)  # the child's last message says more than its death
             if starting.done():
                 return starting.result()
             raise OrcaError(dying.result() if dying.done() else f"not ready after {READY_TIMEOUT:.0f} s")
@@ -81,15 +212,46 @@ class Supervisor:
                 with contextlib.suppress(asyncio.CancelledError, OrcaError):
                     await task
 
-    async def _started(self, redis_url: str, model: str) -> None:
-        await self._child.up(redis_url, model, self._say)
-        await self._answers()
+    async def _until_up(self, redis_url: str, model: str) -> None:
+        await self._cluster.until_up(redis_url, model, self._say)
+        await self._until_ready()
 
     async def stop(self) -> None:
-        """Let the cluster drain, within `drain_timeout` and a margin."""
-        await self._child.stop(self._settings.drain_timeout + STOP_MARGIN)
+        """Let the cluster drain, for at most `drain_timeout` seconds and a margin."""
+        await self._cluster.stop(self._settings.drain_timeout + STOP_MARGIN)
 
     def end(self) -> None:
         """Kill what is left of the cluster and remove its files."""
-        self._child.end()
+        self._cluster.end()
         self._claim.folder = None
+
+
+def _make_folder() -> Path:
+    """Make a new folder for the files of a cluster."""
+    temp = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="orca-serve-", dir=temp if len(os.fsencode(temp)) <= LONGEST_TEMP else "/tmp"))
+
+
+async def _until_ended(pid: int | None) -> None:
+    """Wait until the process has ended; return at once if there is none."""
+    if pid is None:
+        return
+    try:
+        number = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(number, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(number)
+        os.close(number)
+
+
+def _save_logs(folder: Path, logs: Path) -> None:
+    """Move Ray's logs and the driver's to `logs`, which replace those saved before."""
+    shutil.rmtree(logs, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        shutil.move(folder / RAY_FOLDER / "session_latest" / "logs", logs)
+        shutil.move(folder / "driver.log", logs)

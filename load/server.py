@@ -19,8 +19,8 @@ from typing import ClassVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.environment import RAY_FOLDER
-from actors.leftovers import end_processes_of, processes_of
+from actors.cluster.environment import RAY_FOLDER
+from actors.cluster.processes import end_processes_of, processes_of
 
 ROOT = Path(__file__).parents[1]
 READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -58,9 +59,11 @@ class EngineLoop:
         figures: EngineFigures,
         counters: Counters,
         cost: IterationCost,
+        gauges: Callable[[], dict[str, float]] = dict,
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
-        seconds. `cost` may have learned from earlier iterations of such an engine.
+        seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
+        process, which are sent with each exchange.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -71,6 +74,7 @@ class EngineLoop:
         self._session = PoolSession(pool, clock, seat, self._renewal)
         self._stats = IterationStats(counters)
         self._cost = cost
+        self._process_gauges = gauges
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -215,7 +219,7 @@ class EngineLoop:
             idle=not self._pending and not self._stopping,
             figures=self._figures if in_doubt else None,
             counters=self._stats.take_counters(self._scheduler.take_counters()),
-            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges(),
+            gauges=self._stats.gauges(self._ready) | self._scheduler.gauges() | self._process_gauges(),
             summary=self._stats.summary,
             holds=self._scheduler.held() if in_doubt else None,
         )

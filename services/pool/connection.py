@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,7 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # by kind of call, why the last one failed
         self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
@@ -132,6 +134,7 @@ class Connection:
         before Python 3.12 forgets one that comes just when the write is done."""
         task = asyncio.current_task()
         assert task is not None
+        self.last_call = time.monotonic()
         cancelled = task.cancelling()
         try:
             yield

@@ -53,6 +53,11 @@ class RequestPool:
         self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
         self._gaps: set[str] = set()  # gateways whose stream was cut before they read it
 
+    @property
+    def last_call(self) -> float:
+        """When the last call to the server began (monotonic clock)."""
+        return self._server.last_call
+
     async def connect(self) -> None:
         """Check the server and load the scripts. Raises PoolUnavailable."""
         await self._server.check()

@@ -1,4 +1,4 @@
-"""Processes with nothing but a lifeline, to be killed and stopped."""
+"""Processes that only have a lifeline, to be killed and stopped."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 HERE = "127.0.0.1"
 PROGRAM = f"""
 import time
-from actors.lifeline import Lifeline
+from actors.liveness import Lifeline
 print(Lifeline("{HERE}").address, flush=True)
 time.sleep(600)
 """
 
 
 class Life:
-    """A process; `address` is its lifeline's."""
+    """A process; `address` is the address of its lifeline."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", PROGRAM]
@@ -28,11 +28,11 @@ class Life:
 
     @property
     def owner(self) -> str:
-        """As it would call itself when it takes a seat."""
+        """The owner as which it would take a seat."""
         return f"{self.address}/{self.process.pid}"
 
     def sockets(self) -> int:
-        """How many it has open."""
+        """The number of sockets that it has open."""
         return sum(_is_socket(file) for file in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def kill(self) -> None:
@@ -43,5 +43,5 @@ class Life:
 def _is_socket(file: Path) -> bool:
     try:
         return os.readlink(file).startswith("socket:")
-    except FileNotFoundError:  # closed just now
+    except FileNotFoundError:  # just closed
         return False

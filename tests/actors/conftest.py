@@ -1,4 +1,4 @@
-"""Lives to take, a pool to own seats in, and a cluster for engine processes."""
+"""Processes to kill, a pool with seats, and a Ray cluster for engine processes."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture
 async def nothing_left() -> AsyncIterator[None]:
-    """No engine stays behind for the next test."""
+    """Removes the engine of the test."""
     yield
     await asyncio.to_thread(remove_engine, 0)

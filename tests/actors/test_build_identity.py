@@ -1,4 +1,4 @@
-"""The build's identity: all that an engine's tokens and messages depend on, and nothing else."""
+"""The identity of a build: it depends on the sources of an engine's tokens and messages, and on nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from actors.engine import SOURCES, build_of, source_files
+from actors.engine_build import SOURCES, build_of, source_files
 from services.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the sources, as another installation has them."""
+    """A copy of the sources, like that of another installation."""
     for file in source_files(ROOT):
         target = tmp_path / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def test_two_installations_of_the_same_sources_are_the_same_build(copy: Path) ->
         "services/engine/x~",
     ],
 )
-def test_what_is_made_beside_the_sources_changes_nothing(copy: Path, name: str) -> None:
+def test_files_made_beside_the_sources_change_nothing(copy: Path, name: str) -> None:
     build = build_of(Settings(), copy)
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_bytes(b"made")
@@ -50,7 +50,7 @@ def test_every_source_counts(copy: Path, file: str) -> None:
     assert build_of(Settings(), copy) != build
 
 
-def test_the_list_has_all_that_an_engine_imports() -> None:
+def test_the_list_has_everything_that_an_engine_imports() -> None:
     graph = grimp.build_graph("services")
     engine = {module for module in graph.modules if module.startswith(("services.engine", "services.models"))}
     imported = engine.union(*(graph.find_upstream_modules(module) for module in engine))

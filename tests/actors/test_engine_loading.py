@@ -1,4 +1,4 @@
-"""Engine processes while they load."""
+"""Engine processes while they load the weights."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ pytestmark = [
 
 
 async def slow_engines() -> list[EngineStatus]:
-    """Both processes, without weights; each waits 20 seconds for a word from an owner, and loads for 30."""
+    """Both processes, without weights. Each ends itself after 20 seconds without an owner, and loads for 30 seconds."""
 
     def load_slowly(actor: Any) -> None:
         import actors.engine
 
-        load = actor._loaded
+        load = actor._load_engine
 
         def slowly() -> Any:
             time.sleep(30.0)
             return load()
 
         actors.engine.ORPHANED_AFTER = 20
-        actor._loaded = slowly
+        actor._load_engine = slowly
 
     statuses = []
     for which, name in enumerate(engine_names(0)):
@@ -55,7 +55,7 @@ async def test_neither_an_engine_that_loads_for_long_nor_its_spare_is_an_orphan(
 
 
 async def loading(names: list[str]) -> EngineStatus:
-    """The process that loads, as soon as one of these does."""
+    """The first of these processes that loads."""
     async with asyncio.timeout(WAIT):
         while True:
             for name in names:
@@ -64,7 +64,7 @@ async def loading(names: list[str]) -> EngineStatus:
 
 
 async def test_the_next_owner_waits_for_the_process_that_loads() -> None:
-    """Not for the other, which would load beside it."""
+    """It does not use the other process, which would load at the same time."""
     names = [status.name for status in await slow_engines()]
     attaching = asyncio.create_task(attach(seat(), "1:a"))
     loads = await loading(names)
@@ -74,12 +74,12 @@ async def test_the_next_owner_waits_for_the_process_that_loads() -> None:
     assert [(await status_of(name)).epoch for name in names if name != loads.name] == [None]
 
 
-async def test_an_engine_that_stands_still_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_stuck_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_link, "SILENCE", 2.0)
     names = [status.name for status in await slow_engines()]
     attaching = asyncio.create_task(attach(seat(), "1:a"))
     loads = await loading(names)
     os.kill(loads.pid, signal.SIGSTOP)
-    with pytest.raises(EngineLost, match="said nothing for 2 s"):
+    with pytest.raises(EngineLost, match="did not answer for 2 s"):
         await attaching
     assert (await status_of(loads.name)).pid != loads.pid

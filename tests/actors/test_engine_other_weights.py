@@ -1,4 +1,4 @@
-"""An engine on a cluster whose model's files change while the server lives."""
+"""An engine of a cluster whose model files change while the server runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 async def test_it_does_not_load_other_weights(tmp_path: Path) -> None:
-    """Neither process does, and both live on; the weights the server was started with are loaded once they are back."""
+    """Neither process loads them, and both go on. The original weights are loaded when their files are restored."""
     folder = make_tiny_model(tmp_path / "model")
     settings = load(model=pin(str(folder), tmp_path / "cache"), device="cpu", dtype="float32", kv_blocks=64)
     engine = seat(settings)

@@ -1,4 +1,4 @@
-"""The spare beside an engine process with weights: when it takes over, and when it is none."""
+"""The spare beside an engine process with weights: when it takes over, and when it does not count as a spare."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine_seats import (
     status_of,
 )
 
-from actors import engine_pair
+from actors import engine_processes
 from actors.engine_link import EngineLink
-from actors.engine_ranks import EngineRanks
+from actors.engine_processes import SeatEngine
 from actors.placement import remove_engine
 from load.server import until
 from services.errors import StaleEpoch
@@ -38,8 +38,8 @@ NEVER = 3600.0
 
 
 async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What died is back without weights, and stands still, so that it cannot say so itself."""
-    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    """The new process of the dead one is stopped, so that it cannot report that it has no weights."""
+    monkeypatch.setattr(engine_processes, "PATIENCE", NEVER)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGKILL)
     await asyncio.wait_for(first.dead, WAIT)
@@ -54,7 +54,7 @@ async def test_a_spare_does_not_wait_for_one_that_died_with_its_weights(monkeypa
 
 
 async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pair, "PATIENCE", NEVER)
+    monkeypatch.setattr(engine_processes, "PATIENCE", NEVER)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGSTOP)
     attaching = asyncio.create_task(attach(seat(), "2:b"))
@@ -64,8 +64,8 @@ async def test_a_spare_waits_for_one_that_lives_with_its_weights(monkeypatch: py
     assert (await attaching).status.pid == first.status.pid
 
 
-async def test_the_spare_loads_where_the_weights_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pair, "PATIENCE", 0.5)
+async def test_the_spare_loads_if_the_process_with_the_weights_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_processes, "PATIENCE", 0.5)
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGSTOP)
     second = await attach(seat(), "2:b")
@@ -74,7 +74,7 @@ async def test_the_spare_loads_where_the_weights_stand_still(monkeypatch: pytest
     os.kill(first.status.pid, signal.SIGKILL)
 
 
-async def test_a_spare_that_stands_still_is_none_until_it_goes_on() -> None:
+async def test_a_stopped_spare_does_not_count_until_it_goes_on() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
     async with keeping_spare(engines, link, "1:a"):
@@ -84,15 +84,15 @@ async def test_a_spare_that_stands_still_is_none_until_it_goes_on() -> None:
     assert (await status_of(spare_name(link))).pid == spare
 
 
-async def stopped_spare(engines: EngineRanks, link: EngineLink) -> int:
-    """The spare's process, which stands still, as its owner has seen."""
+async def stopped_spare(engines: SeatEngine, link: EngineLink) -> int:
+    """Stop the spare; return its process id when its owner has noticed."""
     spare = (await status_of(spare_name(link))).pid
     os.kill(spare, signal.SIGSTOP)
     await until(lambda: not engines.has_spare)
     return spare
 
 
-async def test_a_spare_that_stands_still_for_long_is_killed() -> None:
+async def test_a_spare_that_is_stopped_for_long_is_killed() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
     async with keeping_spare(engines, link, "1:a"):
@@ -102,12 +102,12 @@ async def test_a_spare_that_stands_still_for_long_is_killed() -> None:
 
 
 async def test_a_spare_that_cannot_give_up_its_weights_is_killed() -> None:
-    """As a rank that waits for one that is dead: what gives them up comes after what never ends."""
+    """Like a rank that waits for a dead one: `drop` waits for a call that never ends."""
     engines = seat()
     first = await attach(engines, "1:a")
     async with keeping_spare(engines, first, "1:a"):
         stuck = (await status_of(spare_name(first))).pid
-        await named(spare_name(first)).attach.remote("1:a")
+        await named(spare_name(first)).serve.remote("1:a")
         named(spare_name(first)).__ray_call__.remote(lambda actor: time.sleep(NEVER))
         await until(lambda: not engines.has_spare)
         await until(lambda: engines.has_spare)
@@ -116,9 +116,9 @@ async def test_a_spare_that_cannot_give_up_its_weights_is_killed() -> None:
     assert after.epoch is None
 
 
-async def test_who_lost_the_seat_kills_no_spare() -> None:
+async def test_a_scheduler_that_lost_the_seat_kills_no_spare() -> None:
     async def lost() -> None:
-        raise StaleEpoch("another's")
+        raise StaleEpoch("another process owns the seat")
 
     engines = seat()
     link = await attach_with_spare("1:a")
@@ -131,7 +131,7 @@ async def test_who_lost_the_seat_kills_no_spare() -> None:
     assert (await status_of(spare_name(link))).pid == spare
 
 
-async def test_a_spare_is_made_anew_when_its_place_was_removed() -> None:
+async def test_a_spare_is_made_again_when_its_placement_group_was_removed() -> None:
     engines = seat()
     link = await attach(engines, "1:a")
     async with keeping_spare(engines, link, "1:a"):

@@ -1,4 +1,4 @@
-"""An engine process whose model's files change while the server lives."""
+"""An engine process whose model files change while the server runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.models.pin import pin
 
 def test_it_refuses_other_weights_until_the_right_ones_are_back(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
-    actor = object.__new__(EngineActor)  # without Ray, which only names it
+    actor = object.__new__(EngineActor)  # without Ray, which only gives it a name
     actor._settings = EngineSettings(cache_dir=tmp_path / "cache")
     actor._model, actor._folder = pin(str(folder), tmp_path / "cache"), folder
     actor._check_weights()

@@ -1,4 +1,4 @@
-"""HAProxy as `orca-haproxy` starts it: what clients get when nobody serves them, and who is cut off."""
+"""HAProxy as `orca-haproxy` starts it: its answers when no gateway serves a client, and when it closes a connection."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import pytest
 from haproxy_process import backend, running
 
 from actors import haproxy
-from actors.connections import connections
+from actors.cluster.processes import ports_of, processes_of
+from actors.front_door import connection_limits
 from actors.haproxy import MARK
-from actors.leftovers import processes_of
-from actors.listening import ports_of
 from services.settings.settings import Settings
 
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 def unserved(answer: httpx.Response) -> None:
-    """An answer that the official clients ask again after."""
+    """Check an answer after which the official clients try again."""
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) == haproxy.RETRY_AFTER
     error = answer.json()["error"]
@@ -37,7 +36,7 @@ def ask(port: int) -> httpx.Response:
 
 
 def closed(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+    """All bytes until the other side closes the connection."""
     connection.settimeout(10)
     with contextlib.suppress(ConnectionError):
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -62,10 +61,10 @@ def test_before_serve_knows_a_route_it_is_503_not_404(tmp_path: Path) -> None:
 
 def test_with_all_gateways_dead_it_is_503_not_the_404_of_serves_own_proxy(tmp_path: Path) -> None:
     with backend(lambda connection, _: None) as place, running(tmp_path, place) as port:
-        unserved(ask(port))  # it closed without an answer
+        unserved(ask(port))  # the backend closes without an answer
 
 
-def test_a_gateway_that_is_slow_to_answer_a_check_is_not_taken_for_dead(tmp_path: Path) -> None:
+def test_a_gateway_that_answers_health_checks_slowly_does_not_count_as_dead(tmp_path: Path) -> None:
     slow, checks = threading.Event(), []
 
     def checked() -> None:
@@ -78,7 +77,7 @@ def test_a_gateway_that_is_slow_to_answer_a_check_is_not_taken_for_dead(tmp_path
         running(tmp_path, place) as port,
     ):
         slow.set()
-        while len(checks) < 4:  # two that fail are enough for it to be down
+        while len(checks) < 4:  # two failed checks in a row would mark it as down
             time.sleep(0.01)
         assert ask(port).status_code == 200
 
@@ -90,7 +89,7 @@ def test_half_a_request_is_answered_408(tmp_path: Path, monkeypatch: pytest.Monk
         assert closed(half).startswith(b"HTTP/1.1 408 ")
 
 
-def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
+def test_above_the_bound_clients_are_refused_at_once_but_probes_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(haproxy, "REFUSED", 20)
@@ -106,14 +105,14 @@ def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
         assert ask(port).headers["connection"] == "close"
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         beyond = [stack.enter_context(connected(port, f"127.0.0.{2 + number % 3}")) for number in range(30)]
-        assert closed(beyond[-1]) == b""  # not left to wait in the kernel's queue
+        assert closed(beyond[-1]) == b""  # it does not wait in the kernel's queue
 
 
 def test_one_address_does_not_get_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "REFUSED", 20)
     monkeypatch.setattr(haproxy, "HEAD_TIMEOUT", 100)
     with (
-        backend(lambda connection, _: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as place,
+        backend(lambda connection, _: connection.sendall(EMPTY)) as place,
         running(tmp_path, place, most=60, changed=True) as port,
         contextlib.ExitStack() as stack,
     ):
@@ -124,17 +123,17 @@ def test_one_address_does_not_get_all_connections(tmp_path: Path, monkeypatch: p
             assert closed(own) == b""
         for connection in held[32:]:
             connection.close()
-        while b" 503 " not in answer_to(port, "127.0.0.2"):  # HAProxy hears of them one after the other
+        while b" 503 " not in answer_to(port, "127.0.0.2"):  # HAProxy sees the closed connections one after the other
             time.sleep(0.05)
 
 
-def test_a_request_id_that_is_no_text_does_not_arrive(tmp_path: Path) -> None:
-    """Serve's replicas fail on one, with an answer that is not ours."""
+def test_a_request_id_that_is_not_text_is_removed(tmp_path: Path) -> None:
+    """Serve's replicas fail on such an id, with an answer that is not ours."""
     heads: list[bytes] = []
 
     def keep(connection: socket.socket, _: str) -> None:
         heads.append(connection.recv(1 << 16))
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.sendall(EMPTY)
 
     with backend(keep) as place, running(tmp_path, place) as port:
         for name in (b"a b", b"\xff"):
@@ -145,7 +144,7 @@ def test_a_request_id_that_is_no_text_does_not_arrive(tmp_path: Path) -> None:
 
 
 def test_a_connection_takes_one_request_at_a_time(tmp_path: Path) -> None:
-    """In HTTP/2 a hundred would share one, and the bound on connections would bound nothing."""
+    """With HTTP/2, 100 requests could share a connection, and the bound on connections would not limit requests."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(preface)
@@ -153,9 +152,7 @@ def test_a_connection_takes_one_request_at_a_time(tmp_path: Path) -> None:
         assert closed(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_an_answer_may_wait_longer_than_a_client_that_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_may_take_longer_than_a_client_may_be_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "CLIENT_TIMEOUT", 1)
 
     def late(connection: socket.socket, _: str) -> None:
@@ -190,7 +187,7 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.01)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "CLIENT_TIMEOUT", 1)
     with (
         backend(lambda connection, _: time.sleep(9)) as place,
@@ -203,7 +200,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
     assert b'"type": "invalid_request_error"' in answer
 
 
-def test_it_has_its_mark_in_its_environment_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_environment_has_the_mark_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(tmp_path / "haproxy.cfg"))
     monkeypatch.setenv("CLOUD_TOKEN", "a-word")
     with running(tmp_path) as port:
@@ -211,14 +208,14 @@ def test_it_has_its_mark_in_its_environment_and_no_secret(tmp_path: Path, monkey
         assert b"a-word" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_statistics_and_commands_are_this_machines_and_this_users(tmp_path: Path) -> None:
+def test_statistics_are_for_this_machine_and_commands_for_this_user(tmp_path: Path) -> None:
     with running(tmp_path):
         binds = [line.split()[1] for line in config_in(tmp_path).splitlines() if line.split()[:1] == ["bind"]]
         assert {bind.split(":")[0] for bind in binds} == {"127.0.0.1"}
         assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
 
 
-ADDRESSES = ["127.0.0.1", "127.0.0.2", "::1"]  # all of this machine's
+ADDRESSES = ["127.0.0.1", "127.0.0.2", "::1"]  # all are addresses of this machine
 
 
 @pytest.mark.parametrize(
@@ -232,7 +229,7 @@ ADDRESSES = ["127.0.0.1", "127.0.0.2", "::1"]  # all of this machine's
         ("127.0.0.1", "::", ADDRESSES),
     ],
 )
-def test_it_answers_at_the_address_that_it_is_told_and_nowhere_else(
+def test_it_listens_on_the_address_that_it_is_given_and_on_no_other(
     tmp_path: Path, serves: str, host: str, expected: list[str]
 ) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
@@ -257,17 +254,17 @@ def config_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("files", [4000, 10_000])
-def test_it_starts_with_the_open_files_that_its_bound_is_made_for(tmp_path: Path, files: int) -> None:
-    has = connections(Settings(), files)
-    with running(tmp_path, most=has.most, files=files) as port:
+def test_it_starts_with_the_open_files_for_which_its_bound_is_computed(tmp_path: Path, files: int) -> None:
+    limits = connection_limits(Settings(), files)
+    with running(tmp_path, most=limits.maxconn, files=files) as port:
         unserved(ask(port))
 
 
-def test_a_bound_for_which_there_are_not_enough_open_files_is_lowered(tmp_path: Path) -> None:
+def test_a_bound_is_lowered_to_the_open_files(tmp_path: Path) -> None:
     with running(tmp_path, most=20_000, files=3000) as port:
         unserved(ask(port))
 
 
 def test_another_template_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line like"):
-        haproxy.mended("global\n    maxconn 4096\ndefaults\n", tmp_path)
+        haproxy.patch_config("global\n    maxconn 4096\ndefaults\n", tmp_path)

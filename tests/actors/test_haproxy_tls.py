@@ -1,4 +1,4 @@
-"""TLS at HAProxy, by a configuration that Serve wrote and `orca-haproxy` mended."""
+"""TLS at HAProxy, with a configuration that Serve wrote and `orca-haproxy` patched."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from haproxy_process import free_port, serve_config
+from tests.services.test_exposure import self_signed
 
-from actors.environment import PROGRAM, prepared_environment
+from actors.cluster.environment import prepared_environment
+from actors.haproxy import BINARY_PATH
 from services.settings.settings import Settings
-from tests.services.settings.test_exposure import self_signed
 
 
 @pytest.mark.parametrize(
     ("in_one", "host", "bound"), [(True, "127.0.0.1", "127.0.0.1:{}"), (False, "[::0]", "[::]:{} v4v6")]
 )
-def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool, host: str, bound: str) -> None:
+def test_haproxy_accepts_a_certificate(tmp_path: Path, in_one: bool, host: str, bound: str) -> None:
     port = free_port()
     serve_config(tmp_path, port, None, 2000)
     certificate, key = self_signed(tmp_path)
@@ -26,7 +27,7 @@ def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool, host:
     environment, guard = prepared_environment(tmp_path, settings, 2000)
     configuration = tmp_path / "haproxy.cfg"
     with guard:
-        command = [environment[PROGRAM], "-c", "-f", str(configuration)]
+        command = [environment[BINARY_PATH], "-c", "-f", str(configuration)]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"bind {bound.format(port)} ssl crt" in configuration.read_text()

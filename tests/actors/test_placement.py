@@ -1,4 +1,4 @@
-"""Each rank has a GPU of its own, or the server does not start."""
+"""Each rank needs a GPU of its own, or the server does not start."""
 
 from __future__ import annotations
 

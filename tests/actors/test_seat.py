@@ -1,4 +1,4 @@
-"""Who gets a seat, and when: a real pool, holders that really die."""
+"""Which process gets a seat, and when: with a real pool, and with holders that really die."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 from actors_lives import HERE, Life
 
-from actors.seat import Holders, Seat, hold, renew, take_seat
+from actors.seat import Seat, SeatHolders, hold, renew, take_seat
 from load.server import until
 from services.errors import StaleEpoch
 from services.messages import SeatGrant
 from services.pool.pool import RequestPool
 
-NEVER = 600.0  # seconds of a lease that does not run out here
+NEVER = 600.0  # seconds; a lease that does not expire during a test
 SHORT = 1.5
 
 
@@ -36,7 +36,7 @@ async def test_the_first_free_seat_is_taken(pool: RequestPool, life: Life) -> No
     assert seat.noticed <= seat.acquired
 
 
-async def test_a_spare_takes_the_seat_of_a_process_that_dies_long_before_its_lease_ends(
+async def test_a_spare_takes_the_seat_of_a_dead_process_long_before_its_lease_ends(
     pool: RequestPool, life: Life
 ) -> None:
     held = await pool.acquire("c/0", life.owner, NEVER)
@@ -49,9 +49,9 @@ async def test_a_spare_takes_the_seat_of_a_process_that_dies_long_before_its_lea
         await hold(pool, Seat("c/0", 0, held.epoch), NEVER)
 
 
-async def test_a_death_that_is_known_before_the_wait_is_not_slept_over(life: Life) -> None:
+async def test_a_wait_returns_at_once_if_a_holder_is_dead_already(life: Life) -> None:
     """The holder dies while the pool is asked for its seat."""
-    holders = Holders(here=HERE)
+    holders = SeatHolders(node=HERE)
     holders.watch("c/0", SeatGrant(False, "1:a", life.owner))
     life.kill()
     await until(lambda: holders.dead_epoch("c/0") == "1:a")
@@ -88,7 +88,7 @@ async def test_two_deaths_give_two_spares_a_seat_each(pool: RequestPool, make_li
     assert (await asyncio.wait_for(other, 30)).name == "c/0"
 
 
-async def test_a_seat_given_back_is_taken_at_the_next_look(pool: RequestPool, life: Life) -> None:
+async def test_a_released_seat_is_taken_at_the_next_try(pool: RequestPool, life: Life) -> None:
     held = await pool.acquire("c/0", life.owner, SHORT)
     holding = asyncio.create_task(hold(pool, Seat("c/0", 0, held.epoch), SHORT))
     waiting = spare(pool, 1, SHORT)
@@ -99,8 +99,10 @@ async def test_a_seat_given_back_is_taken_at_the_next_look(pool: RequestPool, li
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_a_seat_is_not_ready_while_its_engine_is_not_there(pool: RequestPool, life: Life) -> None:
+async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: RequestPool, life: Life) -> None:
     held = await pool.acquire("c/0", life.owner, NEVER)
-    await renew(pool, Seat("c/0", 0, held.epoch))
+    before = pool.last_call
+    await renew(pool, Seat("c/0", 0, held.epoch), lambda: {"engine_pid": 7.0})
+    assert pool.last_call > before  # a scheduler is healthy as long as it calls the pool
     (seat,) = (await pool.overview()).seats
-    assert seat.gauges["ready"] == 0
+    assert (seat.gauges["ready"], seat.gauges["engine_pid"]) == (0, 7)

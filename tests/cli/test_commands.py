@@ -1,4 +1,4 @@
-"""The command line of `orca`: names, aliases and errors of one line."""
+"""The command line of `orca`: flags, aliases, and errors of one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli import main as orca
-from cli.arguments import Parser
+from cli.arguments import Parser, parse_serve
 from cli.serve import _check_port
-from cli.serve_flags import parse
 from cli.server import add_server, headers, own_url
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
@@ -65,11 +64,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_a_command_line_sets(arguments: str, expected: dict[str, object]) -> None:
-    settings = parse(arguments.split())
+    settings = parse_serve(arguments.split())
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
-def test_each_understood_flag_of_vllm_is_tried_above() -> None:
+def test_each_accepted_flag_of_vllm_is_tried_above() -> None:
     (mark,) = (m for m in test_a_command_line_sets.pytestmark if m.name == "parametrize")
     tried = {word.partition("=")[0] for case in mark.args[1] for word in case[0].split()}
     assert set(VLLM_FLAGS) <= tried
@@ -78,12 +77,12 @@ def test_each_understood_flag_of_vllm_is_tried_above() -> None:
 @pytest.mark.parametrize("flag", VLLM_REFUSED)
 def test_a_flag_of_another_meaning_is_refused_with_what_to_do_instead(flag: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken: {VLLM_REFUSED[flag]}")):
-        parse([flag, "1"])
+        parse_serve([flag, "1"])
     with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken")):
-        parse([f"{flag}=1"])
+        parse_serve([f"{flag}=1"])
 
 
-def test_what_is_suggested_instead_exists() -> None:
+def test_the_flags_suggested_instead_exist() -> None:
     named = {flag for text in VLLM_REFUSED.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert named
     assert {flag[2:].replace("-", "_") for flag in named} <= set(Settings.model_fields)
@@ -93,10 +92,10 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
     (tmp_path / "c.yaml").write_text("port: 1001\nmax-num-seqs: 7\nmodel: a\nenable-prefix-caching: false\n")
     (tmp_path / "orca.toml").write_text("engines = 3\nport = 1000\n")
     monkeypatch.setenv("ORCA_PORT", "1002")
-    settings = parse(["b", "--config", "c.yaml"])
+    settings = parse_serve(["b", "--config", "c.yaml"])
     assert (settings.port, settings.max_batch_size, settings.engines) == (1002, 7, 3)
     assert (settings.model, settings.prefix_caching) == ("b", False)
-    assert parse(["--config", "c.yaml", "--port", "1003"]).port == 1003
+    assert parse_serve(["--config", "c.yaml", "--port", "1003"]).port == 1003
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_the_first_key_that_is_no_hash_is_sent(keys: str) -> None:
         ("a", "http://a:8000"),
     ],
 )
-def test_where_commands_find_the_server_of_these_settings(host: str, url: str) -> None:
+def test_the_url_at_which_commands_find_a_server_with_these_settings(host: str, url: str) -> None:
     assert own_url(Settings(host=host)) == url
 
 
@@ -205,7 +204,7 @@ def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
-def test_a_port_that_is_taken_is_told_before_anything_starts(host: str) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(host: str) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
@@ -215,6 +214,6 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(host: str) -> None:
     _check_port(Settings(host=host, port=port))
 
 
-def test_a_host_that_is_no_address_is_told_too() -> None:
+def test_a_host_that_is_no_address_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"host=none\.invalid: "):
         _check_port(Settings(host="none.invalid"))

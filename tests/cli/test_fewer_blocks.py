@@ -1,4 +1,4 @@
-"""A server that is started again with fewer KV blocks than a request of its pool needs."""
+"""A server that is restarted with fewer KV blocks than a request in its pool needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 FLAGS = ("--null-engine", "--durability", "strict", "--gateways", "1", "--drain-timeout", "1")
 KEYS = ("--api-keys", '{"key-a": "a", "key-b": "b"}')
 A, B = ({"authorization": f"Bearer key-{tenant}"} for tenant in "ab")
-LONG = 8000  # tokens; more than 100 blocks hold, fewer than the model's length
+LONG = 8000  # tokens; more than 100 blocks hold, fewer than the longest request of the model
 SMALL = 3
 PATIENCE = 60.0  # seconds
 

@@ -1,4 +1,4 @@
-"""One living `orca serve` a port and folder; the next one learns what a killed one left."""
+"""One `orca serve` per port and folder; the next one finds the cluster that a killed one left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.port_claim import PortClaim
+from cli.supervisor import PortClaim
 from services.errors import SettingsError
 
 
@@ -15,7 +15,7 @@ def test_a_second_claim_names_the_port(tmp_path: Path) -> None:
         PortClaim(tmp_path, 8000).__enter__()
 
 
-def test_the_next_claim_learns_of_the_cluster_that_was_left(tmp_path: Path) -> None:
+def test_the_next_claim_finds_the_cluster_that_was_left(tmp_path: Path) -> None:
     with PortClaim(tmp_path / "new", 8000) as claim:
         assert claim.folder is None
         claim.folder = Path("/somewhere")

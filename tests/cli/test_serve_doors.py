@@ -1,4 +1,4 @@
-"""`orca serve` with secrets on its command line, TLS, and a pool behind a password: who can read or reach what."""
+"""`orca serve` with secrets on its command line, TLS, and a pool with a password: what others can read and reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
-from actors.listening import Port, ports_of
+from actors.cluster.processes import Port, ports_of
 from load.server import OrcaServer, free_port
 from services.pool.binaries import choose_server
 from services.pool.connection import Connection
@@ -36,7 +36,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def pool_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A pool server that knows its users by a password."""
+    """A pool server whose user has a password."""
     server = PoolServer(choose_server(), tmp_path_factory.mktemp("pool"))
     url = asyncio.run(server.start())
     asyncio.run(_add_user(url))
@@ -61,7 +61,7 @@ def server(
     flags = (*keys, *tls, "--redis-url", pool_url, "--null-engine", "--gateways", "1")
     server = OrcaServer(folder, *flags)
     server.until("other machines reach")
-    (folder / "keys").unlink()  # it holds a key as it must
+    (folder / "keys").unlink()  # it contains a key on purpose
     server.url = server.url.replace("http://127.0.0.1", "https://localhost")
     yield server
     server.__exit__()
@@ -80,7 +80,7 @@ def processes(server: OrcaServer) -> list[int]:
     return sorted(found)
 
 
-def test_keys_of_all_kinds_open_the_door_over_tls(client: httpx.Client) -> None:
+def test_keys_of_all_kinds_are_accepted_over_tls(client: httpx.Client) -> None:
     body = {"prompt": [10, 11], "max_tokens": 3, "ignore_eos": True}
     for key in (KEY, TENANTS_KEY, FILE_KEY):
         answer = client.post("/v1/completions", json=body, headers={"x-api-key": key})
@@ -88,14 +88,14 @@ def test_keys_of_all_kinds_open_the_door_over_tls(client: httpx.Client) -> None:
     assert client.post("/v1/completions", json=body, headers={"x-api-key": "sk-other"}).status_code == 401
 
 
-def test_plain_http_and_unknown_certificates_do_not(server: OrcaServer) -> None:
+def test_plain_http_and_unknown_certificates_are_refused(server: OrcaServer) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(server.url.replace("https", "http") + "/health")
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(server.url + "/health")
 
 
-def test_commands_speak_to_it(server: OrcaServer, certificate: tuple[str, str]) -> None:
+def test_curl_is_served(server: OrcaServer, certificate: tuple[str, str]) -> None:
     command = [shutil.which("curl") or "curl", "-s", "--cacert", certificate[0], server.url + "/v1/models"]
     done = subprocess.run([*command, "-H", f"authorization: Bearer {KEY}"], capture_output=True, check=True)
     assert b'"object":"list"' in done.stdout
@@ -104,7 +104,7 @@ def test_commands_speak_to_it(server: OrcaServer, certificate: tuple[str, str]) 
 def test_no_process_shows_a_secret(server: OrcaServer) -> None:
     for pid in processes(server):
         for name in ("cmdline", "environ"):
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()
                 assert not [secret for secret in SECRETS if secret in shown], f"{name} of {pid}"
 
@@ -120,7 +120,7 @@ def test_no_file_but_the_one_for_the_url_has_a_secret(server: OrcaServer) -> Non
     assert len([file for file in files if file.suffix in (".log", ".out", ".err")]) > 10
 
 
-def test_nothing_that_is_said_has_a_secret(server: OrcaServer, client: httpx.Client) -> None:
+def test_no_answer_and_no_output_has_a_secret(server: OrcaServer, client: httpx.Client) -> None:
     answers = [
         client.get(path, headers=OWN) for path in ("/metrics", "/version", "/v1/models", "/nowhere", "/openapi.json")
     ]
@@ -131,15 +131,15 @@ def test_nothing_that_is_said_has_a_secret(server: OrcaServer, client: httpx.Cli
 
 
 def test_ray_keeps_no_secret_of_its_actors(server: OrcaServer) -> None:
-    """The memory of Ray's store and of Serve's controller, where arguments of actors are."""
+    """Search the memory of Ray's store and of Serve's controller, which hold the arguments of actors."""
     for pid in (*server.cluster("gcs_server"), *server.pids("ray::ServeController"), *server.pids("ray::EngineActor")):
         assert not [secret for secret in SECRETS if _in_memory(pid, secret)]
     gateway = server.pids("ray::ServeReplica:orca:gateway")[0]
-    assert _in_memory(gateway, SECRETS[3]), "what is looked for would be found: a gateway knows the pool's password"
+    assert _in_memory(gateway, SECRETS[3]), "the search finds nothing at all: a gateway has the pool's password"
 
 
 def _in_memory(pid: int, secret: bytes) -> bool:
-    """Whether a process has `secret` in memory that it can write."""
+    """Whether the writable memory of a process contains `secret`."""
     places = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for place in places:
@@ -152,7 +152,7 @@ def _in_memory(pid: int, secret: bytes) -> bool:
     return False
 
 
-def test_nothing_listens_for_others(server: OrcaServer) -> None:
+def test_no_port_is_open_to_other_machines(server: OrcaServer) -> None:
     ports = ports_of(processes(server))
     assert Port("127.0.0.1", server.port, "haproxy") in ports
     assert [port for port in ports if port.is_open] == []
@@ -160,14 +160,14 @@ def test_nothing_listens_for_others(server: OrcaServer) -> None:
     assert any("other machines reach: nothing" in line for line in server.lines)
 
 
-def test_haproxy_s_sockets_are_this_user_s(server: OrcaServer) -> None:
+def test_the_admin_socket_of_haproxy_is_for_this_user(server: OrcaServer) -> None:
     folder = server.cluster_folder()
     assert folder is not None
     (admin,) = folder.glob("*/admin.sock")
     assert admin.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_port_between_deployments_asks_for_ray_s_token(server: OrcaServer) -> None:
+def test_the_port_between_deployments_requires_the_token_of_ray(server: OrcaServer) -> None:
     refused = 0
     request = serve_pb2.ASGIRequest(pickled_request_metadata=b"no pickle")
     for port in ports_of(server.pids("ray::ServeReplica:orca:gateway")):
@@ -179,7 +179,7 @@ def test_the_port_between_deployments_asks_for_ray_s_token(server: OrcaServer) -
     assert refused == 1
 
 
-def test_an_address_for_others_is_refused_without_keys(tmp_path: Path) -> None:
+def test_a_public_address_is_refused_without_keys(tmp_path: Path) -> None:
     second = OrcaServer(tmp_path, "--host", "0.0.0.0", port=free_port())
     assert second.process.wait(60) == 2
     assert "set api_keys_file, api_keys or api_key, or allow_no_keys" in "".join(second.lines)

@@ -1,6 +1,6 @@
-"""`orca serve` and what it supervises die by SIGKILL, a stream under way each time: no request and no token is lost.
+"""`orca serve` and its processes are killed, each time with a stream under way: no request and no token is lost.
 
-One server follows the other on one folder. Their engine is the null engine, whose tokens the test computes itself.
+One server follows the other on one data folder. They run the null engine, whose tokens the test computes itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DEADLY = 5  # a token that the null engine never draws
 FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
-LENGTH = 1000  # tokens; two seconds and more
+LENGTH = 1000  # tokens; more than two seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
@@ -37,14 +37,14 @@ ENGINE = "ray::EngineActor"
 
 
 class Life:
-    """The servers on one folder, one after the other; `server` is the one that runs."""
+    """The servers on one data folder, one after the other; `server` is the current one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server = self.start(drain_timeout=1)
 
     def start(self, *flags: str, port: int = 0, drain_timeout: int = 100) -> OrcaServer:
-        """A new server, the running one from now on, when it is ready."""
+        """Start a new server, which becomes the current one; return when it is ready."""
         self.server = OrcaServer(self.folder, *FLAGS, "--drain-timeout", str(drain_timeout), *flags, port=port)
         self.server.until("ready at")
         return self.server
@@ -63,7 +63,7 @@ def server(life: Life) -> OrcaServer:
 
 
 class Request:
-    """A completion under an Idempotency-Key: asked for again, it is told from its first token."""
+    """A completion with an Idempotency-Key: sent again, it is answered from its first token."""
 
     def __init__(self, key: str) -> None:
         self.tokens: list[int] = []
@@ -72,13 +72,13 @@ class Request:
         self._body = {"prompt": PROMPT, "max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
 
     def broken_by(self, server: OrcaServer, fault: Callable[[], object]) -> list[int]:
-        """The tokens that a stream brought before it broke; `fault` is called when the first have come."""
+        """The tokens of a stream that breaks; `fault` is called when the first tokens have arrived."""
         with pytest.raises(httpx.TransportError):
             self.stream(server, fault)
         return self.tokens
 
     def stream(self, server: OrcaServer, at_first: Callable[[], object]) -> list[int]:
-        """All tokens of a stream; `at_first` is called when the first have come."""
+        """All tokens of a stream; `at_first` is called when the first have arrived."""
         happened = False
         for some in self._events(server):
             self.tokens += some
@@ -98,12 +98,14 @@ class Request:
                     yield event["choices"][0]["token_ids"]
 
     def again(self, server: OrcaServer) -> list[int]:
-        """All tokens of the request, from a server that may have to come up first; they are the undisturbed ones."""
+        """All tokens of the request, which must be the undisturbed ones. The server may still be starting."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
                 url, asked = server.url + PATH, {"json": self._body, "headers": self._headers}
-                reply = httpx.post(url, **asked, timeout=PATIENCE, verify=False)  # asked often: no certificates
+                reply = httpx.post(
+                    url, **asked, timeout=PATIENCE, verify=False
+                )  # called often: loading certificates is slow
                 if reply.is_success:
                     break
             except httpx.TransportError:
@@ -116,7 +118,7 @@ class Request:
 
 
 class BackgroundResponse:
-    """A response in the background, as the `openai` package sees it; its stream is left after the first text."""
+    """A background response of the `openai` package, whose stream is closed after the first text."""
 
     def __init__(self, server: OrcaServer) -> None:
         self._text = ""
@@ -134,19 +136,19 @@ class BackgroundResponse:
                 self._take(next(events))
 
     def _take(self, event: Any) -> None:
-        self._said = event.sequence_number
+        self._last_event = event.sequence_number
         if event.type == "response.created":
             self.id = event.response.id
         elif event.type == "response.output_text.delta":
             self._text += event.delta
 
-    def goes_on(self, server: OrcaServer) -> None:
-        """The rest of its stream, from where it was left, makes it whole."""
+    def resume(self, server: OrcaServer) -> None:
+        """Read the rest of the stream, and check that the text is complete."""
         with api(server) as client:
-            for event in client.responses.retrieve(self.id, stream=True, starting_after=self._said):
+            for event in client.responses.retrieve(self.id, stream=True, starting_after=self._last_event):
                 self._take(event)
             whole = client.responses.retrieve(self.id)
-        assert whole.status == "incomplete"  # as long as it was allowed to get
+        assert whole.status == "incomplete"  # it has reached `max_output_tokens`
         assert whole.usage.output_tokens == LENGTH
         assert self._text == whole.output_text
 
@@ -156,7 +158,7 @@ def api(server: OrcaServer) -> OpenAI:
 
 
 def undisturbed(answer_id: str) -> list[int]:
-    """What a null engine makes of a completion in one go: its tokens are a function of id and position."""
+    """The tokens of a null engine without faults: a function of the id and the position."""
     engine, sequence = NullEngine.load(default_model_folder(), EngineSettings()), answer_id + "/0"
     engine.reset("")
     new = [NewRequest(sequence, PROMPT, len(PROMPT), SamplingParams(LENGTH))]
@@ -182,14 +184,14 @@ def kill(pids: list[int]) -> None:
 
 
 def ready(server: OrcaServer) -> bool:
-    """What `/ready` says, which must be one of two things."""
+    """Whether `/ready` says ready; its answer must be one of the two documented ones."""
     reply = httpx.get(server.url + "/ready", timeout=PATIENCE, verify=False)
     assert reply.is_success or (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
     return reply.is_success
 
 
 def with_spare(server: OrcaServer) -> int:
-    """The engine process that works, once another is ready to take over."""
+    """The engine process with the weights, once a spare is ready to take over."""
     wait_until(lambda: server.metrics().get("orca:spare_ready") == 1)
     return server.engine()
 
@@ -212,13 +214,13 @@ def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
 
 
 def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
-    """The stream beside it goes on at one engine after the other."""
+    """A stream beside it goes on, on one engine after the other."""
     with_spare(server)
     losses = server.metrics().get("orca:engine_losses_total", 0)
-    said: list[httpx.Response] = []
+    replies: list[httpx.Response] = []
     body = {"prompt": [10, DEADLY, 11], "max_tokens": 4}
-    Request("beside").stream(server, lambda: said.append(httpx.post(server.url + PATH, json=body, timeout=PATIENCE)))
-    (reply,) = said
+    Request("beside").stream(server, lambda: replies.append(httpx.post(server.url + PATH, json=body, timeout=PATIENCE)))
+    (reply,) = replies
     assert reply.is_server_error
     assert (
         "the engine died, or the scheduler failed, 3 times while it ran this request"
@@ -228,8 +230,8 @@ def test_a_request_that_kills_engines_fails_alone(server: OrcaServer) -> None:
 
 
 @pytest.mark.chaos
-def test_a_second_server_on_the_folder_takes_up_what_the_first_had(life: Life) -> None:
-    """Two clusters on one pool: the second gets ready while the first serves, then the first drains."""
+def test_a_second_server_on_the_folder_takes_over_from_the_first(life: Life) -> None:
+    """Two clusters on one pool: the second becomes ready while the first serves, then the first drains."""
     first, request = life.server, Request("two clusters")
     life.start()
     before = request.broken_by(first, lambda: first.process.send_signal(signal.SIGTERM))
@@ -263,17 +265,17 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
-    """The next server has two engines, and another policy."""
+    """The next server has two engines and another policy."""
     request, response = Request("everything"), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
     life.start("--engines", "2", "--policy", "request", port=server.port)
-    response.goes_on(life.server)
+    response.resume(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
-    wait_until(lambda: len(life.server.pids(ENGINE)) == 4)  # one with weights and a spare, of each
+    wait_until(lambda: len(life.server.pids(ENGINE)) == 4)  # for each engine one with weights and a spare
 
 
-def test_a_living_server_on_the_port_is_named(server: OrcaServer) -> None:
+def test_a_second_server_names_the_port_in_use(server: OrcaServer) -> None:
     second = OrcaServer(server.data_dir, *FLAGS, port=server.port)
     assert second.process.wait(60) == 1
     assert f"port={server.port}" in "".join(second.lines)

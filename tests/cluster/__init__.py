@@ -1,1 +1,1 @@
-"""End-to-end tests. A package, so that their server ends with the last of them and is in nobody's way afterwards."""
+"""End-to-end tests. They are a package, so that their shared server ends with the last of them."""

@@ -1,4 +1,4 @@
-"""One server for all of the folder that start none, with the default model in float32: everything real."""
+"""One server for all tests of the folder that start none of their own: the default model in float32, nothing mocked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrcaServer]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure comes what its servers complained about: their files are gone soon after."""
+    """Add the complaints of the running servers to a failure, since their files are removed soon after."""
     report = yield
     if report.failed:
         report.sections += [(f"logs of {server.url}", server.complaints()) for server in OrcaServer.running]

@@ -1,4 +1,4 @@
-"""A batch through the deaths of all that serves it: each line is answered once, as by an undisturbed server."""
+"""A batch while every process that serves it dies: each line is answered once, as by an undisturbed server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLAGS = (
     "3",
     "--drain-timeout",
     "1",
-    "--lines-in-flight",  # lines end one after the other: there is a middle to hurt
+    "--lines-in-flight",  # lines end one after the other, so that faults hit a batch in progress
     "12",
 )
 LINES, TOKENS = 160, 32
@@ -48,7 +48,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.server.__enter__()
 
     async def no_poison() -> None:
-        raise AssertionError("nobody asked for poison")
+        raise AssertionError("no test sends poison")
 
     server = OrcaServer(tmp_path, *FLAGS)
     with contextlib.ExitStack() as stack:
@@ -59,7 +59,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def content() -> bytes:
-    """Greedy lines, seeded ones, ones whose seed is the server's choice, and a wrong one."""
+    """Greedy lines, lines with a seed, lines whose seed the server chooses, and an invalid line."""
     lines: list[dict[str, Any]] = []
     for number in range(LINES):
         body: dict[str, Any] = {"prompt": f"{number}. {BEGINNINGS[number % len(BEGINNINGS)]}", "max_tokens": TOKENS}
@@ -76,14 +76,14 @@ def ask(client: openai.OpenAI) -> Batch:
 
 
 def look(client: openai.OpenAI, id: str) -> Batch | None:
-    """None while nobody answers."""
+    """The batch; None while the server does not answer."""
     with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError, openai.NotFoundError):
         return client.batches.retrieve(id)
     return None
 
 
 def until(client: openai.OpenAI, id: str, count: int) -> Batch:
-    """The batch as soon as so many lines are answered, or it has ended."""
+    """The batch as soon as `count` lines are answered, or the batch has ended."""
     end = time.monotonic() + PATIENCE
     while True:
         batch = look(client, id)
@@ -94,21 +94,21 @@ def until(client: openai.OpenAI, id: str, count: int) -> Batch:
 
 
 def texts(client: openai.OpenAI, batch: Batch) -> dict[str, Any]:
-    """Text or status of each line; fails where a line is there twice."""
-    told: dict[str, Any] = {}
+    """The text or the status code of each line; fails if a line is answered twice."""
+    found: dict[str, Any] = {}
     for id in (batch.output_file_id, batch.error_file_id):
         assert id is not None
         for line in client.files.content(id).text.splitlines():
             entry = json.loads(line)
-            assert entry["custom_id"] not in told
+            assert entry["custom_id"] not in found
             response = entry["response"]
             good = response["status_code"] == 200
-            told[entry["custom_id"]] = response["body"]["choices"][0]["text"] if good else response["status_code"]
-    return told
+            found[entry["custom_id"]] = response["body"]["choices"][0]["text"] if good else response["status_code"]
+    return found
 
 
 def inject(site: Site, name: str) -> None:
-    """As soon as there is what it hits."""
+    """Inject a fault as soon as its target exists."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
@@ -118,7 +118,7 @@ def inject(site: Site, name: str) -> None:
             time.sleep(0.1)
 
 
-def test_lines_are_answered_once_whatever_dies(site: Site) -> None:
+def test_each_line_is_answered_once_whatever_dies(site: Site) -> None:
     with openai.OpenAI(base_url=site.server.url + "/v1", api_key="none", max_retries=5, timeout=10) as client:
         undisturbed = texts(client, until(client, ask(client).id, LINES + 1))
         assert len(undisturbed) == LINES
@@ -127,7 +127,7 @@ def test_lines_are_answered_once_whatever_dies(site: Site) -> None:
         faults = ["gateway", "engine", "scheduler", "gateway", "pool", "everything"]
         for place, name in enumerate(faults, 1):
             before = until(client, batch.id, place * LINES // (len(faults) + 2))
-            assert before.status == "in_progress", f"it ended before {name} was hurt"
+            assert before.status == "in_progress", f"it ended before the fault {name}"
             inject(site, name)
         batch = until(client, batch.id, LINES + 1)
         assert batch.status == "completed"
@@ -135,6 +135,6 @@ def test_lines_are_answered_once_whatever_dies(site: Site) -> None:
         assert batch.request_counts.to_dict() == {"total": LINES, "completed": LINES - 1, "failed": 1}
         disturbed = texts(client, batch)
     assert disturbed.keys() == undisturbed.keys()
-    chosen = {f"line {number}" for number in range(LINES) if number % 3 == 2}  # the seed is a function of the batch
+    chosen = {f"line {number}" for number in range(LINES) if number % 3 == 2}  # the seed depends on the id of the batch
     for id in undisturbed.keys() - chosen:
         assert disturbed[id] == undisturbed[id]

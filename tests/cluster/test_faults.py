@@ -1,10 +1,10 @@
-"""One fault after the other on one server, under a load of resuming streams that never stops.
+"""One fault after the other on one server, under a constant load of resuming streams.
 
-After each, every stream that was open and many new ones must end whole, with the tokens of an undisturbed run; at the
-end the history of it all must be right. Faults that take the whole cluster down are in `tests/cli/test_serve_life.py`
+After each fault, every open stream and several new ones must complete with the tokens of an undisturbed run; at the
+end the whole history must be valid. Faults that take the whole cluster down are in `tests/cli/test_serve_life.py`
 and in `python -m load.chaos`.
 
-In the order in which they stand: what a fault killed is back before the next one needs it.
+The tests run in file order: each waits until the processes that its fault killed are replaced.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from services.client.streaming import open_session
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
-LENGTH = 60  # tokens of a usual answer
+LENGTH = 60  # tokens of a typical answer
 DEADLY = 300
 STREAMS = 6  # at any time
-MORE = 8  # requests that must begin and end after a fault
+MORE = 8  # requests that must start and end after a fault
 PATIENCE = 60.0  # seconds
 LEASE = 3.0
-LONG = pytest.param("haproxy", marks=pytest.mark.chaos)  # for clients it is what a death of its manager is
+LONG = pytest.param("haproxy", marks=pytest.mark.chaos)  # clients see the same as after a death of its manager
 FLAGS = (
     "--dtype",
     "float32",
@@ -74,13 +74,13 @@ class Chaos:
         self._load = asyncio.create_task(streams.keep(kinds, STREAMS, self._over))
 
     async def at_work(self) -> tuple[int, list[int]]:
-        """The engine with the weights and the schedulers with a seat, as soon as there are such."""
+        """The engine with the weights and the schedulers with a seat, as soon as they exist."""
         end = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(NoTarget):
                 if owners := owning_schedulers(self.site.server):
                     return loaded_engine(self.site.server), owners
-            assert time.monotonic() < end, "nobody is at work"
+            assert time.monotonic() < end, "no engine or no scheduler is at work"
             await asyncio.sleep(0.1)
 
     async def inject(self, name: str) -> None:
@@ -167,7 +167,7 @@ async def test_an_engine_dies_and_the_scheduler_goes_on_with_the_spare(chaos: Ch
 
 
 @pytest.mark.parametrize("name", ["gateway", "controller", "pool", LONG])
-async def test_it_dies_and_comes_back(chaos: Chaos, name: str) -> None:
+async def test_it_dies_and_is_replaced(chaos: Chaos, name: str) -> None:
     await chaos.inject(name)
 
 
@@ -184,7 +184,7 @@ async def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(chaos:
     assert (await chaos.at_work())[1] != owners
 
 
-async def test_while_the_pool_is_away_everybody_waits(chaos: Chaos) -> None:
+async def test_while_the_pool_is_away_all_processes_wait(chaos: Chaos) -> None:
     before = [chaos.pids(title) for title in (ENGINE, SCHEDULER, GATEWAY)]
     _, owners = await chaos.at_work()
     await chaos.inject("pool stopped")
@@ -201,7 +201,7 @@ async def test_an_engine_and_its_scheduler_die_together(chaos: Chaos) -> None:
     assert owners_now != owners
 
 
-async def test_the_manager_of_the_proxies_dies_and_comes_back(chaos: Chaos) -> None:
+async def test_the_manager_of_the_proxies_dies_and_is_replaced(chaos: Chaos) -> None:
     await chaos.inject("proxy manager")
 
 
@@ -211,12 +211,12 @@ async def test_a_stuck_engine_is_given_up(chaos: Chaos) -> None:
     assert (await chaos.at_work())[0] != engine
 
 
-@pytest.mark.chaos  # with null engines in `tests/cli/test_serve_life.py`, whose spares are there in a second
+@pytest.mark.chaos  # `tests/cli/test_serve_life.py` does it with null engines, whose spares are ready in a second
 async def test_a_request_that_kills_engines_fails_alone(chaos: Chaos) -> None:
     await chaos.inject("poison")
 
 
-async def test_the_history_of_all_of_it_is_right(chaos: Chaos) -> None:
+async def test_the_whole_history_is_valid(chaos: Chaos) -> None:
     await chaos.stop()
     assert chaos.site.server.stop() == 0
     verdict = check(read(chaos.folder / "clients.jsonl"), read_transactions(chaos.folder / "data"))

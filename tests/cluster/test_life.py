@@ -1,4 +1,4 @@
-"""Clients that go, schedulers that are stopped: nothing is stuck. Deaths under load are in `test_faults.py`."""
+"""Clients that disconnect and schedulers that are stopped leave nothing stuck. Deaths under load: `test_faults.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def stream(server: OrcaServer, body: dict[str, object], at_first: Callable[[], None] = lambda: None) -> list[int]:
-    """Token ids of a whole stream; `at_first` is called when the first have come."""
+    """Token ids of a whole stream; `at_first` is called when the first have arrived."""
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=100) as response:
         lines = response.iter_lines()
         first = next(line for line in lines if line.startswith("data: "))
@@ -39,7 +39,7 @@ def stream(server: OrcaServer, body: dict[str, object], at_first: Callable[[], N
 
 
 def tokens(lines: Iterator[str]) -> list[int]:
-    """Token ids of a stream, to its `[DONE]`."""
+    """Token ids of a stream, up to its `[DONE]`."""
     found: list[int] = []
     for line in lines:
         if line.startswith("data: "):
@@ -49,11 +49,11 @@ def tokens(lines: Iterator[str]) -> list[int]:
     raise AssertionError(f"the stream ended after {len(found)} tokens without [DONE]")
 
 
-def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
+def test_a_client_that_disconnects_frees_its_place(server: OrcaServer) -> None:
     cancelled = "vllm:request_success_total"
     before = server.metrics().get(cancelled, 0)
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"max_tokens": 500}, timeout=30) as response:
-        lines = response.iter_lines()  # kept: httpx closes the response with its iterator
+        lines = response.iter_lines()  # httpx closes the response when its iterator is deleted
         next(lines)
         wait_until(lambda: server.metrics()["vllm:num_requests_running"] == 1, 10)
     wait_until(lambda: server.metrics()["vllm:num_requests_running"] == 0, 10)
@@ -61,7 +61,7 @@ def test_a_client_that_goes_away_frees_its_place(server: OrcaServer) -> None:
 
 
 def with_spares(server: OrcaServer) -> None:
-    """Wait until there is a scheduler and an engine process beside those that work, ready to take over."""
+    """Wait until a spare scheduler and a spare engine process are ready to take over."""
     wait_until(lambda: server.metrics().get("orca:spare_ready") == 1, 60)
     wait_until(lambda: server.metrics().get("orca:spare_schedulers") == 1, 60)
 
@@ -81,7 +81,7 @@ def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: Orca
     assert stream(server, body, stop_past_the_lease) == undisturbed
     successor = server.scheduler()
     assert successor != scheduler
-    assert set(server.pids(SCHEDULER)) == {scheduler, successor}  # it became the spare
+    assert set(server.pids(SCHEDULER)) == {scheduler, successor}  # it has become the spare
     os.kill(successor, signal.SIGKILL)
     wait_until(lambda: server.scheduler() == scheduler)
     assert stream(server, body) == undisturbed

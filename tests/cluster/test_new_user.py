@@ -1,4 +1,4 @@
-"""What a new user does first."""
+"""The first steps of a new user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from load.server import ROOT, OrcaServer
 pytestmark = pytest.mark.cluster
 
 
-def test_the_printed_curl_answers(server: OrcaServer) -> None:
+def test_the_printed_curl_command_is_answered(server: OrcaServer) -> None:
     line = next(line for line in server.lines if "ready at" in line)
     done = subprocess.run(shlex.split(line.partition("try: ")[2]), capture_output=True, check=True)
     assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
@@ -30,7 +30,7 @@ def test_orca_chat_streams_an_answer(server: OrcaServer) -> None:
     assert "Paris" in done.stdout
 
 
-def test_orca_status_tells_what_runs(server: OrcaServer) -> None:
+def test_orca_status_shows_what_runs(server: OrcaServer) -> None:
     command = [sys.executable, "-m", "cli", "status", "--url", server.url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "ready" in done.stdout
@@ -53,7 +53,7 @@ def test_the_openai_client_streams(server: OrcaServer) -> None:
     assert chunks[-1].usage.completion_tokens > 1
 
 
-def test_the_message_of_a_server_that_is_not_there() -> None:
+def test_the_message_without_a_server() -> None:
     command = [sys.executable, "-m", "cli", "chat", "--url", "http://127.0.0.1:9", "hello"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

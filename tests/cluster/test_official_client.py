@@ -1,4 +1,4 @@
-"""OpenAI's own client, with its retries and no code of ours, while the front door and Ray's head are killed."""
+"""OpenAI's own client, with its own retries, while HAProxy and the head of Ray are killed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ MORE = 3  # answers of each client before, between and after the faults
 
 
 class Asker:
-    """Asks for the same again and again, as a user would who knows of no fault."""
+    """Sends the same request again and again, like a user who does not know of the faults."""
 
     def __init__(self, client: openai.OpenAI, number: int) -> None:
         self._client, self._number = client, number
         self._model = client.models.list().data[0].id
         self.answers: list[str] = []
-        self.came = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
         self.stop = threading.Event()
 
     def run(self) -> None:
         try:
             while not self.stop.is_set():
                 self.answers.append(self._ask())
-                self.came.release()
+                self.arrived.release()
         finally:
-            self.came.release(1000)  # nobody waits for answers that will not come
+            self.arrived.release(1000)  # no thread waits for answers that will not arrive
 
     def _ask(self) -> str:
         answer = self._client.completions.create(
@@ -50,7 +50,7 @@ class Asker:
         return answer.choices[0].text
 
 
-def test_it_gets_all_its_answers_through_the_death_of_haproxy_and_of_the_head(tmp_path: Path) -> None:
+def test_it_gets_all_answers_although_haproxy_and_the_head_die(tmp_path: Path) -> None:
     with (
         OrcaServer(tmp_path, "--dtype", "float32") as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=10) as client,
@@ -75,4 +75,4 @@ def test_it_gets_all_its_answers_through_the_death_of_haproxy_and_of_the_head(tm
 def _more(askers: list[Asker]) -> None:
     for asker in askers:
         for _ in range(MORE):
-            asker.came.acquire()
+            asker.arrived.acquire()

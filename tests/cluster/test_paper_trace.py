@@ -1,6 +1,6 @@
-"""Six requests of the paper's trace at once: exact lengths, and the tokens the stock model would choose alone.
+"""Six requests of the paper's trace at once: exact lengths, and the tokens that the stock model chooses alone.
 
-The whole trace is `make verify`.
+`make verify` runs the whole trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def test_each_output_is_what_the_stock_model_chooses_alone(server: OrcaSer
 
 
 def likeliest(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> list[int]:
-    """The likeliest token in place of each of `tokens`, after the prompt and those before it."""
+    """The most likely token at the place of each of `tokens`, given the prompt and the tokens before it."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + tokens])).logits[0]
     return logits[len(prompt) - 1 : -1].argmax(-1).tolist()

@@ -1,4 +1,4 @@
-"""An engine of several ranks: the tokens of one process, also when one of its processes dies or stands still."""
+"""An engine of several ranks generates the tokens of one process, also when a rank dies or is stopped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def server(
 
 
 async def until_spares(server: OrcaServer) -> None:
-    """One for each rank."""
+    """Wait until each rank has a spare."""
     await until(lambda: server.metrics().get("orca:spare_ready") == 1, PATIENCE)
 
 
@@ -78,7 +78,7 @@ async def test_tokens_are_those_of_one_process(
 async def test_a_rank_stands_still_and_the_scheduler_dies(
     server: OrcaServer, many: list[Request], expected: list[list[int]]
 ) -> None:
-    """The next owner does not wait for ranks that wait for the one that stands still."""
+    """The next owner does not wait for ranks that wait for the stopped one."""
     await until_spares(server)
     before, stopped = set(server.pids(ENGINE)), another_rank(server)
     made = server.metrics()["vllm:generation_tokens_total"]
@@ -109,14 +109,14 @@ async def test_a_rank_is_killed_under_load(
 async def test_a_rank_stands_still_under_load(
     server: OrcaServer, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
-    """No connection closes: only the iteration that does not end shows it."""
+    """No connection closes: only the iteration that does not end shows the fault."""
     await hurt_under_load(server, signal.SIGSTOP, first, many, expected)
 
 
 async def hurt_under_load(
     server: OrcaServer, how: signal.Signals, first: bool, many: list[Request], expected: list[list[int]]
 ) -> None:
-    """One rank gets the signal `how`; all of its engine go, and the requests have the tokens of an undisturbed run."""
+    """Send one rank the signal `how`: all processes of its engine are replaced, and the tokens are as expected."""
     await until_spares(server)
     before = set(server.pids(ENGINE))
     losses = server.metrics().get("orca:engine_losses_total", 0)
@@ -129,7 +129,7 @@ async def hurt_under_load(
     assert run.outputs == expected * ROUNDS
     await until_spares(server)
     assert server.metrics()["orca:engine_losses_total"] == losses + 1
-    assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the others of its engine went with it
+    assert len(before - set(server.pids(ENGINE))) == len(before) // 2  # the other ranks of its engine were killed, too
 
 
 async def test_a_scheduler_is_killed_and_the_ranks_keep_their_weights(
@@ -150,16 +150,16 @@ async def until_tokens(server: OrcaServer, count: float) -> None:
 
 
 def another_rank(server: OrcaServer) -> int:
-    """One that is linked to the first; spares are linked to nobody."""
+    """A rank that is connected to rank 0; spares are not connected."""
     first, engines = server.engine(), server.pids(ENGINE)
     return next(pid for pid in engines if pid != first and "gloo_tcp_loop" in threads(pid))
 
 
 def threads(pid: int) -> set[str]:
-    """Their names."""
+    """The names of the threads of a process."""
     names = set()
     for file in Path(f"/proc/{pid}/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             names.add(file.read_text().strip())
     return names
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import yaml
 
-from actors.environment import free_ports, haproxy, own_places
-from actors.leftovers import processes_of
+from actors.cluster.environment import free_ports, haproxy_environment, haproxy_program
+from actors.cluster.processes import processes_of
 from services.pool.binaries import choose_server
 from services.settings.settings import Settings
 from tests.deploy.conftest import ROOT
@@ -32,12 +32,12 @@ class ComposeCluster:
         self.services = interpolated(compose)["services"]
         self.services["worker-2"] = self.services["worker"]
         self.folder, self.cache = folder, folder / "cache"
-        first = free_ports(9, 29_000, 30_000)  # above those of own_places
+        first = free_ports(9, 29_000, 30_000)  # above those of haproxy_environment
         self.pool_port, self.other_pool_port, self.port, self._gcs = range(first, first + 4)
         dashboard, self._client, self._agent, self._worker_agent, self._agent_2 = range(first + 4, first + 9)
         self.url, self.dashboard = f"http://{HERE}:{self.port}", f"http://{HERE}:{dashboard}"
         (folder / "haproxy").mkdir()
-        environment = own_places(folder / "haproxy") | {
+        environment = haproxy_environment(folder / "haproxy") | {
             "HOME": str(folder),
             "RAY_AUTH_MODE": "token",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
@@ -51,7 +51,7 @@ class ComposeCluster:
     def _rewrite(self, dashboard: int) -> dict[str, str]:
         return {
             "valkey-server": str(choose_server().path),
-            "/usr/local/bin/orca-haproxy": haproxy(),
+            "/usr/local/bin/orca-haproxy": haproxy_program(),
             "pool:6379": f"{HERE}:{self.pool_port}",
             "head:6379": f"{HERE}:{self._gcs}",
             "head:8265": f"{HERE}:{dashboard}",

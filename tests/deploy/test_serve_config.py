@@ -10,8 +10,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from actors.app import build
-from actors.connections import connections
-from actors.environment import SERVE_MODE
+from actors.cluster.environment import SERVE_MODE
+from actors.front_door import connection_limits
 from services.errors import SettingsError
 from services.settings import exposure
 from services.settings.settings import Settings
@@ -97,5 +97,5 @@ def test_ray_runs_in_the_same_mode_everywhere(compose: dict[str, Any], ray_servi
     assert ray_service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert in_pods == in_containers
     assert in_pods.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "/usr/local/bin/orca-haproxy"  # where the image has it
-    assert int(in_pods.pop("RAY_SERVE_HAPROXY_MAXCONN")) >= connections(Settings(), 1 << 20).most
+    assert int(in_pods.pop("RAY_SERVE_HAPROXY_MAXCONN")) >= connection_limits(Settings(), 1 << 20).maxconn
     assert in_pods.items() <= SERVE_MODE.items()

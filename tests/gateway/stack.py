@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import uvicorn
 from echo_engine import EchoEngine
 
-from actors.pool import limits_of
+from actors.replica import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
 from services.loop.clock import RealClock

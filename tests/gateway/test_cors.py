@@ -9,7 +9,7 @@ import httpx
 import pytest
 from stack import Stack
 
-from cli.serve_flags import parse
+from cli.arguments import parse_serve
 from services.errors import UsageError
 from services.settings.settings import Settings
 
@@ -93,18 +93,18 @@ def test_without_the_setting_nothing_is_said(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("words", [[PAGE, OTHER], [f'["{PAGE}", "{OTHER}"]']])
 def test_the_command_line_takes_words_or_json(words: list[str]) -> None:
-    assert parse(["--allowed-origins", *words]).allowed_origins == [PAGE, OTHER]
+    assert parse_serve(["--allowed-origins", *words]).allowed_origins == [PAGE, OTHER]
 
 
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(UsageError, match="allowed_origins"):
-        parse(["--allowed-origins", "[http"])
+        parse_serve(["--allowed-origins", "[http"])
 
 
 @pytest.mark.parametrize("words", [f"{PAGE} {OTHER}", f'["{PAGE}", "{OTHER}"]'])
 def test_a_variable_or_a_file_takes_words_or_json(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "given.yaml").write_text(f"allowed-origins: '{words}'")
-    assert parse(["--config", "given.yaml"]).allowed_origins == [PAGE, OTHER]
+    assert parse_serve(["--config", "given.yaml"]).allowed_origins == [PAGE, OTHER]
     monkeypatch.setenv("ORCA_ALLOWED_ORIGINS", words)
-    assert parse([]).allowed_origins == [PAGE, OTHER]
+    assert parse_serve([]).allowed_origins == [PAGE, OTHER]

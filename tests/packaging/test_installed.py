@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actors.environment import free_ports
-from actors.leftovers import end_processes_of
+from actors.cluster.environment import free_ports
+from actors.cluster.processes import end_processes_of
 from tests.packaging.conftest import PROJECT, ROOT
 from tests.tiny_models import make_tiny_model
 

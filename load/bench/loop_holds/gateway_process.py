@@ -17,7 +17,7 @@ from pathlib import Path
 
 import uvicorn
 
-from actors.pool import limits_of
+from actors.replica import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
 from gateway.process import settle

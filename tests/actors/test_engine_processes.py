@@ -1,4 +1,4 @@
-"""The processes of a seat's engine: which are attached to, and which are killed."""
+"""The processes of a seat's engine: which of them a scheduler attaches to, and which it kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine_seats import (
     status_of,
 )
 
-from actors import engine_ranks
+from actors import engine_processes
 from actors.engine_link import EngineLink
 from actors.placement import find_engine
 from services.errors import EngineLost, StaleEpoch
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 
-async def test_weights_are_loaded_once_and_obey_the_last_owner() -> None:
+async def test_weights_are_loaded_once_and_serve_the_last_owner() -> None:
     first = await attach(seat(), "1:a")
     assert (await first.start(iteration("1:a"))).tokens.keys() == {"r/0"}
     second = await attach(seat(), "2:b")
@@ -88,12 +88,12 @@ async def test_an_engine_is_killed_from_another_node() -> None:
 
 
 async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers `status`, and what it runs never ends."""
+    """It answers `status`, but its calls never end."""
 
     def hang(actor: Any) -> None:
         actor._warm_up = lambda epoch: time.sleep(3600)
 
-    monkeypatch.setattr(engine_ranks, "REUSE_TIMEOUT", 2.0)
+    monkeypatch.setattr(engine_processes, "REUSE_TIMEOUT", 2.0)
     first = await attach(seat(), "1:a")
     actor = find_engine(first.status.name)
     assert actor is not None
@@ -108,10 +108,10 @@ async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatc
 async def test_of_two_with_weights_only_a_later_owners_is_kept() -> None:
     first = await attach_with_spare("1:a")
     other = named(spare_name(first))
-    await other.attach.remote("2:b")
-    await other.drop.remote("1:a")  # from an owner that was stopped and wakes up late
+    await other.serve.remote("2:b")
+    await other.drop.remote("1:a")  # from an owner that was stopped, and goes on late
     assert await served(spare_name(first)) == "2:b"
-    third = await attach(seat(), "3:c")  # either will do
+    third = await attach(seat(), "3:c")  # either is right
     async with keeping_spare(seat(), third, "3:c"):
         assert await served(spare_name(third)) is None
         assert await served(third.status.name) == "3:c"

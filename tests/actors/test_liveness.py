@@ -1,20 +1,33 @@
-"""Deaths of real processes, seen through their lifelines."""
+"""Deaths of real processes, seen through their lifelines and their marks."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from actors_lives import HERE, Life
 
-from actors.lifeline import Lifeline, watch
+from actors.liveness import Lifeline, WeightsMark, is_marked, watch
 from load.server import until
+
+MARK_PROGRAM = """
+import sys, time
+from actors.liveness import WeightsMark
+mark = WeightsMark(sys.argv[1])
+mark.set()
+print("set", flush=True)
+time.sleep(600)
+"""
 
 
 async def settled(life: Life, sockets: int) -> None:
-    """Wait until the process has so many sockets open."""
+    """Wait until the process has that many sockets open."""
     await until(lambda: life.sockets() == sockets, every=0.01)
 
 
@@ -34,7 +47,7 @@ async def test_a_stopped_process_is_not_dead(life: Life) -> None:
     await settled(life, sockets + 1)
     life.process.send_signal(signal.SIGSTOP)
     late = asyncio.create_task(watch(life.address, HERE))
-    done, _ = await asyncio.wait({early, late}, timeout=5)  # longer than a silent node is given
+    done, _ = await asyncio.wait({early, late}, timeout=5)  # longer than the time after which a silent node is lost
     assert not done
     life.kill()
     await asyncio.wait_for(asyncio.gather(early, late), 30)
@@ -60,7 +73,7 @@ async def test_watchers_that_go_leave_nothing_open(life: Life) -> None:
         await settled(life, sockets)
 
 
-async def test_a_watcher_that_cannot_open_a_connection_takes_nobody_for_dead(life: Life) -> None:
+async def test_a_watcher_that_cannot_open_a_connection_takes_no_process_for_dead(life: Life) -> None:
     sockets, limits = life.sockets(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -93,3 +106,52 @@ def test_each_lifeline_has_an_address_of_its_own() -> None:
     first, second = Lifeline(HERE), Lifeline(HERE)
     assert first.address != second.address
     assert first.address.startswith(HERE + ":")
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> str:
+    return tmp_path.name
+
+
+@pytest.fixture
+def marked(name: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has set the mark `name`."""
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", MARK_PROGRAM, name], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "set"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_mark_is_seen_until_it_is_cleared(name: str) -> None:
+    mark = WeightsMark(name)
+    assert not mark
+    assert not is_marked(name)
+    mark.set()
+    assert mark
+    assert is_marked(name)
+    assert not is_marked(name + "-b")
+    mark.clear()
+    assert not mark
+    assert not is_marked(name)
+
+
+def test_a_mark_ends_with_its_process(marked: subprocess.Popen[str], name: str) -> None:
+    assert is_marked(name)
+    marked.kill()
+    marked.wait()
+    assert not is_marked(name)
+
+
+def test_a_stopped_process_keeps_its_mark(marked: subprocess.Popen[str], name: str) -> None:
+    marked.send_signal(signal.SIGSTOP)
+    assert all(is_marked(name) for _ in range(1000))
+
+
+def test_a_name_that_is_taken_costs_nothing_but_the_mark(marked: subprocess.Popen[str], name: str) -> None:
+    second = WeightsMark(name)
+    second.set()
+    second.clear()
+    assert is_marked(name)

@@ -1,4 +1,4 @@
-"""Secrets on a command line are overwritten in the process's own arguments, nothing else is."""
+"""Secrets on a command line are overwritten in the arguments of the process; other arguments are not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from load.server import ROOT
 PROGRAM = """
 import sys
 from pathlib import Path
-from cli.hidden_arguments import hide
-print(hide(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))[3:-1], sep="|")
+from cli.arguments import hide_secrets
+print(hide_secrets(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))[3:-1], sep="|")
 """
 
 
@@ -27,7 +27,7 @@ print(hide(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))
         ("--api-keys-file f --port 1", "--api-keys-file f --port 1", []),
     ],
 )
-def test_values_of_secret_flags_are_stars(arguments: str, shown: str, flags: list[str]) -> None:
+def test_values_of_secret_flags_become_stars(arguments: str, shown: str, flags: list[str]) -> None:
     command = [sys.executable, "-c", PROGRAM, *arguments.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().split("|") == [str(flags), str(arguments.split()), str(shown.split())]

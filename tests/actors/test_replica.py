@@ -1,8 +1,8 @@
-"""The pool of a cluster has what its settings say."""
+"""The pool that replicas open has the limits of the settings."""
 
 from __future__ import annotations
 
-from actors.pool import limits_of, open_pool
+from actors.replica import limits_of, open_pool
 from services.models import ModelInfo
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT
@@ -11,7 +11,7 @@ from services.settings.settings import Settings
 MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 
 
-async def test_its_bounds_and_its_order_are_the_settings() -> None:
+async def test_its_bounds_and_its_order_are_those_of_the_settings() -> None:
     asked = {"max_waiting": 7, "keep_ended": 8, "grace": 9, "order": "priority", "ageing": 10, "ttft_target": 11}
     asked |= {"max_waiting_tokens": 12, "max_streams": 13, "max_stored": 14, "max_queue_wait": 15}
     pool = open_pool(Settings(redis_url="redis://nowhere", max_pool_bytes=1 << 21, **asked), MODEL)
@@ -20,7 +20,7 @@ async def test_its_bounds_and_its_order_are_the_settings() -> None:
     await pool.close()
 
 
-def test_a_tenant_has_a_share_where_there_are_several() -> None:
+def test_a_tenant_has_a_share_if_there_are_several() -> None:
     named = {"a": {"max_waiting": 20, "max_pool_bytes": 1 << 20}}
     settings = Settings(api_key="1", api_keys={"2": "a"}, max_waiting=30, max_pool_bytes=1 << 24, tenant_limits=named)
     limits = limits_of(settings)

@@ -1,0 +1,158 @@
+"""The process that holds Ray for `orca serve`: `python -m actors.cluster.process CHANNEL FOLDER`.
+
+CHANNEL is an inherited socket. The process receives the settings on it, then the pool's URL and the pinned model as
+soon as they are known, and reports how far it has come. It goes on when the supervisor is killed: the cluster serves
+until the next `orca serve` replaces it. SIGTERM drains the cluster and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from pydantic import SecretStr
+
+from actors.cluster.environment import RAY_FOLDER
+from actors.engine_build import engine_settings, layout_of
+from actors.front_door import drain
+from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
+from services.errors import OrcaError
+from services.models import resolve
+from services.settings.settings import Settings
+from services.settings.sources import load
+
+OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
+
+log = logging.getLogger(__name__)
+
+
+class Channel:
+    """JSON values over a socket, one per line."""
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.socket(fileno=number)
+        self._socket.set_inheritable(False)  # it must close when this process ends, not when its children do
+        self._lines = self._socket.makefile("r")
+
+    def receive(self) -> Any:
+        """Return the next value. Ends the program if the supervisor has closed its end: nobody needs this cluster."""
+        line = self._lines.readline()
+        if not line:
+            sys.exit("the supervisor is gone")
+        return json.loads(line)
+
+    def send(self, **values: Any) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone
+            self._socket.sendall(json.dumps(values).encode() + b"\n")
+
+
+def main() -> None:
+    channel, folder = Channel(int(sys.argv[1])), Path(sys.argv[2])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            _serve(channel, folder)
+        except Exception as error:
+            channel.send(error=str(error) if isinstance(error, OrcaError) else repr(error))
+            raise
+
+
+def _serve(channel: Channel, folder: Path) -> NoReturn:
+    settings = load(**channel.receive())
+    try:
+        _start_ray(settings, folder)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
+        channel.send(at="ray")
+        received = channel.receive()
+        update = {
+            "redis_url": SecretStr(received["redis_url"]),
+            "model": received["model"],
+            "durability": "everysec",
+        }
+        settings = settings.model_copy(update=update)
+        _deploy(settings, folder)
+        channel.send(at="serve")
+        while True:
+            signal.pause()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _stop(settings, folder)
+
+
+def _start_ray(settings: Settings, folder: Path) -> None:
+    """Start Ray on this machine, with its files in `folder`.
+
+    Raises SettingsError if a device that the settings name is absent, or if the model cannot be split over the ranks.
+    """
+    size = layout_of(settings).size
+    if size > 1:
+        from services.engine.startup.loading import check_ranks  # imports torch, which takes seconds
+        from services.engine.startup.proof.verdict import proven
+
+        model = resolve(settings.model, settings.cache_dir, log.info)
+        check_ranks(model, proven(model, engine_settings(settings)))
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, settings.engines * size),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=NAMESPACE,
+        _temp_dir=str(folder / RAY_FOLDER),  # Ray makes it readable for everybody; `folder` stays this user's
+    )
+    check_gpus(settings, int(ray.cluster_resources().get("GPU", 0)))
+
+
+def _deploy(settings: Settings, folder: Path) -> None:
+    """Start the engines, and meanwhile Serve with gateways and schedulers, on the address of the settings.
+
+    Returns when gateways and schedulers run. They read the pool's URL from a file that only this user can read, since
+    Ray keeps the arguments of actors.
+    """
+    url = folder / "redis-url"
+    url.touch(mode=0o600)
+    url.write_text(settings.redis_url.get_secret_value())
+    for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
+        ensure_engine(settings, index, rank)
+
+    from ray import serve  # takes more than a second, during which the engines begin to load
+
+    from actors.app import build
+
+    # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
+    serve.start(http_options={"host": "127.0.0.1", "port": settings.port})
+    values = settings.with_key_hashes() | {"redis_url_file": str(url)}
+    del values["redis_url"]
+    serve.run(build(values), name="orca", route_prefix="/", blocking=False)
+
+
+def _stop(settings: Settings, folder: Path) -> None:
+    """Refuse new connections, wait up to `drain_timeout` seconds for the requests under way, then end Serve, the
+    engines and Ray."""
+    if not ray.is_initialized():
+        return
+    drain(folder, settings.drain_timeout)
+    with contextlib.suppress(Exception):  # a broken cluster cannot drain, but must end all the same
+        from ray import serve
+
+        serve.shutdown()
+    for index in range(settings.engines):
+        with contextlib.suppress(Exception):
+            remove_engine(index)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

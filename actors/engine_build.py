@@ -1,0 +1,71 @@
+"""What an engine is built from: the settings it reads, its layout of ranks, and the identity of its build."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from services.engine.parallel.layout import Layout
+from services.engine.settings import EngineSettings
+from services.settings.settings import Settings
+
+# The files, and the folders with source files, on which the tokens and the messages of an engine depend.
+SOURCES = (
+    "services/engine",
+    "services/models",
+    "services/background.py",
+    "services/child_environment.py",
+    "services/errors.py",
+    "services/messages.py",
+    "services/requests.py",
+    "services/files.py",
+    "services/wire.py",
+    "actors/engine.py",
+    "actors/engine_build.py",
+    "actors/liveness.py",
+)
+SUFFIXES = frozenset({".py", ".h", ".cpp"})
+
+
+def build_of(settings: Settings, root: Path = Path(__file__).parents[1]) -> str:
+    """The identity of an engine's build: a hash of its sources and of the settings that it reads.
+
+    A scheduler attaches only to actors of its own build. Compiled files beside the sources do not count: they appear
+    and disappear while a server runs.
+    """
+    digest = hashlib.sha256(repr((settings.model, settings.null_engine, engine_settings(settings))).encode())
+    for file in source_files(root):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def source_files(root: Path) -> list[Path]:
+    """The files of `SOURCES` in the checkout or installation at `root`."""
+    found = []
+    for name in SOURCES:
+        path = root / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found += [file for file in files if file.suffix in SUFFIXES and file.is_file()]
+    return found
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    return EngineSettings(
+        device=settings.device,
+        dtype=settings.dtype,
+        weights=settings.weights,
+        batch_invariant=settings.batch_invariant,
+        cache_dir=settings.cache_dir,
+        block_size=settings.block_size,
+        kv_blocks=settings.kv_blocks,
+        kv_memory_fraction=settings.kv_memory_fraction,
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+        tp=settings.tp,
+        pp=settings.pp,
+        deadly_token=settings.deadly_token,
+    )
+
+
+def layout_of(settings: Settings, rank: int = 0) -> Layout:
+    return Layout(settings.tp, settings.pp, rank)

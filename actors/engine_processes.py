@@ -1,0 +1,237 @@
+"""The processes of a seat's engine: for each rank a pair, of which one has the weights and the other is a spare.
+
+Most engines have one rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from actors.engine import EngineStatus
+from actors.engine_build import build_of, layout_of
+from actors.engine_link import KEEP_ALIVE_INTERVAL, EngineLink, EngineProcess, kill
+from actors.liveness import watch
+from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
+from services.errors import EngineLost, StaleEpoch
+from services.loop.iteration_cost import IterationCost
+from services.messages import EngineFigures
+from services.settings.settings import Settings
+
+LOAD_TIMEOUT = 900.0  # seconds to load the weights
+REUSE_TIMEOUT = 60.0  # seconds to finish the iteration in flight, if the weights are loaded
+START_TIMEOUT = 900.0  # seconds a process may take to import all it needs
+PATIENCE = 2.0  # seconds to wait, once one process has answered, for the other, which lives and has the weights
+POLL = 0.05  # seconds until a spare is asked again whether the other is dead: memory is freed before the mark goes
+MAX_FAILURES = 2  # times in a row that a spare may fail to stand by before it is killed
+RETRY_PAUSE = 0.2  # seconds before an actor that cannot be reached is asked again
+
+CheckOwner = Callable[[], Awaitable[None]]  # raises StaleEpoch if another process owns the seat
+
+log = logging.getLogger(__name__)
+
+
+class SeatEngine:
+    """The engine of seat `index`, for a scheduler on the node `node`."""
+
+    def __init__(self, settings: Settings, index: int, node: str) -> None:
+        self._index = index
+        self._node = node
+        self._build = build_of(settings)
+        self._layout = layout_of(settings)
+        self._pairs = [EnginePair(settings, index, rank, node) for rank in range(self._layout.size)]
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether each rank had a spare when it was last checked."""
+        return all(pair.has_spare for pair in self._pairs)
+
+    async def open_link(
+        self, epoch: str, check_owner: CheckOwner, cost: IterationCost
+    ) -> tuple[EngineLink, EngineFigures, float]:
+        """Choose a process for each rank and let them serve `epoch`, with the weights loaded.
+
+        Returns a link to them, the engine's figures, and the seconds spent loading; `cost` learns how fast the engine
+        is. Processes that do not become ready are killed, since their state is unknown: a rank may wait for ever for
+        one that is dead or stopped. `check_owner` is called before anything is killed.
+
+        Raises StaleEpoch, OtherWeights if the model's files have changed, and EngineLost if a process cannot be
+        reached, is stuck or is not ready in time.
+        """
+        # loading may take longer than processes without an owner live
+        keeping_alive = asyncio.create_task(self._keep_alive())
+        try:
+            ranks = await self._choose(check_owner)
+            loaded = all(process.status.epoch for process in ranks)
+            link = EngineLink(ranks, self._layout.sampler, self._node)
+            try:
+                return link, *await link.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
+            except BaseException as error:
+                try:
+                    if isinstance(error, EngineLost):
+                        await check_owner()
+                        await link.kill()
+                finally:
+                    link.close()
+                raise
+        finally:
+            keeping_alive.cancel()
+
+    async def _choose(self, check_owner: CheckOwner) -> list[EngineProcess]:
+        """A process for each rank: all with weights, or all without.
+
+        Actors of another build are replaced. If only some ranks have the weights, their processes are killed.
+        """
+        found = await self._ask_all()
+        if any(status.build != self._build for processes in found for status, _ in processes):
+            await check_owner()
+            log.info("engine %d is of another build, replacing it", self._index)
+            await asyncio.to_thread(remove_engine, self._index)
+            found = await self._ask_all()
+        ranks = _preferred(found)
+        loaded = [process for process in ranks if process.status.epoch]
+        if 0 < len(loaded) < len(ranks):
+            await check_owner()
+            await self._kill(loaded)
+            ranks = _preferred(await self._ask_all())
+        return ranks
+
+    async def keep_spares(self, epoch: str, names: Sequence[str], interval: float, check_owner: CheckOwner) -> None:
+        """Keep a spare beside each of the actors `names`, one per rank, until `check_owner` raises StaleEpoch.
+
+        Spares are checked every `interval` seconds; one that fails twice in a row is killed.
+        """
+        pairs = zip(self._pairs, names, strict=True)
+        await asyncio.gather(*(pair.keep_spare(epoch, name, interval, check_owner) for pair, name in pairs))
+
+    async def _keep_alive(self) -> None:
+        await asyncio.gather(*(pair.keep_alive(KEEP_ALIVE_INTERVAL) for pair in self._pairs))
+
+    async def _kill(self, ranks: Sequence[EngineProcess]) -> None:
+        link = EngineLink(ranks, 0, self._node)
+        try:
+            await link.kill()
+        finally:
+            link.close()
+
+    async def _ask_all(self) -> list[list[EngineProcess]]:
+        return await asyncio.gather(*(pair.ask() for pair in self._pairs))
+
+
+def _preferred(found: Sequence[Sequence[EngineProcess]]) -> list[EngineProcess]:
+    """One process of each rank: the one with weights, the later epoch's if both have them; else one that is loading
+    them; else a spare."""
+    return [max(processes, key=lambda process: process.status.order) for processes in found]
+
+
+class EnginePair:
+    """The two engine actors of a rank of seat `index`, for a scheduler on the node `node`."""
+
+    def __init__(self, settings: Settings, index: int, rank: int, node: str) -> None:
+        self.has_spare = False  # when it was last checked
+        self._settings = settings
+        self._index = index
+        self._rank = rank
+        self._node = node
+
+    async def ask(self) -> list[EngineProcess]:
+        """Ask the processes for their status.
+
+        Returns as soon as one has answered that makes the other's answer unnecessary: it has the weights, or is
+        loading them, or sees that the other has none. Otherwise waits `PATIENCE` seconds for the other.
+        Raises EngineLost if none answers.
+        """
+        asking = {0: asyncio.create_task(self._ask(0))}
+        answers: dict[int, EngineProcess] = {}
+        try:
+            if await asyncio.to_thread(find_engine, engine_names(self._index, self._rank)[1]):
+                asking[1] = asyncio.create_task(self._ask(1))
+            async with asyncio.timeout(START_TIMEOUT) as limit:
+                while len(answers) < len(asking) and not any(_suffices(status) for status, _ in answers.values()):
+                    await asyncio.wait(asking.values(), return_when=asyncio.FIRST_COMPLETED)
+                    if not answers:
+                        limit.reschedule(asyncio.get_running_loop().time() + PATIENCE)
+                    for which in [which for which, task in asking.items() if task.done()]:
+                        answers[which] = asking[which].result()
+                        asking[which] = asyncio.create_task(self._ask(which, after=POLL))
+        except TimeoutError:
+            if not answers:
+                raise EngineLost(f"engine {self._index}: no process answered within {START_TIMEOUT:.0f} s") from None
+        finally:
+            for task in asking.values():
+                task.cancel()
+        return list(answers.values())
+
+    async def _ask(self, which: int, after: float = 0.0) -> EngineProcess:
+        """The process of one of the two actors, as soon as it answers. Creates the actor if there is none."""
+        await asyncio.sleep(after)
+        while True:
+            try:
+                actor = await asyncio.to_thread(ensure_engine, self._settings, self._index, self._rank, which)
+                return EngineProcess(await actor.status.remote(), actor)
+            except (ray.exceptions.RayError, ValueError) as error:  # it ended for good; its name is free soon
+                log.warning("%s cannot be reached: %s", engine_names(self._index, self._rank)[which], error)
+                await asyncio.sleep(RETRY_PAUSE)
+
+    async def keep_alive(self, interval: float) -> None:
+        """Send the processes that exist signs of life for ever."""
+        while True:
+            for name in engine_names(self._index, self._rank):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    if actor := await asyncio.to_thread(find_engine, name):
+                        actor.status.remote()
+            await asyncio.sleep(interval)
+
+    async def keep_spare(self, epoch: str, name: str, interval: float, check_owner: CheckOwner) -> None:
+        """Keep a spare, alive and without weights, beside the actor `name`, until `check_owner` raises StaleEpoch."""
+        which = 1 - engine_names(self._index, self._rank).index(name)
+        with contextlib.suppress(StaleEpoch):
+            while True:
+                spare = await self._ask(which)
+                death = asyncio.create_task(watch(spare.status.lifeline, self._node))
+                try:
+                    with contextlib.suppress(ray.exceptions.RayError):  # the actor has ended for good
+                        await self._supervise(spare, death, epoch, interval, check_owner)
+                finally:
+                    death.cancel()
+                    self.has_spare = False
+
+    async def _supervise(
+        self, spare: EngineProcess, death: asyncio.Task[None], epoch: str, interval: float, check_owner: CheckOwner
+    ) -> None:
+        """Check the spare until its death. It is killed if it does not respond: it is stopped, or waits for ranks that
+        are dead, of whose death gloo does not always learn."""
+        failures = 0
+        while not death.done():
+            self.has_spare = await _stands_by(spare.actor, epoch, interval)
+            if self.has_spare:
+                failures = 0
+                await asyncio.wait({death}, timeout=interval)
+            elif (failures := failures + 1) == MAX_FAILURES:
+                await check_owner()
+                if not death.done():
+                    kill(spare, self._node)
+                await death
+
+
+async def _stands_by(actor: ActorHandle[Any], epoch: str, timeout: float) -> bool:
+    """Whether the spare answers in time, and has no weights afterwards. The call is also a sign of life."""
+    try:
+        async with asyncio.timeout(timeout):
+            status: EngineStatus = await actor.status.remote()
+            if status.epoch is not None:
+                await actor.drop.remote(epoch)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _suffices(status: EngineStatus) -> bool:
+    """Whether the other process need not be asked."""
+    return status.epoch is not None or status.loading or not status.other_loaded

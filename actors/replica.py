@@ -1,0 +1,75 @@
+"""What the replicas of gateways and schedulers have in common: the model, the pool, and the address of their port."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from services.models import ModelInfo, resolve
+from services.models.pin import pinned_info
+from services.pool.limits import Bounds, Limits
+from services.pool.pool import LAYOUT, RequestPool
+from services.settings.settings import Settings
+from services.settings.tenants import TenantLimits
+
+log = logging.getLogger(__name__)
+
+
+def listen_on_node_address() -> None:
+    """Bind the port for calls between deployments on the node's own address instead of all addresses of the machine.
+
+    Call it in the constructor of a replica: Serve opens the port afterwards, and has no setting for its address. With
+    Ray's token a caller must present the token first; without, whoever reaches the port can send it a pickle. Other
+    nodes call a replica by its node's address, which is the loopback address under `orca serve`.
+    """
+    import ray
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    address = ray.util.get_node_ip_address()
+
+    def add_port(server: Any, _: str) -> int:
+        return int(add_port_to_grpc_server(server, f"[{address}]:0" if ":" in address else f"{address}:0"))
+
+    assert "add_port_to_grpc_server" in vars(replica), "Serve opens its port by another function"
+    vars(replica)["add_port_to_grpc_server"] = add_port
+
+
+def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
+    """The folder of the model, and its description under the pinned revision. Raises ModelError."""
+    folder = resolve(settings.model, settings.cache_dir, log.info)
+    return folder, pinned_info(settings.model, folder, settings.cache_dir)
+
+
+def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
+    """The pool of these settings, not connected yet.
+
+    A pool serves one model, so its name contains the model's revision: neither a server that is started again with
+    another model nor a second one on the same pool server runs the other's requests. The name also contains the
+    version of the key layout: a build with another layout could not read the keys.
+    """
+    kind = "null" if settings.null_engine else model.revision
+    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{LAYOUT}.{kind}", limits_of(settings))
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(
+        max_waiting=settings.max_waiting,
+        max_bytes=settings.max_pool_bytes,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_streams=settings.max_streams,
+        max_stored=settings.max_stored,
+        max_queue_wait=settings.max_queue_wait,
+        tenant_share=settings.tenant_share if settings.several_tenants else 1.0,
+        tenants={name: _bounds(own) for name, own in settings.tenant_limits.items()},
+        keep_ended=settings.keep_ended,
+        grace=settings.grace,
+        order=settings.order,
+        ageing=settings.ageing,
+        ttft_target=settings.ttft_target,
+    )
+
+
+def _bounds(own: TenantLimits) -> Bounds:
+    return Bounds(own.max_waiting, own.max_waiting_tokens, own.max_streams, own.max_pool_bytes, own.max_stored)
