@@ -13,7 +13,7 @@ PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
 HOST ?= http://127.0.0.1:8000
-FAST := $(addprefix tests/,services/scheduling services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
+FAST := $(addprefix tests/,services/loop services/scheduling services/settings services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
