@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from services.engine.batch.request_state import RequestState
 from services.messages import Logprobs
-
-NONE_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
+from services.requests import NO_TOKEN_LEFT
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class SampledTokens:
             if not self.sound[i]:
                 output.failed[state.id] = f"the model's logits at position {len(state.token_ids)} are not finite"
             elif not self.possible[i]:
-                output.failed[state.id] = NONE_LEFT
+                output.failed[state.id] = NO_TOKEN_LEFT
             else:
                 output.tokens[state.id] = self.tokens[i]
                 if i in self.logprobs:
