@@ -1,13 +1,11 @@
-"""Writes what of the docs is in the code: docs/settings.md, and the modules in docs/architecture.md.
+"""Writes docs/settings.md from the settings in the code.
 
 python docs/generate.py
 """
 
 from __future__ import annotations
 
-import ast
 import re
-import subprocess
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -15,8 +13,6 @@ from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import FILE, Settings, sections
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("gateway", "services", "actors", "cli", "load")
-MODULES = "## Modules\n"
 
 
 SETTINGS = f"""# Settings
@@ -90,27 +86,5 @@ def _meaning(name: str) -> str:
     return f"{field.description}{listed}"
 
 
-def architecture() -> str:
-    """docs/architecture.md with its last section made anew."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    head, _, _ = text.partition(MODULES)
-    return head + MODULES + "".join(_room(room) for room in ROOMS)
-
-
-def _room(room: str) -> str:
-    listed = subprocess.run(["git", "ls-files", f"{room}/*.py", f"{room}/**/*.py"], cwd=ROOT, capture_output=True)
-    files = sorted(set(listed.stdout.decode().split()), key=lambda f: (Path(f).parent.parts, Path(f).name))
-    lines = [f"- [`{file}`](../{file}): {_about(file)}\n" for file in files if not file.endswith(("__init__.py",))]
-    return f"\n### {room}\n\n{_about(f'{room}/__init__.py')}\n\n" + "".join(lines)
-
-
-def _about(file: str) -> str:
-    """The first sentence or two of a module's docstring, on a line."""
-    text = ast.get_docstring(ast.parse((ROOT / file).read_text()))
-    assert text, f"{file} does not say what it is"
-    return text.partition("\n\n")[0].replace("\n", " ")
-
-
 if __name__ == "__main__":
     (ROOT / "docs" / "settings.md").write_text(settings())
-    (ROOT / "docs" / "architecture.md").write_text(architecture())
