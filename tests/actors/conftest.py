@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import ray
-from actors_lives import Life
+from lifeline_process import LifelineProcess
 
 from actors.placement import NAMESPACE, remove_engine
 from services.pool.binaries import choose_server
@@ -19,21 +19,21 @@ _names = itertools.count()
 
 
 @pytest.fixture
-def make_life() -> Iterator[Callable[[], Life]]:
-    lives: list[Life] = []
+def make_holder() -> Iterator[Callable[[], LifelineProcess]]:
+    processes: list[LifelineProcess] = []
 
-    def make() -> Life:
-        lives.append(Life())
-        return lives[-1]
+    def make() -> LifelineProcess:
+        processes.append(LifelineProcess())
+        return processes[-1]
 
     yield make
-    for life in lives:
-        life.kill()
+    for holder in processes:
+        holder.kill()
 
 
 @pytest.fixture
-def life(make_life: Callable[[], Life]) -> Life:
-    return make_life()
+def holder(make_holder: Callable[[], LifelineProcess]) -> LifelineProcess:
+    return make_holder()
 
 
 @pytest.fixture(scope="session")

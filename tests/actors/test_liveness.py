@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors_lives import HERE, Life
+from lifeline_process import HERE, LifelineProcess
 
 from actors.liveness import Lifeline, WeightsMark, is_marked, watch
 from load.server import until
@@ -26,64 +26,64 @@ time.sleep(600)
 """
 
 
-async def settled(life: Life, sockets: int) -> None:
+async def settled(holder: LifelineProcess, sockets: int) -> None:
     """Wait until the process has that many sockets open."""
-    await until(lambda: life.sockets() == sockets, every=0.01)
+    await until(lambda: holder.sockets() == sockets, every=0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_death_ends_every_watch(life: Life, number: signal.Signals) -> None:
-    sockets = life.sockets()
-    watches = [asyncio.create_task(watch(life.address, HERE)) for _ in range(3)]
-    await settled(life, sockets + 3)
+async def test_a_death_ends_every_watch(holder: LifelineProcess, number: signal.Signals) -> None:
+    sockets = holder.sockets()
+    watches = [asyncio.create_task(watch(holder.address, HERE)) for _ in range(3)]
+    await settled(holder, sockets + 3)
     assert not any(each.done() for each in watches)
-    life.process.send_signal(number)
+    holder.process.send_signal(number)
     await asyncio.wait_for(asyncio.gather(*watches), 30)
 
 
-async def test_a_stopped_process_is_not_dead(life: Life) -> None:
-    sockets = life.sockets()
-    early = asyncio.create_task(watch(life.address, HERE))
-    await settled(life, sockets + 1)
-    life.process.send_signal(signal.SIGSTOP)
-    late = asyncio.create_task(watch(life.address, HERE))
+async def test_a_stopped_process_is_not_dead(holder: LifelineProcess) -> None:
+    sockets = holder.sockets()
+    early = asyncio.create_task(watch(holder.address, HERE))
+    await settled(holder, sockets + 1)
+    holder.process.send_signal(signal.SIGSTOP)
+    late = asyncio.create_task(watch(holder.address, HERE))
     done, _ = await asyncio.wait({early, late}, timeout=5)  # longer than the time after which a silent node is lost
     assert not done
-    life.kill()
+    holder.kill()
     await asyncio.wait_for(asyncio.gather(early, late), 30)
 
 
-async def test_a_process_that_is_gone_is_dead_on_its_own_node_and_unknown_from_another(life: Life) -> None:
-    life.kill()
-    await asyncio.wait_for(watch(life.address, HERE), 30)
-    elsewhere = asyncio.create_task(watch(life.address, "192.0.2.1"))
+async def test_a_process_that_is_gone_is_dead_on_its_own_node_and_unknown_from_another(holder: LifelineProcess) -> None:
+    holder.kill()
+    await asyncio.wait_for(watch(holder.address, HERE), 30)
+    elsewhere = asyncio.create_task(watch(holder.address, "192.0.2.1"))
     done, _ = await asyncio.wait({elsewhere}, timeout=0.5)
     assert not done
     elsewhere.cancel()
 
 
-async def test_watchers_that_go_leave_nothing_open(life: Life) -> None:
-    sockets = life.sockets()
+async def test_watchers_that_go_leave_nothing_open(holder: LifelineProcess) -> None:
+    sockets = holder.sockets()
     for _ in range(20):
-        watches = [asyncio.create_task(watch(life.address, HERE)) for _ in range(10)]
-        await settled(life, sockets + 10)
+        watches = [asyncio.create_task(watch(holder.address, HERE)) for _ in range(10)]
+        await settled(holder, sockets + 10)
         for each in watches:
             each.cancel()
         await asyncio.wait(watches)
-        await settled(life, sockets)
+        await settled(holder, sockets)
 
 
-async def test_a_watcher_that_cannot_open_a_connection_takes_no_process_for_dead(life: Life) -> None:
-    sockets, limits = life.sockets(), resource.getrlimit(resource.RLIMIT_NOFILE)
+async def test_a_watcher_that_cannot_open_a_connection_takes_no_process_for_dead(holder: LifelineProcess) -> None:
+    sockets, limits = holder.sockets(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        watching = asyncio.create_task(watch(life.address, HERE))
+        watching = asyncio.create_task(watch(holder.address, HERE))
         await asyncio.wait({watching}, timeout=0.1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    await settled(life, sockets + 1)
+    await settled(holder, sockets + 1)
     assert not watching.done()
-    life.kill()
+    holder.kill()
     await asyncio.wait_for(watching, 30)
 
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from actors_lives import HERE, Life
+from lifeline_process import HERE, LifelineProcess
 
 from actors.seat import Seat, SeatHolders, hold, renew, take_seat
 from load.server import until
@@ -28,8 +28,8 @@ async def still_waits(*spares: asyncio.Task[Seat]) -> None:
     assert not done
 
 
-async def test_the_first_free_seat_is_taken(pool: RequestPool, life: Life) -> None:
-    held = await pool.acquire("c/0", life.owner, NEVER)
+async def test_the_first_free_seat_is_taken(pool: RequestPool, holder: LifelineProcess) -> None:
+    held = await pool.acquire("c/0", holder.owner, NEVER)
     seat = await asyncio.wait_for(spare(pool, 2, NEVER), 30)
     assert (seat.name, seat.index) == ("c/1", 1)
     assert seat.epoch != held.epoch
@@ -37,48 +37,54 @@ async def test_the_first_free_seat_is_taken(pool: RequestPool, life: Life) -> No
 
 
 async def test_a_spare_takes_the_seat_of_a_dead_process_long_before_its_lease_ends(
-    pool: RequestPool, life: Life
+    pool: RequestPool, holder: LifelineProcess
 ) -> None:
-    held = await pool.acquire("c/0", life.owner, NEVER)
+    held = await pool.acquire("c/0", holder.owner, NEVER)
     waiting = spare(pool, 1, NEVER)
     await still_waits(waiting)
-    life.kill()
+    holder.kill()
     seat = await asyncio.wait_for(waiting, 30)
     assert seat.epoch != held.epoch
     with pytest.raises(StaleEpoch):
         await hold(pool, Seat("c/0", 0, held.epoch), NEVER)
 
 
-async def test_a_wait_returns_at_once_if_a_holder_is_dead_already(life: Life) -> None:
+async def test_a_wait_returns_at_once_if_a_holder_is_dead_already(holder: LifelineProcess) -> None:
     """The holder dies while the pool is asked for its seat."""
     holders = SeatHolders(node=HERE)
-    holders.watch("c/0", SeatGrant(False, "1:a", life.owner))
-    life.kill()
+    holders.watch("c/0", SeatGrant(False, "1:a", holder.owner))
+    holder.kill()
     await until(lambda: holders.dead_epoch("c/0") == "1:a")
     await asyncio.wait_for(holders.wait(NEVER), 30)
 
 
-async def test_a_spare_that_comes_after_the_death_takes_the_seat_too(pool: RequestPool, life: Life) -> None:
-    await pool.acquire("c/0", life.owner, NEVER)
-    life.kill()
+async def test_a_spare_that_comes_after_the_death_takes_the_seat_too(
+    pool: RequestPool, holder: LifelineProcess
+) -> None:
+    await pool.acquire("c/0", holder.owner, NEVER)
+    holder.kill()
     await asyncio.wait_for(spare(pool, 1, NEVER), 30)
 
 
-async def test_a_stopped_holder_keeps_its_seat_to_the_end_of_its_lease(pool: RequestPool, life: Life) -> None:
+async def test_a_stopped_holder_keeps_its_seat_to_the_end_of_its_lease(
+    pool: RequestPool, holder: LifelineProcess
+) -> None:
     lasting, ending = "c/0", "c/1"
-    await pool.acquire(lasting, life.owner, NEVER)
-    held = await pool.acquire(ending, life.owner, SHORT)
-    life.process.send_signal(signal.SIGSTOP)
+    await pool.acquire(lasting, holder.owner, NEVER)
+    held = await pool.acquire(ending, holder.owner, SHORT)
+    holder.process.send_signal(signal.SIGSTOP)
     seat = await asyncio.wait_for(spare(pool, 2, SHORT), 30)
     assert seat.name == ending
     assert seat.epoch != held.epoch
 
 
-async def test_two_deaths_give_two_spares_a_seat_each(pool: RequestPool, make_life: Callable[[], Life]) -> None:
-    holders = [make_life(), make_life()]
-    for index, life in enumerate(holders):
-        await pool.acquire(f"c/{index}", life.owner, NEVER)
-    spares = {spare(pool, 2, NEVER, make_life().owner) for _ in range(2)}
+async def test_two_deaths_give_two_spares_a_seat_each(
+    pool: RequestPool, make_holder: Callable[[], LifelineProcess]
+) -> None:
+    holders = [make_holder(), make_holder()]
+    for index, holder in enumerate(holders):
+        await pool.acquire(f"c/{index}", holder.owner, NEVER)
+    spares = {spare(pool, 2, NEVER, make_holder().owner) for _ in range(2)}
     await still_waits(*spares)
     holders[1].kill()
     (first,), (other,) = await asyncio.wait(spares, timeout=30, return_when=asyncio.FIRST_COMPLETED)
@@ -88,8 +94,8 @@ async def test_two_deaths_give_two_spares_a_seat_each(pool: RequestPool, make_li
     assert (await asyncio.wait_for(other, 30)).name == "c/0"
 
 
-async def test_a_released_seat_is_taken_at_the_next_try(pool: RequestPool, life: Life) -> None:
-    held = await pool.acquire("c/0", life.owner, SHORT)
+async def test_a_released_seat_is_taken_at_the_next_try(pool: RequestPool, holder: LifelineProcess) -> None:
+    held = await pool.acquire("c/0", holder.owner, SHORT)
     holding = asyncio.create_task(hold(pool, Seat("c/0", 0, held.epoch), SHORT))
     waiting = spare(pool, 1, SHORT)
     done, _ = await asyncio.wait({holding, waiting}, timeout=3 * SHORT)
@@ -99,8 +105,8 @@ async def test_a_released_seat_is_taken_at_the_next_try(pool: RequestPool, life:
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: RequestPool, life: Life) -> None:
-    held = await pool.acquire("c/0", life.owner, NEVER)
+async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: RequestPool, holder: LifelineProcess) -> None:
+    held = await pool.acquire("c/0", holder.owner, NEVER)
     before = pool.last_call
     await renew(pool, Seat("c/0", 0, held.epoch), lambda: {"engine_pid": 7.0})
     assert pool.last_call > before  # a scheduler is healthy as long as it calls the pool

@@ -17,7 +17,7 @@ time.sleep(600)
 """
 
 
-class Life:
+class LifelineProcess:
     """A process; `address` is the address of its lifeline."""
 
     def __init__(self) -> None:
