@@ -109,7 +109,7 @@ def disturb(
     repeatedly; each owner has `blocks` blocks."""
     findings, waiting, open_ = Findings(), deque[CheckedRequest](), list[CheckedRequest]()
     while findings.deaths < deaths or time.monotonic() < until:
-        while len(open_) < AT_ONCE:
+        while len(open_) < min(AT_ONCE, len(checked)):
             if not waiting:
                 waiting.extend(draw.sample(list(checked), len(checked)))
             if (one := waiting.popleft()) not in open_:
