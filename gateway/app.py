@@ -10,20 +10,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import docs_routes, routes, side_routes, stream_routes
+from gateway import docs_routes, server_routes
+from gateway.answer.streaming import CLIENT_CLOSED_REQUEST
+from gateway.anthropic import routes as messages
+from gateway.anthropic.errors import error_response
 from gateway.batches import routes as batches
 from gateway.batches.runner import BatchRunner
 from gateway.doors import Doors
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.files import routes as files
 from gateway.gateway import Gateway
-from gateway.keys import Keys
-from gateway.messages import routes as messages
-from gateway.messages.errors import error_response
-from gateway.middleware import Envelope
+from gateway.http.auth import Keys
+from gateway.http.envelope import Envelope
 from gateway.model import ServedModel
+from gateway.openai import routes, stream_routes
 from gateway.responses import routes as responses
-from gateway.streams import CLIENT_CLOSED_REQUEST
 from services.config import Settings
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
@@ -53,7 +54,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(messages.router)
     app.include_router(files.router)
     app.include_router(batches.router)
-    app.include_router(side_routes.router)
+    app.include_router(server_routes.router)
     app.include_router(docs_routes.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -13,8 +13,8 @@ from gateway.desk import Desk
 from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
 from gateway.gateway import of
+from gateway.http.json_size import MOST_VALUES, most_values, too_many
 from gateway.schemas.strict import MAX_DEPTH, too_deep
-from gateway.values import MOST_VALUES, most_values, too_many
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]

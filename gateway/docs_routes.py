@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import JSONResponse, Response
 
-from gateway.document import document
 from gateway.errors import ApiError, Kind
+from gateway.http.openapi import document
 
 FILES = {
     "swagger-ui-bundle.js": "application/javascript",

@@ -11,15 +11,15 @@ from starlette.requests import HTTPConnection
 
 from gateway.batches.folder import BatchFolders
 from gateway.desk import Desk
-from gateway.door import Door
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.files.store import FileStore
-from gateway.generations import Generations
-from gateway.heartbeat import Heartbeat
-from gateway.leaving import Leaving
 from gateway.model import ServedModel
-from gateway.put_back import PutBack
-from gateway.reader import Reader
+from gateway.pool_client.event_reader import Reader
+from gateway.pool_client.generations import Generations
+from gateway.pool_client.heartbeat import Heartbeat
+from gateway.pool_client.leaving import Leaving
+from gateway.pool_client.recovery import PutBack
+from gateway.validation import Door
 from services.background import persist, start
 from services.config import Settings
 from services.errors import PoolUnavailable

@@ -8,8 +8,8 @@ from typing import Self
 
 from starlette.requests import Request
 
+from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
-from gateway.plan import Plan
 
 _ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
 

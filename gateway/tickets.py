@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.caller import Caller
-from gateway.door import Ticket
 from gateway.gateway import Gateway
+from gateway.http.headers import Caller
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.validation import Ticket
 
 SEQUENCE = 64  # what a choice counts for beside the bytes of the body
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import ApiError, Kind
-from gateway.schemas.common import GenerationFields
+from gateway.schemas.generation import GenerationFields
 from services.text import Tokenizer
 
 Words = tuple[tuple[int, ...], ...]

@@ -11,27 +11,27 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.answer import Answer
+from gateway.answer.plan import AnswerKind
+from gateway.answer.streaming import whole
+from gateway.batches.journal import entry_id
 from gateway.batches.record import BatchRecord
 from gateway.batches.segments import Answered
-from gateway.batches.work import entry_id
 from gateway.body import loads, validate
-from gateway.caller import Caller
-from gateway.door import Ticket, digest_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
-from gateway.generation import Generation
-from gateway.plan import AnswerKind
-from gateway.responses.creation import ticket_of as response_ticket
+from gateway.http.headers import Caller
+from gateway.http.json_size import most_values
+from gateway.openai.answer import Answer
+from gateway.pool_client.generation import Generation
 from gateway.responses.finding import opened
+from gateway.responses.validation import ticket_of as response_ticket
 from gateway.responses.whole import whole as whole_response
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.common import GenerationFields
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.generation import GenerationFields
 from gateway.schemas.responses import ResponseRequest
-from gateway.streams import whole
 from gateway.tickets import chat_ticket, completion_ticket
-from gateway.values import most_values
+from gateway.validation import Ticket, digest_of
 from services.errors import PoolUnavailable
 from services.requests import BATCH_CLASS
 

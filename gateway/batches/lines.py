@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.values import MOST_VALUES, too_many
+from gateway.http.json_size import MOST_VALUES, too_many
 
 ERRORS_MOST = 100  # that a failed batch names
 CUSTOM_ID_CHARS = 512

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
 from gateway.body import parse
-from gateway.documented import BODY_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
-from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.files.store import new_id, tenant_folder
 from gateway.gateway import Gateway, of
+from gateway.http.documented import BODY_ERRORS, documented
+from gateway.http.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.schemas.batches import BatchRequest, window_seconds
 from gateway.schemas.file_answers import BatchList, BatchObject
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from gateway.batches.answering import LineAnswerer
 from gateway.batches.folder import BatchFolder
+from gateway.batches.journal import Work
 from gateway.batches.record import BatchRecord, Status
 from gateway.batches.segments import Answered
-from gateway.batches.work import Work
 from gateway.files import disk
 from gateway.gateway import Gateway
-from gateway.values import most_values
+from gateway.http.json_size import most_values
 from services.errors import PoolUnavailable
 
 T = TypeVar("T")

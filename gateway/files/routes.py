@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
-from gateway.documented import documented, query
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
-from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.files.upload import receive
 from gateway.gateway import of
+from gateway.http.documented import documented, query
+from gateway.http.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.schemas.file_answers import FileDeleted, FileList, FileObject, FileUpload
 
 MOST = 10_000  # files of a page

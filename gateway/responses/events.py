@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
+from gateway.answer.transcript import UNANSWERED, Transcript
 from gateway.errors import ApiError
 from gateway.responses.objects import Asked, begun, message, response, text_part
-from gateway.transcript import UNANSWERED, Transcript
 from services.messages import TokenEvent
 from services.requests import FinishReason
 

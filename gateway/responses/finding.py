@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.types import Receive
 
+from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway
-from gateway.generation import Generation
-from gateway.plan import AnswerKind
+from gateway.pool_client.generation import Generation
 from gateway.responses.stored import StoredResponse
 
 

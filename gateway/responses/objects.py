@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.choice import failure
-from gateway.plan import AnswerKind
-from gateway.transcript import Transcript
+from gateway.answer.choice import failure
+from gateway.answer.plan import AnswerKind
+from gateway.answer.transcript import Transcript
 from services.messages import End
 from services.requests import FinishReason
 

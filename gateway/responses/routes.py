@@ -9,9 +9,11 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.answer.streaming import EventStream
 from gateway.body import parse
-from gateway.caller import Caller
-from gateway.documented import (
+from gateway.errors import ApiError, Kind
+from gateway.gateway import Gateway, of
+from gateway.http.documented import (
     BODY_ERRORS,
     GENERATION_ERRORS,
     GENERATION_HEADERS,
@@ -20,17 +22,16 @@ from gateway.documented import (
     documented,
     query,
 )
-from gateway.errors import ApiError, Kind
-from gateway.gateway import Gateway, of
+from gateway.http.headers import Caller
 from gateway.position import Position
 from gateway.responses import objects
-from gateway.responses.creation import input_tokens, ticket_of
 from gateway.responses.events import EventWriter
 from gateway.responses.finding import find, opened
-from gateway.responses.items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
+from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
 from gateway.responses.resuming import after_of, position_of
 from gateway.responses.settling import settle
 from gateway.responses.stored import StoredResponse
+from gateway.responses.validation import input_tokens, ticket_of
 from gateway.responses.whole import whole
 from gateway.schemas.response_answers import (
     InputItemList,
@@ -40,7 +41,6 @@ from gateway.schemas.response_answers import (
     ResponseObject,
 )
 from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
-from gateway.streams import EventStream
 
 CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
 

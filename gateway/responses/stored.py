@@ -7,13 +7,13 @@ from typing import Any, Self
 
 import orjson
 
-from gateway.answer import Answer
-from gateway.generation import Generation
+from gateway.answer.plan import AnswerKind
+from gateway.answer.transcript import Transcript
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
+from gateway.openai.answer import Answer
+from gateway.pool_client.generation import Generation
 from gateway.responses.objects import Asked
 from gateway.schemas.chat import Message
-from gateway.transcript import Transcript
 
 PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and its text say
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.choice import failure
+from gateway.answer.choice import failure
 from gateway.responses import objects
 from gateway.responses.stored import StoredResponse
 

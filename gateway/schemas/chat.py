@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields
+from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupported
 
 # The kinds of content parts that are text, and the field that holds it.

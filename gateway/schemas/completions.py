@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id
+from gateway.schemas.generation import NOT_IN_STREAMS, GenerationFields, Id
 from gateway.schemas.strict import contradiction, integral, only
 
 

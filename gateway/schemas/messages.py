@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, stop_strings
+from gateway.schemas.generation import Count, GenerationFields, stop_strings
 from gateway.schemas.strict import Strict, nothing_asked, only, unsupported
 
 TURN = "\n\n"  # between messages of one role in a row, which are one turn

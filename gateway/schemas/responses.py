@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, StreamOptions
+from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.response_items import InputItem
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from gateway.schemas.chat import OPEN, Message
-from gateway.schemas.common import Id
+from gateway.schemas.generation import Id
 from gateway.schemas.strict import Strict, contradiction, integral, only
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.answer import Answer
+from gateway.answer.plan import AnswerKind, Plan
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind, Plan
+from gateway.openai.answer import Answer
 from services.messages import Logprobs, PromptLogprobs, TokenEvent
 from services.requests import SamplingParams
 from services.scheduling.judge import Judge, Rules

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batches.folder import BatchFolder, BatchFolders
+from gateway.batches.journal import Work
 from gateway.batches.record import BatchRecord
 from gateway.batches.segments import Answered, SegmentWriter, places
-from gateway.batches.work import Work
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, jsonl, line, slow, until
 from clients import wait_until
@@ -71,7 +71,7 @@ def test_lines_have_the_answers_of_http(alice: openai.OpenAI, served: Stack, url
         assert entry["response"]["status_code"] == plain.status_code
         assert without_ids(entry["response"]["body"]) == without_ids(plain.json())
     raw = httpx.get(f"{served.url}/v1/batches/{batch.id}", headers=headers).json()
-    openapi.check("Batch", {name: value for name, value in raw.items() if value is not None})
+    openai_document.check("Batch", {name: value for name, value in raw.items() if value is not None})
     assert alice.files.retrieve(batch.output_file_id or "").purpose == "batch_output"
 
 

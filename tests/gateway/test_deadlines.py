@@ -14,7 +14,7 @@ import pytest
 from clients import show_an_engine, wait_until
 from stack import NAME, Stack
 
-from gateway.caller import MAX_TIMEOUT
+from gateway.http.headers import MAX_TIMEOUT
 from services.config import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]

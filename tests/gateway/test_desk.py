@@ -18,7 +18,7 @@ from stack import Stack
 from gateway import desk as desk_module
 from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, Desk
 from gateway.errors import ApiError, Kind
-from gateway.values import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
+from gateway.http.json_size import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
 from services.text import Tokenizer
 
 LONG = INLINE + 1

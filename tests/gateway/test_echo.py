@@ -7,14 +7,14 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from sse_client import DONE, read
 from stack import NAME, Stack
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from gateway.echo import Echo
+from gateway.answer.echo import Echo
 from services.messages import PromptLogprobs
 from services.text import Tokenizer
 
@@ -85,7 +85,7 @@ def test_log_probabilities_begin_with_the_prompt_s(http: httpx.Client, stack: St
     assert answer["usage"]["completion_tokens"] == most
     # the document says numbers, the API has null for the first token
     choice["logprobs"] = {name: values[1:] for name, values in told.items()}
-    openapi.check("CreateCompletionResponse", answer)
+    openai_document.check("CreateCompletionResponse", answer)
 
 
 def test_zero_likeliest_is_the_token_itself(http: httpx.Client) -> None:

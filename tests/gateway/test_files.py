@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from clients import wait_until
 from stack import Stack
@@ -31,7 +31,7 @@ def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> Non
     assert alice.files.retrieve(file.id) == file
     assert alice.files.content(file.id).content == content
     raw = httpx.get(f"{served.url}/v1/files/{file.id}", headers={"Authorization": "Bearer key-of-alice"}).json()
-    openapi.check("OpenAIFile", raw)
+    openai_document.check("OpenAIFile", raw)
     assert alice.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         alice.files.retrieve(file.id)

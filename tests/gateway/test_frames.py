@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-import openapi
+import openai_document
 import pytest
 from frames import PIECES, REQUEST, STOPS, answer, events_of, read, said
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
-from gateway.sse import SseWriter
+from gateway.openai.events import SseWriter
 from services.messages import End, TokenEvent
 from services.pool.scripts import TIMEOUT
 from services.requests import FinishReason
@@ -83,7 +83,7 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
     _, chunks = read(SseWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
     assert chunks[-1]["usage"] == usage
-    openapi.check("CompletionUsage", usage)
+    openai_document.check("CompletionUsage", usage)
 
 
 @pytest.mark.parametrize(

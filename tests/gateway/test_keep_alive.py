@@ -11,7 +11,7 @@ import pytest
 from clients import get, post, show_an_engine
 from stack import Stack
 
-from gateway import streams
+from gateway.answer import streaming as streams
 from services.config import Settings
 
 BODY = {"prompt": "hello", "max_tokens": 3, "stream": True}

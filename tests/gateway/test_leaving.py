@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway import leaving
-from gateway.leaving import Leaving
+from gateway.pool_client import leaving
+from gateway.pool_client.leaving import Leaving
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lives import CACHED, Life, events_of, grouped, lives
 
-from gateway.choice import Choice
+from gateway.answer.choice import Choice
+from gateway.answer.plan import AnswerKind, Plan
+from gateway.answer.transcript import Transcript
+from gateway.anthropic.events import EventWriter
+from gateway.anthropic.objects import Asked, message
 from gateway.errors import ApiError, Kind
-from gateway.messages.events import EventWriter
-from gateway.messages.objects import Asked, message
-from gateway.plan import AnswerKind, Plan
-from gateway.transcript import Transcript
 from services.messages import TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from stack import NAME, Stack
 
@@ -220,28 +220,28 @@ def test_token_ids(http: httpx.Client, stack: Stack) -> None:
 
 
 def test_every_field_of_the_document_is_known() -> None:
-    assert openapi.fields("CreateCompletionRequest") <= set(CompletionRequest.model_fields)
-    assert openapi.fields("CreateChatCompletionRequest") <= set(ChatRequest.model_fields)
+    assert openai_document.fields("CreateCompletionRequest") <= set(CompletionRequest.model_fields)
+    assert openai_document.fields("CreateChatCompletionRequest") <= set(ChatRequest.model_fields)
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_answers_are_as_the_document_says(http: httpx.Client, logprobs: bool) -> None:
     completion = {"prompt": ["hello né", "b"], "n": 2, "max_tokens": 9, "logprobs": 2 if logprobs else None}
-    openapi.check("CreateCompletionResponse", http.post("/v1/completions", json=completion).json())
+    openai_document.check("CreateCompletionResponse", http.post("/v1/completions", json=completion).json())
     chat: dict[str, Any] = {"messages": MESSAGES, "n": 2, "logprobs": logprobs, "service_tier": "fast"}
     if logprobs:
         chat["top_logprobs"] = 5
-    openapi.check("CreateChatCompletionResponse", http.post("/v1/chat/completions", json=chat).json())
+    openai_document.check("CreateChatCompletionResponse", http.post("/v1/chat/completions", json=chat).json())
     usage = {"stream_options": {"include_usage": True}}
     for chunk in frames(http, "/v1/chat/completions", chat | usage)[1]:
-        openapi.check("CreateChatCompletionStreamResponse", chunk)
+        openai_document.check("CreateChatCompletionStreamResponse", chunk)
 
 
 def test_the_rest_is_as_the_document_says(http: httpx.Client) -> None:
-    openapi.check("ListModelsResponse", http.get("/v1/models").json())
-    openapi.check("Model", http.get(f"/v1/models/{NAME}").json())
-    openapi.check("ErrorResponse", http.get("/v1/models/gpt-17").json())
-    openapi.check("ErrorResponse", http.post("/v1/completions", content=b"{").json())
+    openai_document.check("ListModelsResponse", http.get("/v1/models").json())
+    openai_document.check("Model", http.get(f"/v1/models/{NAME}").json())
+    openai_document.check("ErrorResponse", http.get("/v1/models/gpt-17").json())
+    openai_document.check("ErrorResponse", http.post("/v1/completions", content=b"{").json())
 
 
 DESCRIPTIVE = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openapi
+import openai_document
 import pytest
 from clients import post, show_an_engine, wait_until
 from stack import Stack
@@ -78,7 +78,7 @@ TIERS: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("fields", "tier"), TIERS, ids=map(str, TIERS))
 def test_the_answer_names_the_tier_that_served_it(ranked: httpx.Client, fields: dict[str, Any], tier: str) -> None:
     chat = ranked.post(CHAT, json=BODIES[CHAT] | fields).json()
-    openapi.check("CreateChatCompletionResponse", chat)
+    openai_document.check("CreateChatCompletionResponse", chat)
     stream = ranked.post(CHAT, json=BODIES[CHAT] | fields | {"stream": True}).text
     assert chat.get("service_tier") == tier
     assert stream.count('"service_tier":') == (stream.count("data: {") if tier else 0)
@@ -89,7 +89,7 @@ def test_the_answer_names_the_tier_that_served_it(ranked: httpx.Client, fields: 
 @pytest.mark.parametrize(("fields", "tier"), [*TIERS[3:], ({}, "default"), ({"priority": -2}, "priority")], ids=str)
 def test_a_response_always_names_it(ranked: httpx.Client, fields: dict[str, Any], tier: str) -> None:
     made = ranked.post(RESPONSES, json=BODIES[RESPONSES] | fields).json()
-    openapi.check("Response", made)
+    openai_document.check("Response", made)
     assert made["service_tier"] == tier
     assert ranked.get(f"{RESPONSES}/{made['id']}").json() == made
 

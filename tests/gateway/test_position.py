@@ -9,11 +9,11 @@ from frames import PIECES, REQUEST, answer, events_of, read, told
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
+from gateway.openai.events import SseWriter
 from gateway.position import Position
-from gateway.sse import SseWriter
 from services.messages import TokenEvent
 
 TEXT_FIELDS = ("include_stop", "skip_special_tokens")

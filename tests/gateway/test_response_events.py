@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import openapi
+import openai_document
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lives import CACHED, Life, events_of, grouped, lives
 
-from gateway.choice import Choice
+from gateway.answer.choice import Choice
+from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import EventWriter
 from gateway.responses.objects import Asked
-from gateway.transcript import Transcript
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
@@ -142,4 +142,4 @@ def test_an_error_ends_the_stream_and_not_the_response(tokenizer: Tokenizer) -> 
     assert error["sequence_number"] == said.numbers[-1]
     again.read(writer(tokenizer, life[1], error["sequence_number"]).write(events))
     assert said.text + again.text == "hello world" * 3
-    openapi.check("ResponseErrorEvent", error)
+    openai_document.check("ResponseErrorEvent", error)

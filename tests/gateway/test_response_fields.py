@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import openapi
+import openai_document
 import pytest
 
 from gateway.body import validate
@@ -87,7 +87,7 @@ def parsed(**fields: Any) -> ResponseRequest:
 
 
 def test_every_field_of_the_document_is_known() -> None:
-    assert openapi.fields("CreateResponse") <= set(ResponseRequest.model_fields)
+    assert openai_document.fields("CreateResponse") <= set(ResponseRequest.model_fields)
 
 
 def test_input_becomes_messages() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import orjson
 import pytest
 from stack import NAME, Stack
@@ -58,11 +58,11 @@ def test_the_pages_are_as_the_document_says(http: httpx.Client, client: openai.O
     first = client.responses.create(model=NAME, input="hi")
     made = client.responses.create(model=NAME, input="a", previous_response_id=first.id)
     whole = http.get(f"{PATH}/{made.id}/input_items").json()
-    openapi.check("ResponseItemList", whole)
+    openai_document.check("ResponseItemList", whole)
     assert (whole["first_id"], whole["last_id"]) == (whole["data"][0]["id"], whole["data"][-1]["id"])
     assert whole["has_more"] is False
     rest = http.get(f"{PATH}/{made.id}/input_items", params={"after": whole["last_id"]}).json()
-    openapi.check("ResponseItemList", rest)
+    openai_document.check("ResponseItemList", rest)
     assert rest["data"] == []
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_there_has_no_items(client: openai.OpenAI) -> None:
 
 
 def test_the_document_s_list_is_ours() -> None:
-    assert set(openapi.schema("IncludeEnum")["enum"]) == INCLUDABLE
+    assert set(openai_document.schema("IncludeEnum")["enum"]) == INCLUDABLE
 
 
 def test_what_an_answer_of_text_never_has_may_be_included(client: openai.OpenAI) -> None:
@@ -168,7 +168,7 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         usage = client.responses.create(model=NAME, **body).usage
         assert usage is not None
         assert counted.input_tokens == usage.input_tokens
-    openapi.check("TokenCountsResource", http.post(f"{PATH}/input_tokens", json=asked[0]).json())
+    openai_document.check("TokenCountsResource", http.post(f"{PATH}/input_tokens", json=asked[0]).json())
 
 
 @pytest.mark.parametrize(
@@ -230,5 +230,5 @@ def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client)
     ]
     id = http.post("/v1/responses", json={"input": items}).json()["id"]
     listed = http.get(f"/v1/responses/{id}/input_items?order=asc").json()
-    openapi.check("ResponseItemList", listed)
+    openai_document.check("ResponseItemList", listed)
     assert listed["data"] == [item | {"status": "completed"} for item in items]

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from stack import NAME, Stack
 
@@ -252,9 +252,9 @@ def test_log_probabilities(client: openai.OpenAI, http: httpx.Client) -> None:
 def test_all_is_as_the_document_says(http: httpx.Client, asked: dict[str, Any]) -> None:
     events = events_of(http.post(PATH, json=asked | {"stream": True}).text)
     for event in events:
-        openapi.check(SCHEMAS[event["type"]], event)
+        openai_document.check(SCHEMAS[event["type"]], event)
     last = events[-1]["response"]
-    openapi.check("Response", last)
+    openai_document.check("Response", last)
     assert http.get(f"{PATH}/{last['id']}").json() == last
 
 

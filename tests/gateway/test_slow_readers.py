@@ -11,12 +11,14 @@ from clients import post
 from stack import Stack
 from starlette.types import Message
 
-from gateway import generations, inbox, streams
+from gateway.answer import streaming as streams
+from gateway.answer.plan import Plan
+from gateway.answer.streaming import EventStream, Writer
 from gateway.errors import ApiError, Kind
-from gateway.generation import Generation
-from gateway.inbox import Inbox
-from gateway.plan import Plan
-from gateway.streams import EventStream, Writer
+from gateway.pool_client import event_buffer as inbox
+from gateway.pool_client import generations
+from gateway.pool_client.event_buffer import Inbox
+from gateway.pool_client.generation import Generation
 from services.messages import End, Snapshot, TokenEvent
 from services.requests import FinishReason
 

@@ -1,0 +1,140 @@
+"""Routes beside OpenAI's: health, load, metrics, version, the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from gateway.body import parse
+from gateway.errors import ApiError, Kind
+from gateway.gateway import Gateway, of
+from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
+from gateway.prompts import chat_tokens, text_tokens
+from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from services.telemetry import render
+from services.version import program_version
+
+HEALTH = documented(empty={503: "a part of this gateway has ended"})
+
+router = APIRouter()
+
+
+@router.get("/health", **HEALTH)
+@router.get("/v1/health", **HEALTH)
+@router.get("/ping", **HEALTH)
+@router.post("/ping", **HEALTH)
+async def health(request: Request) -> Response:
+    """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
+    return Response(status_code=200 if of(request).alive else 503)
+
+
+@router.get("/load", **documented(gives=Load))
+async def load(request: Request) -> dict[str, object]:
+    """The number of requests that this gateway is answering, with queued ones; vLLM's shape. `/metrics` has the whole
+    pool's."""
+    return {"server_load": of(request).reader.requests}
+
+
+@router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
+async def ready(request: Request) -> Response:
+    """200 while the pool takes requests and an engine is ready for them, however busy; as of the last second."""
+    overview = of(request).overview()
+    if overview.full:
+        raise ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
+    if not overview.ready:
+        raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
+    return Response()
+
+
+@router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
+async def metrics(request: Request) -> Response:
+    """The pool's figures: every gateway gives the same."""
+    gateway = of(request)
+    page = render(await gateway.heartbeat.latest(), gateway.model.name)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
+async def version(request: Request) -> dict[str, object]:
+    """`numerics` names what the tokens depend on besides the request."""
+    gateway = of(request)
+    figures = gateway.overview().figures
+    return {
+        "version": program_version(),
+        "model": gateway.model.info.name,
+        "revision": gateway.model.info.revision,
+        "numerics": figures and figures.numerics,
+    }
+
+
+@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of the prompt that messages make. What is longer than any prompt of the model is an
+    error."""
+    gateway = of(request)
+    fields = await parse(request, TokenizeRequest)
+    gateway.door.check_model(fields.model)
+    return await _at_desk(request, partial(_tokens, gateway, fields))
+
+
+@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
+async def detokenize(request: Request) -> Response:
+    """The text of tokens, special ones spelled out."""
+    gateway = of(request)
+    fields = await parse(request, DetokenizeRequest)
+    gateway.door.check_model(fields.model)
+    return await _at_desk(request, partial(_text, gateway, fields))
+
+
+async def _at_desk(request: Request, made: Callable[[], dict[str, object]]) -> Response:
+    """The JSON of what `made` gives, which may be long."""
+    body = await of(request).desk.do(request.state.tenant, request.state.size, lambda: orjson.dumps(made()))
+    return Response(body, media_type="application/json")
+
+
+def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
+    model = gateway.model
+    if fields.messages is not None:
+        tokens = chat_tokens(
+            model,
+            fields.messages,
+            fields.add_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
+    else:
+        (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")
+    named = fields.return_token_strs
+    return {
+        "count": len(tokens),
+        "max_model_len": model.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": [model.tokenizer.literal_bytes(t).decode(errors="replace") for t in tokens] if named else None,
+    }
+
+
+def _text(gateway: Gateway, fields: DetokenizeRequest) -> dict[str, object]:
+    gateway.door.check_ids(fields.tokens, "tokens")
+    return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+@router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
+async def tokenizer_info(request: Request) -> dict[str, object]:
+    """What the model's tokenizer_config.json says, but for paths; vLLM's shape."""
+    model = of(request).model
+    tokenizer, config = model.tokenizer, model.tokenizer.config
+    special = [tokenizer.literal_bytes(token).decode(errors="replace") for token in sorted(tokenizer.special_ids)]
+    return {
+        "tokenizer_class": config.tokenizer_class,
+        **config.named_tokens,
+        "additional_special_tokens": [token for token in special if token not in config.named_tokens.values()],
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": model.info.max_model_len,
+        "chat_template": config.chat_template,
+    }
