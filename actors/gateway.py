@@ -12,9 +12,8 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.pool import open_pool
 from actors.serve_ports import stay_on_node
-from gateway.app import create_app
+from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
-from gateway.process import settle
 from services.config import load
 from services.models import resolve
 from services.models.pin import pinned_info
@@ -37,5 +36,5 @@ class GatewayReplica:
         info, name = pinned_info(settings.model, folder, settings.cache_dir), settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
         app = create_app(open_pool(settings, info), model, settings, echo_request_id=False)
-        settle()
+        prepare_process()
         return app

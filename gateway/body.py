@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.desk import Desk
 from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
-from gateway.gateway import of
+from gateway.gateway import gateway_of
 from gateway.http.json_size import MOST_VALUES, most_values, too_many
 from gateway.schemas.strict import MAX_DEPTH, too_deep
 
@@ -33,7 +33,7 @@ async def parse(request: Request, model: type[M]) -> M:
     nesting over `MAX_DEPTH` levels and for the first field that is wrong.
     """
     check_json(request.headers)
-    gateway = of(request)
+    gateway = gateway_of(request)
     settings, tenant = gateway.settings, request.state.tenant
     body = await _read(request, settings.max_body_bytes, gateway.desk)
     request.state.size = len(body)

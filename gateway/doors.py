@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.anthropic.errors import error_response
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, Kind, error_response
 from services.config import Settings
 from services.exposure import is_loopback
 

@@ -1,4 +1,4 @@
-"""Routes beside OpenAI's: health, load, metrics, version, the tokenizer."""
+"""Routes about the server: health, load, metrics, version, tokenizer; most of them are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from gateway.body import parse
 from gateway.errors import ApiError, Kind
-from gateway.gateway import Gateway, of
+from gateway.gateway import Gateway, gateway_of
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
-from gateway.prompts import chat_tokens, text_tokens
-from gateway.schemas.answers import Detokenized, Load, TokenizerInfo, Tokens, Version
-from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.model import ServedModel, chat_tokens, text_tokens
+from gateway.schemas.answers import Load, Version
+from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from services.telemetry import render
 from services.version import program_version
 
@@ -30,21 +30,21 @@ router = APIRouter()
 @router.get("/ping", **HEALTH)
 @router.post("/ping", **HEALTH)
 async def health(request: Request) -> Response:
-    """200 while this process answers and hears the pool's events, or tries to; 503 once that part of it has ended."""
-    return Response(status_code=200 if of(request).alive else 503)
+    """200 while this gateway reads the pool's events, or tries to; 503 if a part of it has ended."""
+    return Response(status_code=200 if gateway_of(request).alive else 503)
 
 
 @router.get("/load", **documented(gives=Load))
 async def load(request: Request) -> dict[str, object]:
-    """The number of requests that this gateway is answering, with queued ones; vLLM's shape. `/metrics` has the whole
-    pool's."""
-    return {"server_load": of(request).reader.requests}
+    """The number of requests that this gateway is answering, including queued ones, in vLLM's format. `/metrics` has
+    the number of the whole pool."""
+    return {"server_load": gateway_of(request).reader.requests}
 
 
 @router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 while the pool takes requests and an engine is ready for them, however busy; as of the last second."""
-    overview = of(request).overview()
+    """200 while the pool accepts requests and an engine is ready for them, even if busy; as of the last second."""
+    overview = gateway_of(request).overview()
     if overview.full:
         raise ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
     if not overview.ready:
@@ -54,16 +54,16 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
-    """The pool's figures: every gateway gives the same."""
-    gateway = of(request)
-    page = render(await gateway.heartbeat.latest(), gateway.model.name)
+    """The metrics of the whole pool, the same at every gateway."""
+    gateway = gateway_of(request)
+    page = render(await gateway.heartbeat.latest_overview(), gateway.model.name)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
 async def version(request: Request) -> dict[str, object]:
-    """`numerics` names what the tokens depend on besides the request."""
-    gateway = of(request)
+    """The version of the server. `numerics` names what the tokens depend on besides the request."""
+    gateway = gateway_of(request)
     figures = gateway.overview().figures
     return {
         "version": program_version(),
@@ -75,26 +75,29 @@ async def version(request: Request) -> dict[str, object]:
 
 @router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
 async def tokenize(request: Request) -> Response:
-    """The tokens of a text, or of the prompt that messages make. What is longer than any prompt of the model is an
-    error."""
-    gateway = of(request)
+    """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
+    gateway = gateway_of(request)
     fields = await parse(request, TokenizeRequest)
-    gateway.door.check_model(fields.model)
-    return await _at_desk(request, partial(_tokens, gateway, fields))
+    gateway.validator.check_model(fields.model)
+    return await _off_loop(request, partial(_tokens, gateway, fields))
 
 
 @router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
 async def detokenize(request: Request) -> Response:
-    """The text of tokens, special ones spelled out."""
-    gateway = of(request)
+    """The text of tokens, with special tokens spelled out."""
+    gateway = gateway_of(request)
     fields = await parse(request, DetokenizeRequest)
-    gateway.door.check_model(fields.model)
-    return await _at_desk(request, partial(_text, gateway, fields))
+    gateway.validator.check_model(fields.model)
+    return await _off_loop(request, partial(_text, gateway, fields))
 
 
-async def _at_desk(request: Request, made: Callable[[], dict[str, object]]) -> Response:
-    """The JSON of what `made` gives, which may be long."""
-    body = await of(request).desk.do(request.state.tenant, request.state.size, lambda: orjson.dumps(made()))
+def _token_text(model: ServedModel, token: int) -> str:
+    return model.tokenizer.literal_bytes(token).decode(errors="replace")
+
+
+async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> Response:
+    """The JSON of the result of `work`, which may be long."""
+    body = await gateway_of(request).desk.do(request.state.tenant, request.state.size, lambda: orjson.dumps(work()))
     return Response(body, media_type="application/json")
 
 
@@ -110,26 +113,25 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
         )
     else:
         (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")
-    named = fields.return_token_strs
     return {
         "count": len(tokens),
         "max_model_len": model.info.max_model_len,
         "tokens": tokens,
-        "token_strs": [model.tokenizer.literal_bytes(t).decode(errors="replace") for t in tokens] if named else None,
+        "token_strs": [_token_text(model, token) for token in tokens] if fields.return_token_strs else None,
     }
 
 
 def _text(gateway: Gateway, fields: DetokenizeRequest) -> dict[str, object]:
-    gateway.door.check_ids(fields.tokens, "tokens")
+    gateway.validator.check_ids(fields.tokens, "tokens")
     return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
 
 
 @router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
 async def tokenizer_info(request: Request) -> dict[str, object]:
-    """What the model's tokenizer_config.json says, but for paths; vLLM's shape."""
-    model = of(request).model
+    """The contents of the model's tokenizer_config.json without paths, in vLLM's format."""
+    model = gateway_of(request).model
     tokenizer, config = model.tokenizer, model.tokenizer.config
-    special = [tokenizer.literal_bytes(token).decode(errors="replace") for token in sorted(tokenizer.special_ids)]
+    special = [_token_text(model, token) for token in sorted(tokenizer.special_ids)]
     return {
         "tokenizer_class": config.tokenizer_class,
         **config.named_tokens,

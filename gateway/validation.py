@@ -1,50 +1,77 @@
-"""The door: a request that can run becomes a `Ticket`, any other an error. Past it nothing is checked again."""
+"""Validation: a request that can run becomes a `ValidatedRequest`, any other an error. It is checked only here."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
+from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
 from gateway.http.headers import Caller
-from gateway.model import ServedModel
-from gateway.prompts import chat_tokens, text_tokens
+from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
-from gateway.vllm_fields import Words, bad_word_ids, truncated
 from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import SamplingParams
 
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
-STREAM_FIELDS = {"stream", "stream_options"}  # the same request may be followed in either way
+SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
+STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """A request that can run, and how its client wants the answer. `submission.body` is the plan."""
+class ValidatedRequest:
+    """A request that can run, and whether its client wants a stream. `submission.body` is the packed plan."""
 
     submission: Submission
     plan: Plan
     stream: bool
 
 
-class Door:
-    """Checks what a schema cannot: the model's name, vocabulary and length, an engine's KV slots.
+class Validator:
+    """Checks what a schema cannot: the model's name, its vocabulary and context length, an engine's KV slots.
 
-    Its methods take long for what is long: they are for the `Desk`."""
+    Validation of long requests takes long: `validate` runs it at the desk, off the event loop. `figures` gives those of
+    the largest engine; it raises ApiError or PoolUnavailable.
+    """
 
-    def __init__(self, gateway: str, model: ServedModel, settings: Settings) -> None:
+    def __init__(
+        self,
+        gateway: str,
+        model: ServedModel,
+        settings: Settings,
+        desk: Desk,
+        figures: Callable[[], Awaitable[EngineFigures]],
+    ) -> None:
         self._gateway = gateway
         self._model = model
         self._settings = settings
+        self._desk = desk
+        self._figures = figures
 
-    def completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> Ticket:
-        """Raises ApiError naming the field, its value and the limit."""
+    async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
+        """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+        size = caller.size + SEQUENCE_SIZE * fields.choices * len(fields.prompt)
+        return await self.validate(caller, size, lambda figures: self._completion(fields, figures, caller))
+
+    async def chat(self, fields: ChatRequest, caller: Caller) -> ValidatedRequest:
+        """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+        size = caller.size + SEQUENCE_SIZE * fields.choices
+        return await self.validate(caller, size, lambda figures: self._chat(fields, figures, caller))
+
+    async def validate(
+        self, caller: Caller, size: int, work: Callable[[EngineFigures], ValidatedRequest]
+    ) -> ValidatedRequest:
+        """The result of `work`, which handles about `size` bytes, at the desk."""
+        figures = await self._figures()
+        return await self._desk.do(caller.work_queue, size, work, figures)
+
+    def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
         self.check_model(fields.model)
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
@@ -53,13 +80,12 @@ class Door:
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
-        # What is cut is not what the client wrote: it is echoed as its tokens say.
+        # a truncated prompt is echoed as its decoded tokens, not as the client's text
         whole = fields.truncate_prompt_tokens is None
         given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
-        return self.ticket(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
+        return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 
-    def chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> Ticket:
-        """Raises ApiError naming the field, its value and the limit."""
+    def _chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
         self.check_model(fields.model)
         prompt = chat_tokens(
             self._model,
@@ -68,9 +94,9 @@ class Door:
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
         )
-        return self.ticket(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
+        return self.request(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 
-    def ticket(
+    def request(
         self,
         kind: AnswerKind,
         fields: GenerationFields,
@@ -80,9 +106,9 @@ class Door:
         caller: Caller,
         extra: bytes = b"",
         texts: Sequence[str] = (),
-    ) -> Ticket:
-        """What `fields` ask of `prompts` (token ids, checked). `param` is the field that errors about them name;
-        `extra` goes into the plan, and `texts`, the prompts as they were written, where they are echoed.
+    ) -> ValidatedRequest:
+        """The request that `fields` make with `prompts` (token ids within the vocabulary). `param`: the field that
+        errors about the prompts name. `extra`: data for the plan. `texts`: the prompts as written, for `echo`.
 
         Raises ApiError naming the field, its value and the limit."""
         self.check_ids(list(fields.logit_bias), "logit_bias")
@@ -90,7 +116,7 @@ class Door:
         self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")
         bad_words = bad_word_ids(self._model.tokenizer, fields.bad_words)
         self.check_ids([id for word in bad_words for id in word], "bad_words")
-        prompts = [self.kept(kind, fields, prompt, figures) for prompt in prompts]
+        prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.name(digest)
@@ -110,11 +136,13 @@ class Door:
             ttft=fields.ttft_target or 0.0,
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
-        return Ticket(submission, plan, bool(fields.stream))
+        return ValidatedRequest(submission, plan, bool(fields.stream))
 
-    def kept(self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures) -> list[int]:
+    def truncated(
+        self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures
+    ) -> list[int]:
         """The tokens of `prompt` that `truncate_prompt_tokens` keeps."""
-        return truncated(prompt, fields, self._longest(kind, fields, figures))
+        return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model.name:
@@ -139,52 +167,54 @@ class Door:
         seed: int,
         bad_words: Words,
     ) -> list[NewSequence]:
-        """`n` choices of each prompt; choice index = prompt index x n + j."""
+        """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
         sequences: list[NewSequence] = []
         for prompt in prompts:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
-            most = self._max_new_tokens(kind, fields, len(prompt), param, figures)
-            sampling = fields.sampling(most, seed, bad_words)
+            limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
+            sampling = fields.sampling(limit, seed, bad_words)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
-            if fields.asked_max_tokens == 0:
-                sampling = _unseen(sampling)
+            if fields.requested_max_tokens == 0:
+                sampling = _discarded(sampling)
             for _ in range(fields.choices):
                 choice = len(sequences)
                 sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
         return sequences
 
-    def _longest(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
-        """How many tokens of a prompt leave room for the output that is asked for."""
-        asked = fields.asked_max_tokens
-        if asked is None:
-            asked = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
-        return max(1, min(figures.max_model_len, figures.num_slots) - max(asked, 1))
+    def _max_prompt_tokens(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
+        """The length of a prompt that leaves room for the requested output."""
+        output = fields.requested_max_tokens
+        if output is None:
+            output = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+        return max(1, min(figures.max_model_len, figures.num_slots) - max(output, 1))
 
     def _max_new_tokens(
         self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
     ) -> int:
-        asked = fields.asked_max_tokens
-        total = length + (asked or 1)
-        asking = f"{length} tokens in '{param}' and {asked or 'at least 1'} to generate"
+        output = fields.requested_max_tokens
+        total = length + (output or 1)
+        wanted = f"{length} tokens in '{param}' and {output or 'at least 1'} to generate"
         if total > figures.max_model_len:
-            text = f"This model's maximum context length is {figures.max_model_len} tokens, but {asking} were asked."
+            text = (
+                f"This model's maximum context length is {figures.max_model_len} tokens, but {wanted} were requested."
+            )
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
         if total > figures.num_slots:
-            text = f"An engine has KV slots for {figures.num_slots} tokens, but {asking} were asked."
+            text = f"An engine has KV slots for {figures.num_slots} tokens, but {wanted} were requested."
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
-        if asked is not None:
-            return asked
-        plain = kind is AnswerKind.COMPLETION
-        default = self._settings.completion_max_tokens if plain else self._settings.chat_max_tokens
+        if output is not None:
+            return output
+        settings = self._settings
+        default = settings.completion_max_tokens if kind is AnswerKind.COMPLETION else settings.chat_max_tokens
         return min(default, min(figures.max_model_len, figures.num_slots) - length)
 
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)
         if count > limit:
-            text = f"{count} choices (prompts x n) were asked, at most {limit} are taken in one request."
+            text = f"{count} choices (prompts x n) were requested, at most {limit} are taken in one request."
             raise ApiError(Kind.INVALID, text, "prompt")
 
     def check_ids(self, ids: list[int], param: str) -> None:
@@ -196,8 +226,8 @@ class Door:
 
 
 def _service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
-    """The tier that the answer names, as OpenAI's document has it: of responses always, of chat where the request names
-    one, of completions never. It says how the request was served: by arrival there is one tier."""
+    """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
+    never for completions. It says how the request is served: in order of arrival there is only one tier."""
     if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
         return None
     if order == "fcfs" or fields.request_class == 0:
@@ -215,7 +245,7 @@ def _plan(
     extra: bytes,
     texts: Sequence[str],
 ) -> Plan:
-    scored = fields.asked_prompt_logprobs
+    scored = fields.requested_prompt_logprobs
     return Plan(
         kind=kind,
         created=int(time.time()),
@@ -226,7 +256,7 @@ def _plan(
         max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
         include_usage=fields.include_usage,
         return_token_ids=bool(fields.return_token_ids),
-        with_logprobs=fields.asked_logprobs is not None,
+        with_logprobs=fields.requested_logprobs is not None,
         stop=fields.stop,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
@@ -238,22 +268,21 @@ def _plan(
         continuous_usage=fields.continuous_usage,
         echo=fields.echoes,
         texts=list(texts) if fields.echoes else [],
-        logprobs=fields.asked_logprobs or 0,
+        logprobs=fields.requested_logprobs or 0,
         prompt_logprobs=scored,
-        silent=fields.asked_max_tokens == 0,
+        silent=fields.requested_max_tokens == 0,
     )
 
 
-def _unseen(sampling: SamplingParams) -> SamplingParams:
-    """The one token of a request for none: it is no part of the answer, so it is the likeliest, and always ends by
-    length."""
-    asked = sampling.prompt_logprobs
+def _discarded(sampling: SamplingParams) -> SamplingParams:
+    """The sampling of the one token that a request for no tokens generates: greedy, and it ends by length."""
+    scored = sampling.prompt_logprobs
     return SamplingParams(
-        1, temperature=0.0, logprobs=None if asked is None else 0, ignore_eos=True, prompt_logprobs=asked
+        1, temperature=0.0, logprobs=None if scored is None else 0, ignore_eos=True, prompt_logprobs=scored
     )
 
 
 def digest_of(fields: GenerationFields) -> str:
-    """What tells whether two HTTP requests ask for the same."""
-    asked = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
-    return hashlib.sha256(asked.encode()).hexdigest()
+    """Equal for two HTTP requests that ask for the same tokens."""
+    given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
+    return hashlib.sha256(given.encode()).hexdigest()

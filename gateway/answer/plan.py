@@ -1,4 +1,4 @@
-"""Plan: what an answer is made of besides its tokens. It lies with the request in the pool: any gateway can answer."""
+"""Plan: what an answer needs besides its tokens. The pool keeps it with the request, so that any gateway can answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.errors import Unreadable
 
 
 class AnswerKind(StrEnum):
-    """Which of the API's objects an answer is."""
+    """Which API object the answer is."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -20,7 +20,7 @@ class AnswerKind(StrEnum):
 
     @property
     def prefix(self) -> str:
-        """What the ids of such requests begin with; 32 hexadecimal digits follow."""
+        """The prefix of the ids of such requests; 32 hexadecimal digits follow it."""
         return _PREFIXES[self]
 
 
@@ -36,20 +36,20 @@ _PREFIXES = {
 class Plan:
     """How the tokens of a request become its answer; `pack()` is the `body` of its submission.
 
-    `digest` tells whether another HTTP request asks for the same. `max_new_tokens` is the most of any choice.
-    `service_tier` is what the answer says of it, if anything.
-    `prompts` are there where the answer has something of them, else empty. `extra` is the caller's own.
-    `echo`: each text begins with its prompt, of which `texts` are what the client wrote, or "" where it gave token ids.
-    `logprobs` and `prompt_logprobs` count the likeliest tokens that are shown of each token, of each prompt token.
-    `silent`: no token was asked for, and the one that each choice has is no part of the answer.
+    `digest`: two HTTP requests with the same digest ask for the same tokens. `max_new_tokens`: the maximum over the
+    choices. `service_tier`: the value in the answer, if any. `prompts`: empty unless the answer contains part of them.
+    `extra`: data of the API that the request came through. `echo`: each text begins with its prompt; `texts` holds the
+    prompts as the client wrote them, "" where it sent token ids. `logprobs`, `prompt_logprobs`: the number of likeliest
+    tokens shown for each output token and each prompt token. `silent`: the client asked for no tokens, and the one
+    token that each choice generates is not part of the answer.
     """
 
     kind: AnswerKind
     created: int  # Unix seconds
     digest: str
     choices: int
-    n: int  # choices of each prompt, one after the other
-    prompt_tokens: int  # each prompt once, whatever n
+    n: int  # choices per prompt; those of one prompt are consecutive
+    prompt_tokens: int  # over all prompts, independent of n
     max_new_tokens: int
     include_usage: bool = False
     return_token_ids: bool = False
@@ -60,7 +60,7 @@ class Plan:
     service_tier: str | None = None
     prompts: list[list[int]] = field(default_factory=list)
     extra: bytes = b""
-    continuous_usage: bool = False  # with `include_usage`: each chunk tells the usage so far
+    continuous_usage: bool = False  # with `include_usage`: each chunk has the usage so far
     include_stop: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
@@ -82,7 +82,7 @@ class Plan:
 
     @classmethod
     def unpack(cls, body: bytes) -> Plan:
-        """Raises ApiError for one that this build cannot read."""
+        """Raises ApiError for a plan that this build cannot read."""
         try:
             return wire.unpack(cls, body)
         except Unreadable as error:

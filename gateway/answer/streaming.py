@@ -1,37 +1,58 @@
-"""How an answer leaves: as one JSON body, or as server-sent events while it is made."""
+"""How an answer is sent: as one JSON body, or as server-sent events while it is generated."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
-from gateway.openai.answer import Answer
 from gateway.pool_client.generation import Generation
 from services.messages import TokenEvent
 
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is what access logs show
-KEEP_ALIVE = 15.0  # seconds of silence after which a comment is sent: proxies cut connections that are idle
-WRITE_TIMEOUT = 60.0  # seconds in which a client that does not read must take what is sent
+CLIENT_CLOSED_REQUEST = 499  # only access logs show it
+KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies close idle connections
+WRITE_TIMEOUT = 60.0  # seconds within which the client must read what is sent
 COMMENT = b": keep-alive\n\n"
 
 log = logging.getLogger(__name__)
 
 
-class Writer(Protocol):
-    """Makes the frames of one stream."""
+class WholeAnswer(Protocol):
+    """Collects the events of one request."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def error(self) -> ApiError | None: ...
+
+    @property
+    def slow_to_write(self) -> bool: ...
+
+    def add(self, events: list[TokenEvent]) -> object:
+        """Take the next events."""
+        ...
+
+    def body(self) -> bytes:
+        """The JSON of the answer, once it has ended."""
+        ...
+
+
+class StreamWriter(Protocol):
+    """Writes the frames of one stream."""
 
     @property
     def done(self) -> bool:
-        """The last frame was made."""
+        """Whether the last frame has been written."""
         ...
 
     def write(self, events: list[TokenEvent]) -> bytes:
-        """The frames that `events` make, maybe none. Raises ApiError when a failure is all there is to say."""
+        """The frames of `events`, perhaps none. Raises ApiError if the request failed before any frame."""
         ...
 
     def fail(self, error: ApiError) -> bytes:
@@ -39,24 +60,25 @@ class Writer(Protocol):
         ...
 
 
-async def whole(generation: Generation, answer: Answer) -> Response:
-    """The response when all is there. Closes the generation. Raises ApiError."""
+async def whole_response(generation: Generation, answer: WholeAnswer) -> Response:
+    """The response with the whole answer. Closes the generation. Raises ApiError if there is no answer."""
     with generation:
         while not answer.ended:
             answer.add(await generation.take())
             if answer.error is not None:
                 raise answer.error
-        # thousands of prompt tokens take tens of milliseconds to write: other streams go on meanwhile
-        body = await asyncio.to_thread(answer.body) if answer.scored else answer.body()
+        # the log probabilities of a long prompt take tens of milliseconds to write
+        body = await asyncio.to_thread(answer.body) if answer.slow_to_write else answer.body()
         return Response(body, media_type="application/json")
 
 
-async def streamed(generation: Generation, writer: Writer) -> Response:
-    """The response once there is something to say, so that an error before it is still a status; after `KEEP_ALIVE`
-    seconds in any case. It closes the generation. Raises ApiError."""
+async def streaming_response(generation: Generation, make_writer: Callable[[], StreamWriter]) -> Response:
+    """The response, returned with the first frame so that an earlier error still sets the HTTP status, or after
+    `KEEP_ALIVE` seconds. It closes the generation. Raises ApiError, also what `make_writer` raises."""
     until = asyncio.get_running_loop().time() + KEEP_ALIVE
     first = b""
     try:
+        writer = make_writer()
         while not first:
             events = await generation.take(until)
             first = writer.write(events) if events else COMMENT
@@ -67,15 +89,15 @@ async def streamed(generation: Generation, writer: Writer) -> Response:
 
 
 class EventStream(Response):
-    """Sends what the writer makes of all that has come whenever the transport takes more.
+    """Writes all events that have arrived whenever the transport accepts more.
 
-    When the gateway stops, or the client does not read, the response stays incomplete: the server breaks the
-    connection, and the client may go on elsewhere, or later.
+    If the gateway stops or the client does not read, the response remains incomplete and the server closes the
+    connection. The client can resume the stream later, at any gateway.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, writer: Writer, first: bytes) -> None:
+    def __init__(self, generation: Generation, writer: StreamWriter, first: bytes) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Orca-Request": generation.request}
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -88,11 +110,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_all(send)
         except TimeoutError:
-            log.info("the stream of %s breaks: its client does not read", self._generation.request)
+            log.info("the stream of %s is closed: its client does not read", self._generation.request)
         except (ClientGone, OSError):
-            log.debug("the client of %s has gone", self._generation.request)
+            log.debug("the client of %s has disconnected", self._generation.request)
         except GatewayStops:
-            log.info("the stream of %s breaks: this gateway stops", self._generation.request)
+            log.info("the stream of %s is closed: this gateway stops", self._generation.request)
         finally:
             self._generation.close()
 
@@ -110,7 +132,7 @@ class EventStream(Response):
                 body = await self._next(until)
 
     async def _next(self, until: float) -> bytes:
-        """What to send next, maybe nothing; a comment at the loop's time `until`."""
+        """The next frames, perhaps none; a comment at the loop's time `until`."""
         try:
             events = await self._generation.take(until)
             return self._writer.write(events) if events else COMMENT
@@ -119,5 +141,5 @@ class EventStream(Response):
         except (ClientGone, GatewayStops, OSError):
             raise
         except Exception:
-            log.exception("stream of %s failed", self._generation.request)
+            log.exception("the stream of %s failed", self._generation.request)
             return self._writer.fail(ApiError(Kind.INTERNAL, "Internal error."))

@@ -1,9 +1,9 @@
 """The server-sent events of a message.
 
-Where ids are asked for, the `id` of an event is `<message>:<n>`. n is a function of token indices, so that any gateway,
-any coalescing and a resume agree: the opening events are 0 to 2; a delta is 2 + the number of token events said with it
-and before it, the end among them; two closing ones follow. The last event, `message_stop`, has no id: as with OpenAI's
-`[DONE]`, whoever comes back gets it again.
+With ids, the `id` of an event is `<message>:<n>`. n is a function of token indices. It does not depend on how tokens
+are grouped into events, on the gateway or on where a stream was resumed: the opening events are 0 to 2; a delta is 2 +
+the number of token events (including the end) up to it; two closing events follow. The last event, `message_stop`, has
+no id: as with OpenAI's `[DONE]`, a client that resumes receives it again.
 """
 
 from __future__ import annotations
@@ -13,105 +13,102 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from gateway.answer.choice import failure
-from gateway.answer.transcript import Transcript
-from gateway.anthropic.errors import error_body
-from gateway.anthropic.objects import Asked, message, stop, text_block, transcript_of, usage
-from gateway.errors import ApiError, Kind
+from gateway.answer.choice import Transcript, transcript_of
+from gateway.anthropic.objects import MessageHead, message, stop, text_block, usage
+from gateway.errors import ApiError, Kind, anthropic_error_body
+from gateway.http.headers import Position
 from gateway.model import ServedModel
 from gateway.pool_client.generation import Generation
-from gateway.position import Position
 from services.messages import TokenEvent
 
 LAST_OPENING = 2
 CLOSING = 2  # numbered events after the last delta
 
 
-class EventWriter:
-    """Writes what comes after event number `after`; -1: all of it. `with_ids` gives each event an `id` line.
+class MessageEventWriter:
+    """Writes the events after event number `after`; -1: all events. `with_ids`: events have an `id` line.
 
-    `request_id` names the HTTP request in an error.
+    `request_id` identifies the HTTP request in an error.
     """
 
     def __init__(
         self,
-        asked: Asked,
+        head: MessageHead,
         transcript: Transcript,
         after: int = -1,
         with_ids: bool = False,
         request_id: str | None = None,
     ) -> None:
-        self._asked = asked
+        self._head = head
         self._transcript = transcript
         self._after = after
         self._request_id = request_id
         self._opened = False
-        self._id = b"id: " + asked.id.encode() + b":" if with_ids else None
-        self.done = False  # the last event was written
+        self._id = b"id: " + head.id.encode() + b":" if with_ids else None
+        self.done = False  # whether the last event has been written
 
     def write(self, events: list[TokenEvent]) -> bytes:
-        """The frames that `events` make; b"" while their text is held back.
+        """The frames of `events`; b"" while their text is held back.
 
-        Raises ApiError when the message failed and there is nothing to say before that, and where it ended before
-        event number `after`.
+        Raises ApiError if the message failed before any frame, and if it ended before event number `after`.
         """
         assert not self.done
         transcript = self._transcript
         for event in events:
             transcript.add(event)
-            if LAST_OPENING + transcript.said <= self._after:
-                transcript.take(silent=True)
-        error = failure(transcript.end) if transcript.end else None
-        frames = [] if self._opened or (error and transcript.said == 1) else self._opening()
+            if LAST_OPENING + transcript.num_events <= self._after:
+                transcript.take(allow_empty=True)
+        error = transcript.error
+        frames = [] if self._opened or (error and transcript.num_events == 1) else self._opening()
         text, _ = transcript.take()
         if text:
             frames.append(self._delta(text))
-        said = b"".join(frames)
+        written = b"".join(frames)
         if transcript.end is None:
-            return said
+            return written
         if error is None:
-            self._check_place()
-            said += b"".join(self._closing())
-        elif not said:
+            self._check_position()
+            written += b"".join(self._closing())
+        elif not written:
             raise error
         else:
-            said += self.fail(error)
+            written += self.fail(error)
         self.done = True
-        return said
+        return written
 
     def fail(self, error: ApiError) -> bytes:
         """The event that ends the stream with an error."""
         self.done = True
-        return _frame(b"error", orjson.dumps(error_body(error, self._request_id)))
+        return _frame(b"error", orjson.dumps(anthropic_error_body(error, self._request_id)))
 
     def _opening(self) -> list[bytes]:
         self._opened = True
         return [
-            self._event("message_start", 0, {"message": message(self._asked, None)}),
+            self._event("message_start", 0, {"message": message(self._head, None)}),
             self._event("content_block_start", 1, {"index": 0, "content_block": text_block("")}),
             self._event("ping", LAST_OPENING, {}),
         ]
 
     def _closing(self) -> list[bytes]:
-        """Usage is the whole message's, as in every `message_delta`: clients put it over what `message_start` said."""
-        last, transcript = LAST_OPENING + self._transcript.said, self._transcript
-        told = {"delta": stop(transcript.end), "usage": usage(self._asked, transcript)}
+        """The usage is that of the whole message, because clients overwrite that of `message_start` with it."""
+        last, transcript = LAST_OPENING + self._transcript.num_events, self._transcript
+        fields = {"delta": stop(transcript.end), "usage": usage(self._head, transcript)}
         return [
             self._event("content_block_stop", last + 1, {"index": 0}),
-            self._event("message_delta", last + CLOSING, told),
+            self._event("message_delta", last + CLOSING, fields),
             _frame(b"message_stop", b'{"type":"message_stop"}'),
         ]
 
-    def _check_place(self) -> None:
-        last = LAST_OPENING + self._transcript.said + CLOSING
+    def _check_position(self) -> None:
+        last = LAST_OPENING + self._transcript.num_events + CLOSING
         if self._after > last:
-            text = f"'Last-Event-ID' is of event {self._after}, the last one of '{self._asked.id}' is {last}."
+            text = f"'Last-Event-ID' is of event {self._after}, the last one of '{self._head.id}' is {last}."
             raise ApiError(Kind.INVALID, text, "Last-Event-ID")
 
     def _delta(self, text: str) -> bytes:
-        """Made of bytes made once: this path carries every token."""
+        """The constant parts are encoded once, because every token takes this path."""
         delta = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":%b}}' % orjson.dumps(text)
-        return _frame(b"content_block_delta", delta, self._id_line(LAST_OPENING + self._transcript.said))
+        return _frame(b"content_block_delta", delta, self._id_line(LAST_OPENING + self._transcript.num_events))
 
     def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
         if number <= self._after:
@@ -122,23 +119,18 @@ class EventWriter:
         return b"" if self._id is None else self._id + b"%d\n" % number
 
 
-def writer(
+def message_event_writer(
     generation: Generation, model: ServedModel, position: Position | None, request: Request, with_ids: bool
-) -> EventWriter:
-    """What writes the events of a message behind `position`. Closes the generation and raises ApiError where no event
-    of this message can have that number."""
+) -> MessageEventWriter:
+    """The writer of the events after `position`. Raises ApiError if no event of this message can have that number."""
     plan = generation.plan
-    try:
-        if position is not None:
-            most = LAST_OPENING + plan.max_new_tokens + 1 + CLOSING
-            if len(position.said) != 1 or position.said[0] > most:
-                raise position.wrong(f"is not the id of an event of this message: <message>:<n>, n at most {most}")
-    except ApiError:
-        generation.close()
-        raise
-    after = -1 if position is None else position.said[0]
-    asked, name = Asked.of(generation, model), getattr(request.state, "request_id", None)
-    return EventWriter(asked, transcript_of(generation, model), after, with_ids, name)
+    if position is not None:
+        most = LAST_OPENING + plan.max_new_tokens + 1 + CLOSING
+        if len(position.counts) != 1 or position.counts[0] > most:
+            raise position.wrong(f"is not the id of an event of this message: <message>:<n>, n at most {most}")
+    after = -1 if position is None else position.counts[0]
+    head, name = MessageHead.of(generation, model), getattr(request.state, "request_id", None)
+    return MessageEventWriter(head, transcript_of(plan, model), after, with_ids, name)
 
 
 def _frame(kind: bytes, data: bytes, id_line: bytes = b"") -> bytes:

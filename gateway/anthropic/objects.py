@@ -1,22 +1,24 @@
-"""The objects of the Messages API: the message, its usage, why it ended."""
+"""The objects of the Messages API: the message, its usage and its stop reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Self
 
+import orjson
+
+from gateway.answer.choice import Transcript, transcript_of
 from gateway.answer.plan import Plan
-from gateway.answer.transcript import Transcript
+from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.openai.answer import Answer
 from gateway.pool_client.generation import Generation
-from services.messages import End
+from services.messages import End, TokenEvent
 from services.requests import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for, the same at every gateway."""
+class MessageHead:
+    """What is known of a message before its first token."""
 
     id: str
     model: str
@@ -27,23 +29,43 @@ class Asked:
         return cls(generation.request, model.name, generation.plan)
 
 
-def transcript_of(generation: Generation, model: ServedModel) -> Transcript:
-    """Empty, for the events of `generation`."""
-    choice = Answer(generation.plan, model, generation.request).choices[0]
-    return Transcript(choice, model.tokenizer, with_logprobs=False)
+class MessageAnswer:
+    """The whole message; a `WholeAnswer`."""
+
+    slow_to_write = False
+
+    def __init__(self, generation: Generation, model: ServedModel) -> None:
+        self._head = MessageHead.of(generation, model)
+        self._transcript = transcript_of(generation.plan, model)
+
+    @property
+    def ended(self) -> bool:
+        return self._transcript.end is not None
+
+    @property
+    def error(self) -> ApiError | None:
+        return self._transcript.error
+
+    def add(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            self._transcript.add(event)
+
+    def body(self) -> bytes:
+        self._transcript.take()
+        return orjson.dumps(message(self._head, self._transcript))
 
 
-def message(asked: Asked, transcript: Transcript | None) -> dict[str, Any]:
-    """The message once it has ended; without a transcript as it begins: empty."""
+def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
+    """The message after its end; without a transcript as it begins, without content."""
     end = transcript.end if transcript else None
     return {
-        "id": asked.id,
+        "id": head.id,
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": head.model,
         "content": [text_block(transcript.text)] if transcript else [],
         **stop(end),
-        "usage": usage(asked, transcript) | {"service_tier": _tier(asked.plan)},
+        "usage": usage(head, transcript) | {"service_tier": _tier(head.plan)},
     }
 
 
@@ -52,7 +74,7 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def stop(end: End | None) -> dict[str, str | None]:
-    """`stop_reason` and `stop_sequence`; a token id that the request named as a stop is no sequence of Anthropic's."""
+    """`stop_reason` and `stop_sequence`. A stop token id is not a stop sequence in Anthropic's API."""
     if end is None:
         return {"stop_reason": None, "stop_sequence": None}
     if isinstance(end.stop, str):
@@ -60,16 +82,16 @@ def stop(end: End | None) -> dict[str, str | None]:
     return {"stop_reason": "max_tokens" if end.reason is FinishReason.LENGTH else "end_turn", "stop_sequence": None}
 
 
-def usage(asked: Asked, transcript: Transcript | None) -> dict[str, int]:
-    """`input_tokens` counts the prompt tokens that were computed, `cache_read_input_tokens` those that came from the
-    prefix cache, which is known at the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
+def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, int]:
+    """`input_tokens`: the prompt tokens that were computed; `cache_read_input_tokens`: those from the prefix cache,
+    known after the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
     end = transcript.end if transcript else None
     cached = end.cached if end else 0
     return {
-        "input_tokens": asked.plan.prompt_tokens - cached,
+        "input_tokens": head.plan.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": transcript.tokens if transcript else 0,
+        "output_tokens": transcript.completion_tokens if transcript else 0,
     }
 
 

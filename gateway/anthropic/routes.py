@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.answer.choice import failure
 from gateway.answer.plan import AnswerKind
-from gateway.answer.streaming import streamed
-from gateway.anthropic.errors import OVERLOADED, PATH
-from gateway.anthropic.events import writer
-from gateway.anthropic.objects import Asked, message, transcript_of
+from gateway.answer.streaming import streaming_response, whole_response
+from gateway.anthropic.events import message_event_writer
+from gateway.anthropic.objects import MessageAnswer
 from gateway.body import parse
-from gateway.errors import ApiError, Kind
-from gateway.gateway import Gateway, of
+from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind
+from gateway.gateway import Gateway, gateway_of
 from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADERS, documented
-from gateway.http.headers import Caller
-from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
-from gateway.position import Position
-from gateway.prompts import chat_tokens
-from gateway.schemas.message_answers import MessageError, MessageEvent, MessageObject, TokenCount
-from gateway.schemas.messages import Conversation, CountTokensRequest, MessageRequest
-from gateway.validation import Ticket
+from gateway.http.headers import Caller, Position
+from gateway.model import chat_tokens
+from gateway.schemas.messages import (
+    Conversation,
+    CountTokensRequest,
+    MessageError,
+    MessageEvent,
+    MessageObject,
+    MessageRequest,
+    TokenCount,
+)
+from gateway.validation import ValidatedRequest
+from services.messages import EngineFigures
 
-router = APIRouter(prefix=PATH)
+router = APIRouter(prefix=MESSAGES_PATH)
 STATUSES = {503: OVERLOADED}
 
 
@@ -44,23 +46,19 @@ STATUSES = {503: OVERLOADED}
     ),
 )
 async def create(request: Request) -> Response:
-    """Answers a conversation; whole or as a stream."""
-    gateway, received = of(request), asyncio.get_running_loop().time()
-    try:
+    """Answers a conversation, as a whole or as a stream."""
+    gateway, received = gateway_of(request), asyncio.get_running_loop().time()
+    with gateway.rejections_counted():
         fields = await parse(request, MessageRequest)
         caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
-        ticket = await _ticket(gateway, fields, caller)
-        if position is None:
-            generation = await gateway.generations.open(ticket, request.receive, received)
-        else:
-            generation = await gateway.generations.resume(ticket, position, request.receive, received)
-    except ApiError as error:
-        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
-        raise
+        validated = await _validate(gateway, fields, caller)
+        generation = await gateway.generations.open(validated, position, request.receive, received)
     if not fields.stream:
-        return await _whole(generation, gateway.model)
+        return await whole_response(generation, MessageAnswer(generation, gateway.model))
     with_ids = caller.resumable or position is not None
-    return await streamed(generation, writer(generation, gateway.model, position, request, with_ids))
+    return await streaming_response(
+        generation, lambda: message_event_writer(generation, gateway.model, position, request, with_ids)
+    )
 
 
 @router.post(
@@ -75,40 +73,25 @@ async def create(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> dict[str, int]:
     """The number of prompt tokens that the same message would have."""
-    gateway = of(request)
+    gateway = gateway_of(request)
     fields = await parse(request, CountTokensRequest)
     prompt = await gateway.desk.do(request.state.tenant, request.state.size, _prompt, gateway, fields)
     return {"input_tokens": len(prompt)}
 
 
-async def _whole(generation: Generation, model: ServedModel) -> Response:
-    """Raises ApiError where there is no answer."""
-    with generation:
-        transcript = transcript_of(generation, model)
-        while transcript.end is None:
-            for event in await generation.take():
-                transcript.add(event)
-    error = failure(transcript.end)
-    if error is not None:
-        raise error
-    transcript.take()
-    return Response(orjson.dumps(message(Asked.of(generation, model), transcript)), media_type="application/json")
+async def _validate(gateway: Gateway, fields: MessageRequest, caller: Caller) -> ValidatedRequest:
+    """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
 
-
-async def _ticket(gateway: Gateway, fields: MessageRequest, caller: Caller) -> Ticket:
-    """Raises ApiError naming the field, its value and the limit."""
-    figures = await gateway.figures()
-
-    def made() -> Ticket:
+    def work(figures: EngineFigures) -> ValidatedRequest:
         prompt = _prompt(gateway, fields)
-        return gateway.door.ticket(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
+        return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
 
-    return await gateway.desk.do(caller.at_desk, caller.size, made)
+    return await gateway.validator.validate(caller, caller.size, work)
 
 
 def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
-    """Token ids. A last message of the assistant is left open, to be continued. Raises ApiError naming the field."""
-    gateway.door.check_model(fields.model)
+    """The token ids of the prompt. The answer continues a last message of the assistant. Raises ApiError."""
+    gateway.validator.check_model(fields.model)
     turns = fields.turns
-    open_end = turns[-1].role == "assistant"
-    return chat_tokens(gateway.model, turns, not open_end, continue_final_message=open_end)
+    continues = turns[-1].role == "assistant"
+    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues)

@@ -1,4 +1,7 @@
-"""Work: what one owner of a batch does on disk. All methods block; call them in a thread, one at a time."""
+"""BatchJournal: the answers and files that one owner of a batch writes to disk.
+
+All methods block: they are for threads, one call at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from pathlib import Path
 import orjson
 
 from gateway.batches.folder import BatchFolder
-from gateway.batches.lines import Lines, check
+from gateway.batches.input_file import InputLines, check
 from gateway.batches.record import BatchRecord, Counts, Final, Progress, Status
-from gateway.batches.segments import Answered, Place, SegmentWriter, places
+from gateway.batches.segments import EntryLocation, LineAnswer, SegmentWriter, entry_locations
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile
 from gateway.http.json_size import MOST_VALUES
@@ -26,8 +29,8 @@ UNANSWERED = {
 }
 
 
-class Work:
-    """Opens the batch under `epoch`, which no other owner has. `lines` are there unless the input is `wrong`."""
+class BatchJournal:
+    """Opens the batch under `epoch`, which no other owner has. With `errors` of the input it has no `lines`."""
 
     def __init__(
         self,
@@ -45,9 +48,9 @@ class Work:
         self._writer = SegmentWriter(self._segment)
         earlier = folder.progress()
         checked = check(folder.input, record.endpoint, max_lines, max_values)
-        self.wrong = checked.errors
-        self.lines = Lines(folder.input, checked)
-        found = places(folder.segments())
+        self.errors = checked.errors
+        self.lines = InputLines(folder.input, checked)
+        found = entry_locations(folder.segments())
         self.pending = [number for number in range(len(checked)) if number not in found]
         completed = sum(place.ok for place in found.values())
         self._counts = Counts(len(checked), completed, len(found) - completed)
@@ -61,7 +64,7 @@ class Work:
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return [self.lines.read(number) for number in numbers]
 
-    def append(self, answers: Sequence[Answered]) -> None:
+    def append(self, answers: Sequence[LineAnswer]) -> None:
         """Durable when this returns."""
         self._writer.append(answers)
         ok = sum(answer.ok for answer in answers)
@@ -69,25 +72,25 @@ class Work:
         self._counts = Counts(counts.total, counts.completed + ok, counts.failed + len(answers) - ok)
 
     def save_progress(self) -> None:
-        """Where it has changed."""
+        """Write the progress if it has changed."""
         progress = replace(self._progress, counts=self._counts)
         if progress != self._saved:
             self._folder.save_progress(progress)
             self._saved = progress
 
     def fail(self) -> None:
-        """End the batch: its input is wrong."""
-        self._end(Final("failed", _now(), errors=self.wrong))
+        """End the batch because of the errors of its input."""
+        self._end(Final("failed", _now(), errors=self.errors))
 
     def finish(self, status: Status) -> None:
-        """End the batch: write its files. Lines without an answer get an error where the status allows for any.
+        """Write the output and error files and end the batch. Lines without an answer get the error of the status.
 
-        Somebody else may have ended it meanwhile; then nothing of this is left.
+        If another owner has ended the batch meanwhile, its files are kept and these are discarded.
         """
         self._progress = replace(self._progress, finalizing_at=_now())
         self.save_progress()
         segments = self._folder.segments()
-        found = places(segments)
+        found = entry_locations(segments)
         good = [number for number in range(len(self.lines)) if number in found and found[number].ok]
         bad = [number for number in range(len(self.lines)) if number not in found or not found[number].ok]
         output = self._publish("output", good, found, segments, status) if good else None
@@ -98,11 +101,11 @@ class Work:
     def _end(self, final: Final) -> None:
         segments = {self._segment, *self._folder.segments()}
         self._folder.end(final)
-        told = self._folder.final()
-        assert told is not None
-        for segment in segments:  # what owners left that died before they could end it, or were slower
+        written = self._folder.final()
+        assert written is not None
+        for segment in segments:  # discard the files of owners that died or were slower
             for kind in ("output", "error"):
-                if (id := self._file_id(segment.name, kind)) not in (told.output_file_id, told.error_file_id):
+                if (id := self._file_id(segment.name, kind)) not in (written.output_file_id, written.error_file_id):
                     self._store.discard(self.record.tenant, id)
         self._folder.tidy()
 
@@ -110,11 +113,11 @@ class Work:
         self,
         kind: str,
         numbers: Sequence[int],
-        found: dict[int, Place],
+        found: dict[int, EntryLocation],
         segments: Sequence[Path],
         status: Status,
     ) -> str:
-        """Write the entries of these lines, in the order of the input, as a file of the tenant's; its id."""
+        """Write the entries of these lines, in the order of the input, to a file of the tenant. Returns its id."""
         id, now, tenant = self._file_id(self._segment.name, kind), _now(), self.record.tenant
         content = disk.temporary(self._store.folder(tenant) / f"{id}.data")
         try:
@@ -132,7 +135,7 @@ class Work:
         return id
 
     def _entries(
-        self, numbers: Sequence[int], found: dict[int, Place], segments: Sequence[Path], status: Status
+        self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: Status
     ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
             used = {place.segment for number in numbers if (place := found.get(number))}
@@ -152,12 +155,14 @@ class Work:
         return orjson.dumps(entry)
 
     def _file_id(self, segment: str, kind: str) -> str:
-        """A function of its arguments, so that the next owner finds what this one left. It sorts with its batch."""
+        """A function of its arguments, so that the next owner finds the files of this one. It sorts by the batch's
+        creation."""
         digest = hashlib.sha256(f"{self.record.id} {segment} {kind}".encode()).hexdigest()
         return f"file-{self.record.id.removeprefix('batch_')[:14]}{digest[:18]}"
 
     def close(self) -> None:
-        """A segment without answers goes: an owner that fails, because the disk is full, tries again and again."""
+        """Close the files and remove a segment without answers: an owner that fails, say on a full disk, tries
+        repeatedly."""
         self._writer.close()
         self.lines.close()
         with contextlib.suppress(FileNotFoundError):
@@ -166,7 +171,7 @@ class Work:
 
 
 def entry_id(batch: str, number: int) -> str:
-    """The id of a line's entry: a function of the two."""
+    """The id of a line's entry, a function of batch and number."""
     return "batch_req_" + hashlib.sha256(f"{batch} {number}".encode()).hexdigest()[:32]
 
 

@@ -1,6 +1,6 @@
-"""FileStore: the files of each tenant, a folder for each: `<id>.data`, and `<id>.json` once the file is whole.
+"""FileStore: a folder of files per tenant, each with `<id>.data`, and `<id>.json` once it is complete.
 
-All methods but `body` block; call them in a thread.
+All methods except `body` block: they are for threads.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ import orjson
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
 
-STALE = 86_400.0  # seconds after which a file that is not whole is what a killed process left
+STALE = 86_400.0  # seconds after which an incomplete file is that of a killed process
 log = logging.getLogger(__name__)
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
 def new_id() -> str:
-    """32 hexadecimal digits: the time first, so that ids sort by creation."""
+    """32 hexadecimal digits that begin with the time, so that ids sort by creation."""
     return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
 
 
 def tenant_folder(tenant: str) -> str:
-    """The name of a tenant's folder; tenants have any names."""
+    """The name of a tenant's folder; a tenant's name can have any characters."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
-def _whole(path: Path) -> bool:
-    """Whether it belongs to a file that clients can see."""
+def _complete(path: Path) -> bool:
+    """Whether the path belongs to a file that clients can see."""
     return path.suffix == ".json" or (path.suffix == ".data" and path.with_suffix(".json").exists())
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """What is kept of a file besides its content. Times in Unix seconds."""
+    """The stored data of a file besides its content. Times in Unix seconds."""
 
     id: str
     bytes: int
@@ -55,7 +55,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Self:
-        """What another build added is left out. Raises TypeError where something is missing."""
+        """Ignores fields of other builds. Raises TypeError if a field is missing."""
         return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
     def body(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class StoredFile:
 
 
 class FileStore:
-    """`root` is one folder for all gateways: on several nodes shared storage. Raises ApiError for users' mistakes."""
+    """`root`: one folder for all gateways, on shared storage if they run on several nodes."""
 
     def __init__(self, root: Path, max_file_bytes: int, max_tenant_bytes: int) -> None:
         self.root = root
@@ -78,8 +78,8 @@ class FileStore:
         return folder
 
     def check_room(self, tenant: str, size: int) -> None:
-        """Raises ApiError where the tenant has no room for so many more bytes. Removes what has expired, and what
-        processes left that were killed while they wrote it."""
+        """Raises ApiError if the tenant has no room for `size` more bytes. Removes expired files and incomplete files
+        of killed processes."""
         folder, used, now = self.folder(tenant), 0, time.time()
         for stored in self._all(folder):
             if stored.expires_at is not None and stored.expires_at <= now:
@@ -90,7 +90,7 @@ class FileStore:
                     stat = entry.stat()
                 except FileNotFoundError:
                     continue
-                if stat.st_mtime < now - STALE and not _whole(Path(entry.path)):
+                if stat.st_mtime < now - STALE and not _complete(Path(entry.path)):
                     Path(entry.path).unlink(missing_ok=True)
                 else:
                     used += stat.st_size
@@ -103,23 +103,23 @@ class FileStore:
             raise ApiError(Kind.FILES_FULL, text, "file")
 
     def _batch_inputs(self, tenant: str) -> int:
-        """Bytes of files that were deleted, and are on the disk as inputs of batches that have not ended."""
+        """Bytes of deleted files that are still on the disk as inputs of unfinished batches."""
         markers = self.root / "open"
         kept = 0
         for marker in markers.iterdir() if markers.is_dir() else ():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the batch has ended meanwhile
                 if marker.read_text() == tenant_folder(tenant):
                     stat = (self.root / tenant_folder(tenant) / "batches" / marker.name / "input").stat()
                     kept += stat.st_size if stat.st_nlink == 1 else 0
         return kept
 
     def add(self, tenant: str, file: StoredFile, content: Path) -> None:
-        """Let `content`, which is durable and in the tenant's folder, be the content of `file`."""
+        """Add `file` with the content at `content`, which is durable and in the tenant's folder."""
         folder = self.folder(tenant)
         content.replace(folder / f"{file.id}.data")
         try:
             disk.replace(folder / f"{file.id}.json", orjson.dumps(asdict(file)))
-        except BaseException:  # nobody could see or delete the content
+        except BaseException:  # otherwise the content could not be seen or deleted
             self._remove(folder, file.id)
             raise
 
@@ -130,7 +130,7 @@ class FileStore:
         return file
 
     def content(self, tenant: str, id: str) -> Path:
-        """Where the content of a file is, which exists."""
+        """The path of the content of an existing file."""
         return self.folder(tenant) / f"{id}.data"
 
     def all(self, tenant: str, purpose: str | None, newest_first: bool) -> Sequence[StoredFile]:
@@ -140,12 +140,12 @@ class FileStore:
         return chosen[::-1] if newest_first else chosen
 
     def delete(self, tenant: str, id: str) -> None:
-        """A batch that reads the file goes on: it has a link of its own."""
+        """A batch that reads the file continues: it has its own link to the content."""
         self.get(tenant, id)
         self._remove(self.folder(tenant), id)
 
     def discard(self, tenant: str, id: str) -> None:
-        """Delete a file that may not be there."""
+        """Delete a file that may not exist."""
         self._remove(self.folder(tenant), id)
 
     def _all(self, folder: Path) -> list[StoredFile]:
@@ -154,13 +154,13 @@ class FileStore:
 
     @staticmethod
     def _read(path: Path) -> StoredFile | None:
-        """None where there is none, or none that this build can read: the tenant's others are well."""
+        """None if the file does not exist or this build cannot read it: the other files can still be listed."""
         try:
             return StoredFile.of(orjson.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            log.warning("%s is no file's record that can be read: %s", path, error)
+            log.warning("%s cannot be read: %s", path, error)
             return None
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""API keys: whose key a request carries. Plain ASGI, around all routes."""
+"""Authentication: the API key of a request determines its tenant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.anthropic.errors import error_response
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, Kind, error_response
 from services.config import DEFAULT_TENANT
 from services.setting_types import digest_of
 
@@ -20,20 +19,20 @@ DOCS = {
     "/docs/swagger-ui.css",
     "/docs/favicon-32x32.png",
 }
-# A browser that opens a page sends no key; the document has nothing that is secret.
+# A browser that opens a page sends no key, and the documentation contains no secret.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
 
 
-class Keys:
-    """Puts the tenant into the request's state; `tenants` by the key's hash. Without any, no key is asked for.
+class AuthenticationMiddleware:
+    """Sets `request.state.tenant`. `tenants`: the tenant of each key, by the key's hash; if empty, no key is required.
 
-    What is looked up is a hash with a secret of this process, so the time that it takes says nothing of the keys.
+    The lookup uses a keyed hash with a secret of this process, so its duration reveals nothing about the keys.
     """
 
     def __init__(self, app: ASGIApp, tenants: dict[str, str]) -> None:
         self._app = app
         self._secret = secrets.token_bytes(32)
-        self._tenants = {self._mark(hashed): tenant for hashed, tenant in tenants.items()}
+        self._tenants = {self._keyed_hash(hashed): tenant for hashed, tenant in tenants.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -48,15 +47,15 @@ class Keys:
     def _tenant(self, scope: Scope) -> str | None:
         if not self._tenants:
             return DEFAULT_TENANT
-        marks = (self._mark(digest_of(key)) for key in _keys(scope))
-        return next((self._tenants[mark] for mark in marks if mark in self._tenants), None)
+        hashes = (self._keyed_hash(digest_of(key)) for key in _keys(scope))
+        return next((self._tenants[hashed] for hashed in hashes if hashed in self._tenants), None)
 
-    def _mark(self, hashed: str) -> bytes:
+    def _keyed_hash(self, hashed: str) -> bytes:
         return hmac.digest(self._secret, hashed.encode(), "sha256")
 
 
 def _keys(scope: Scope) -> Iterator[str]:
-    """OpenAI's clients send a bearer token, Anthropic's the one header or the other, or both."""
+    """The keys of a request. OpenAI's clients send a bearer token, Anthropic's clients either header or both."""
     for name, value in scope["headers"]:
         scheme, _, token = value.partition(b" ")
         if name == b"authorization" and scheme.lower() == b"bearer":

@@ -1,7 +1,7 @@
-"""How a route is described for `/openapi.json`: `@router.post("/path", **documented(takes=..., gives=...))`.
+"""The description of a route for `/openapi.json`: `@router.post("/path", **documented(takes=..., gives=...))`.
 
-Routes read bodies, queries and headers by hand, so FastAPI knows none of them. The text of an operation is the
-docstring of its function.
+Routes read bodies, queries and headers themselves, so FastAPI does not know them. The description of an operation is
+the docstring of its function.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gateway.http.headers import MAX_TIMEOUT, MIN_TIMEOUT
 from gateway.schemas.answers import ErrorResponse
 
 COMPONENTS = "#/components/schemas/"
-DOCUMENTED = "x-documented"  # marks an operation until the document is made
+DOCUMENTED = "x-documented"  # marks the operation until the document is made
 JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 
-# errors of routes that ask the pool, and of those that submit a request to it
+# errors of routes that use the pool, that read a body, and that submit a request
 POOL_ERRORS = (Kind.POOL_UNAVAILABLE, Kind.STOPPING, Kind.INTERNAL)
 BODY_ERRORS = (
     Kind.INVALID,
@@ -50,34 +50,34 @@ GENERATION_ERRORS = (
 
 
 def header(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """A header that a request may have."""
+    """A header of the request."""
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
 
 
 def query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """A query parameter that a request may have."""
+    """A query parameter of the request."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
 IDEMPOTENCY_KEY = header(
     "Idempotency-Key",
     {"type": "string", "minLength": 1, "maxLength": 255},
-    "The same request under the same key is answered with the same tokens; it makes the request resumable.",
+    "The same request with the same key gets the same tokens. The request is resumable.",
 )
 RESUMABLE = header(
     "Orca-Resumable",
     {"type": "string", "enum": ["true", "false"]},
-    "true: the request goes on for a while when nobody listens, and the events of its stream have ids.",
+    "true: the request continues for a while without a client, and the events of its stream have ids.",
 )
 LAST_EVENT_ID = header(
     "Last-Event-ID",
     {"type": "string"},
-    "The id of the last event that the client has; the stream goes on behind it.",
+    "The id of the last event that the client has received; the stream continues after it.",
 )
 QUEUE_TIMEOUT = header(
     "X-Queue-Timeout",
     {"type": "number", "minimum": MIN_TIMEOUT, "maximum": MAX_TIMEOUT},
-    "Seconds within which an engine must begin the request; else it ends with a 408.",
+    "Seconds within which an engine must begin the request; otherwise it ends with a 408.",
 )
 GENERATION_HEADERS = (IDEMPOTENCY_KEY, RESUMABLE, LAST_EVENT_ID, QUEUE_TIMEOUT)
 
@@ -96,12 +96,12 @@ def documented(
     empty: Mapping[int, str] = MappingProxyType({}),
     takes_type: str = JSON,
 ) -> dict[str, Any]:
-    """The keyword arguments of a FastAPI route that describe it; they change nothing about what it does.
+    """The keyword arguments of a FastAPI route that describe it; they do not change its behaviour.
 
-    `takes` is the type of the request's body, `gives` that of the answer's, `streams` that of each event's data where
-    the answer may be a stream. `text`: the answer is plain text; `binary`: bytes of any kind. Without any of these the
-    answer's body is empty. `errors` are answered with an object of the type `error`, with another status where
-    `statuses` has one; `empty` statuses are answered without a body. `takes_type`: the body's content type.
+    `takes`: the type of the request's body; `gives`: that of the answer's; `streams`: that of each event's data if the
+    answer can be a stream. `text`: the answer is plain text; `binary`: it is bytes. Without any of these the answer's
+    body is empty. `errors`: answered with an object of the type `error`, with a different status if `statuses` has one.
+    `empty`: statuses that are answered without a body. `takes_type`: the content type of the request's body.
     """
     content: dict[str, Any] = {}
     if gives is not None:
@@ -114,7 +114,7 @@ def documented(
         content[BYTES] = {"schema": {"type": "string", "format": "binary"}}
     extra: dict[str, Any] = {"responses": {"200": {"content": content}}, "parameters": list(parameters)}
     if streams is not None:
-        name = {"description": "the name of the request, for `/v1/streams`", "schema": {"type": "string"}}
+        name = {"description": "the id of the request, for `/v1/streams`", "schema": {"type": "string"}}
         extra["responses"]["200"]["headers"] = {"Orca-Request": name}
     extra["responses"] |= {str(status): {"description": meaning} for status, meaning in empty.items()}
     extra["responses"] |= _errors(errors, error, statuses)
@@ -129,7 +129,7 @@ def documented(
 
 
 def _schema(type_: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-    """JSON schema of `type_`; what it refers to comes along in `$defs`, from where `document` takes it."""
+    """The JSON schema of `type_`; `openapi` takes the types that it refers to from `$defs`."""
     made: dict[str, Any] = TypeAdapter(type_).json_schema(ref_template=COMPONENTS + "{model}", mode=mode)
     definitions = made.pop("$defs", {})
     name = made.get("title", "") if "properties" in made else ""
@@ -139,7 +139,7 @@ def _schema(type_: Any, mode: JsonSchemaMode) -> dict[str, Any]:
 
 
 def _errors(kinds: Sequence[Kind], type_: Any, statuses: Mapping[int, int]) -> dict[str, Any]:
-    """By status, with all codes that it may have."""
+    """The errors by status, each with all its codes."""
     made: dict[str, Any] = {}
     for status, same in groupby(sorted(set(kinds), key=lambda kind: kind.status), key=lambda kind: kind.status):
         found = list(same)

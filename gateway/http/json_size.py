@@ -1,5 +1,5 @@
-"""How many values JSON has, counted before it is parsed: the parser holds the interpreter until it is done, for longer
-the more values there are, whatever their length."""
+"""The number of values in JSON, counted before it is parsed: the parser holds the interpreter lock for a time that
+grows with the number of values, not with their length."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ _BACKSLASH = ord("\\")
 
 
 def most_values(max_model_len: int) -> int:
-    """How many values a body may have: a prompt of as many ids as the model can read is always taken."""
+    """The maximum number of values of a body. It admits any prompt of token ids within the context length."""
     return max(MOST_VALUES, 2 * max_model_len)
 
 
 def too_many(body: bytes, most_values: int = MOST_VALUES) -> str | None:
-    """What `body` has too many of, for an error, with the limit. None where it can be parsed within milliseconds."""
-    if _within(body.count(b","), _members(body), most_values):  # strings count too: an upper bound, and a quick one
+    """What `body` has too many of, with the limit, for an error; None if it can be parsed within milliseconds."""
+    if _within(
+        body.count(b","), _members(body), most_values
+    ):  # a fast upper bound that includes the contents of strings
         return None
     outside = _outside_strings(body)
     if (members := _members(outside)) > MOST_MEMBERS:
@@ -38,7 +40,7 @@ def _members(body: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> bytes:
-    """`body` without what is in strings. Of what is no JSON anything may come back."""
+    """`body` without the contents of strings. The result is arbitrary if `body` is not JSON."""
     text: npt.NDArray[np.uint8] = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
     quotes = quotes[~_escaped(text, quotes)]
@@ -50,11 +52,11 @@ def _outside_strings(body: bytes) -> bytes:
 
 
 def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Whether an odd number of backslashes stands before each quote."""
+    """For each quote, whether an odd number of backslashes precedes it."""
     escaped: npt.NDArray[np.bool_] = (text[quotes - 1] == _BACKSLASH) & (quotes > 0)
     doubtful = quotes[escaped]
     if len(doubtful):
-        plain = np.flatnonzero(text != _BACKSLASH)  # the last one before a quote is where its backslashes begin
+        plain = np.flatnonzero(text != _BACKSLASH)  # the backslashes of a quote begin after the last of these
         before = np.searchsorted(plain, doubtful) - 1
         begins = np.where(before >= 0, plain[before], -1)
         escaped[escaped] = (doubtful - begins - 1) % 2 == 1

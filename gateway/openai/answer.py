@@ -1,15 +1,13 @@
-"""The answer to one request: its choices, and the JSON of what they say."""
+"""The answer to a completion or chat completion: its choices and their JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from gateway.answer.choice import Choice, Piece
-from gateway.answer.echo import Echo, prompt_logprobs
-from gateway.answer.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.answer.choice import Choice, Delta, choices_of, tables_of
+from gateway.answer.logprobs import CompletionLogprobs, Echo, chat_logprobs, prompt_logprobs
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
@@ -17,56 +15,52 @@ from services.messages import TokenEvent
 
 
 class Answer:
-    """Made of what the pool holds: the plan of a request, its id, and the events of its sequences.
+    """A function of what the pool keeps: the plan of a request, its id and the events of its sequences.
 
-    `said` counts, for each choice, the events that the client has had already; none where it is empty.
-    `error` is there once a choice has failed: nothing more is taken then.
+    `sent`: the number of events of each choice that the client has received; empty means none.
+    `error` is set when a choice fails; no event is taken after that.
     """
 
-    def __init__(self, plan: Plan, model: ServedModel, request: str, said: Sequence[int] = ()) -> None:
-        eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
-        stop_ids, tables = eos.union(plan.stop_token_ids), model.tokenizer.tables.of(plan.skip_special_tokens)
-        sent = [*said, *[0] * (plan.choices - len(said))]
+    def __init__(self, plan: Plan, model: ServedModel, request: str, sent: tuple[int, ...] = ()) -> None:
         self.plan = plan
         self.request = request
         self.model = model
-        self.choices = [
-            Choice(i, tables, plan.stop, stop_ids, sent[i], plan.include_stop, plan.silent) for i in range(plan.choices)
-        ]
+        self.choices = choices_of(plan, model, sent)
         self.error: ApiError | None = None
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
         echoes = [Echo(model.tokenizer, plan.prompts[i], given) for i, given in enumerate(plan.texts)]
         self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
         offsets = [len(echo.text) for echo in self._echoes] or [0] * plan.choices
+        tables = tables_of(plan, model)
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
 
     @property
-    def scored(self) -> bool:
-        """It shows the log probabilities of prompts."""
+    def slow_to_write(self) -> bool:
+        """Whether the body contains log probabilities of prompts."""
         return self.plan.prompt_logprobs is not None or (self.plan.echo and self.plan.with_logprobs)
 
     @property
     def ended(self) -> bool:
-        """Every choice has ended well."""
+        """Whether every choice has ended with an answer."""
         return all(choice.ended for choice in self.choices)
 
     def add(self, events: list[TokenEvent]) -> list[Choice]:
-        """Take events, up to the first that fails a choice; returns the choices that may have something to say."""
+        """Take events up to the first one that fails a choice. Returns the choices that may have a delta."""
         touched: dict[int, Choice] = {}
         for event in events:
             if self.error is not None:
                 break
             choice = self._by_id[event.id]
             choice.add(event)
-            self.error = choice.error or self._beyond(choice)
+            self.error = choice.error or self._position_error(choice)
             if event.index >= choice.sent:
                 touched[choice.index] = choice
             elif event.token is not None:
                 self._completion_logprobs[choice.index].skip(event.token)
         return list(touched.values())
 
-    def _beyond(self, choice: Choice) -> ApiError | None:
-        """The error of a choice that ended before the place where its client says it stands."""
+    def _position_error(self, choice: Choice) -> ApiError | None:
+        """The error of a choice that ended before the position that the client gave."""
         usage = choice is self.choices[-1]  # it counts as one more event of this choice
         if not choice.ended or choice.sent <= choice.added + usage:
             return None
@@ -74,8 +68,8 @@ class Answer:
         return ApiError(Kind.INVALID, text, "Last-Event-ID")
 
     def usage(self) -> dict[str, Any]:
-        """Each prompt counts once. Of its choices, the first says how much of it was cached: that is what it would have
-        been for one choice, the others find what the first computed."""
+        """Each prompt counts once. Its cached tokens are those of its first choice, as if `n` were 1: the other choices
+        find what the first one computed."""
         prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
         return {
             "prompt_tokens": prompt,
@@ -85,28 +79,29 @@ class Answer:
         }
 
     def usage_so_far(self, choice: Choice) -> dict[str, int]:
-        """Of one choice, with the pieces that were taken of it, as vLLM counts it for `continuous_usage_stats`."""
+        """The usage up to the last delta of one choice, as vLLM counts it for `continuous_usage_stats`."""
         prompt, completion = self.plan.prompt_tokens, min(choice.sent, choice.completion_tokens)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any] | None:
+    def logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """The log probabilities of a delta in the format of its API; None unless requested."""
         if not self.plan.with_logprobs:
             return None
         if self.plan.chat:
-            return chat_logprobs(self.model.tokenizer, piece)
-        said = self._completion_logprobs[choice.index].of(piece)
-        if piece.first and self._echoes:
+            return chat_logprobs(self.model.tokenizer, delta.tokens, delta.logprobs)
+        made = self._completion_logprobs[choice.index].of(delta.tokens, delta.logprobs)
+        if delta.first and self._echoes:
             assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
             before = self._echoes[choice.index].logprobs(choice.prompt_logprobs, self.plan.logprobs)
-            said = {name: before[name] + values for name, values in said.items()}
-        return said
+            made = {name: before[name] + values for name, values in made.items()}
+        return made
 
-    def text(self, choice: Choice, piece: Piece) -> str:
-        """What the piece says, behind the prompt where that is wanted and the piece is the choice's first."""
-        return self._echoes[choice.index].text + piece.text if piece.first and self._echoes else piece.text
+    def text(self, choice: Choice, delta: Delta) -> str:
+        """The text of a delta, after the prompt if the prompt is echoed and the delta is the first one."""
+        return self._echoes[choice.index].text + delta.text if delta.first and self._echoes else delta.text
 
     def body(self) -> bytes:
-        """The whole answer, once `ended`."""
+        """The whole answer as JSON, once `ended`."""
         chat, with_ids = self.plan.chat, self.plan.return_token_ids
         body: dict[str, Any] = {
             "id": self.request,
@@ -125,22 +120,22 @@ class Answer:
         return orjson.dumps(body)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        piece = choice.take()
-        assert piece is not None, f"choice {choice.index} has not ended"
-        said: dict[str, Any] = {"index": choice.index}
+        delta = choice.take()
+        assert delta is not None, f"choice {choice.index} has not ended"
+        made: dict[str, Any] = {"index": choice.index}
         if self.plan.chat:
-            said["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+            made["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
         else:
-            said["text"] = self.text(choice, piece)
-        said["logprobs"] = self.logprobs(choice, piece)
-        said["finish_reason"] = piece.finish_reason
+            made["text"] = self.text(choice, delta)
+        made["logprobs"] = self.logprobs(choice, delta)
+        made["finish_reason"] = delta.finish_reason
         if self.plan.return_token_ids:
-            said["token_ids"] = piece.tokens
+            made["token_ids"] = delta.tokens
             if not self.plan.chat:
-                said["prompt_token_ids"] = self.plan.prompt_of(choice.index)
+                made["prompt_token_ids"] = self.plan.prompt_of(choice.index)
         if self.plan.prompt_logprobs is not None and not self.plan.chat:
-            said["prompt_logprobs"] = self._prompt_logprobs(choice, self.plan.prompt_logprobs)
-        return said
+            made["prompt_logprobs"] = self._prompt_logprobs(choice, self.plan.prompt_logprobs)
+        return made
 
     def _prompt_logprobs(self, choice: Choice, count: int) -> list[dict[str, Any] | None]:
         assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"

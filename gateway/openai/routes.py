@@ -1,33 +1,37 @@
-"""OpenAI's routes: completions, chat completions, models."""
+"""OpenAI's routes: completions, chat completions, models; and `GET /v1/streams/{request}`, which resumes a stream."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.answer.streaming import streamed, whole
+from gateway.answer.plan import AnswerKind
+from gateway.answer.streaming import streaming_response, whole_response
+from gateway.anthropic.events import message_event_writer
 from gateway.body import parse
-from gateway.errors import ApiError, Kind
-from gateway.gateway import Gateway, of
-from gateway.http.documented import GENERATION_ERRORS, GENERATION_HEADERS, documented
-from gateway.http.headers import Caller
-from gateway.openai.answer import Answer
-from gateway.openai.stream_routes import writer
-from gateway.position import Position
-from gateway.schemas.answers import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
-    Model,
-    ModelList,
+from gateway.errors import Kind
+from gateway.gateway import gateway_of
+from gateway.http.documented import (
+    ENDS_WITHOUT_ANSWER,
+    GENERATION_ERRORS,
+    GENERATION_HEADERS,
+    LAST_EVENT_ID,
+    POOL_ERRORS,
+    documented,
 )
-from gateway.schemas.chat import ChatRequest
-from gateway.schemas.completions import CompletionRequest
-from gateway.tickets import chat_ticket, completion_ticket
-from gateway.validation import Ticket
+from gateway.http.headers import Caller, Position
+from gateway.openai.answer import Answer
+from gateway.openai.events import chunk_writer
+from gateway.schemas.answers import Model, ModelList
+from gateway.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from gateway.schemas.completions import Completion, CompletionChunk, CompletionRequest
+from gateway.validation import ValidatedRequest
+
+F = TypeVar("F", CompletionRequest, ChatRequest)
 
 router = APIRouter(prefix="/v1")
 
@@ -44,7 +48,7 @@ router = APIRouter(prefix="/v1")
 )
 async def completions(request: Request) -> Response:
     """Completes texts or token ids."""
-    return await _answered(request, chat=False)
+    return await _answer(request, CompletionRequest, gateway_of(request).validator.completion)
 
 
 @router.post(
@@ -59,44 +63,65 @@ async def completions(request: Request) -> Response:
 )
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
-    return await _answered(request, chat=True)
+    return await _answer(request, ChatRequest, gateway_of(request).validator.chat)
 
 
 @router.get("/models", **documented(gives=ModelList))
 async def models(request: Request) -> dict[str, object]:
-    """The one model. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
-    card = of(request).model.card()
+    """The served model. `has_more`, `first_id` and `last_id` are for Anthropic's clients."""
+    card = gateway_of(request).model.card()
     return {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
 
 
 @router.get("/models/{name:path}", **documented(gives=Model, errors=(Kind.MODEL_NOT_FOUND,)))
 async def model(request: Request, name: str) -> dict[str, object]:
-    """The model, if it is the one that is served."""
-    gateway = of(request)
-    gateway.door.check_model(name)
+    """The model, if it is the served one."""
+    gateway = gateway_of(request)
+    gateway.validator.check_model(name)
     return gateway.model.card()
 
 
-async def _answered(request: Request, chat: bool) -> Response:
-    gateway = of(request)
-    received = asyncio.get_running_loop().time()
-    try:
-        ticket = await _ticket(gateway, request, chat)
-        position = Position.of_post(request, ticket.stream)
-        if position is None:
-            generation = await gateway.generations.open(ticket, request.receive, received)
-        else:
-            generation = await gateway.generations.resume(ticket, position, request.receive, received)
-    except ApiError as error:
-        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
-        raise
-    if ticket.stream:
-        with_ids = ticket.submission.resumable or position is not None
-        return await streamed(generation, writer(generation, gateway.model, position, with_ids))
-    return await whole(generation, Answer(generation.plan, gateway.model, generation.request))
+@router.get(
+    "/streams/{name}",
+    **documented(
+        streams=ChatCompletionChunk | CompletionChunk,
+        parameters=[LAST_EVENT_ID],
+        errors=(
+            *POOL_ERRORS,
+            Kind.INVALID,
+            Kind.REQUEST_NOT_FOUND,
+            Kind.TOO_MANY_FOLLOWERS,
+            Kind.SLOW_READER,
+            *ENDS_WITHOUT_ANSWER,
+        ),
+    ),
+)
+async def stream(request: Request, name: str) -> Response:
+    """The events after the given position of a request that was made on any connection, at any gateway."""
+    gateway, position = gateway_of(request), Position.of(request)
+    if position is not None and position.request != name:
+        raise position.wrong(f"is not of request '{name[:100]}'")
+    generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
+    if generation.plan.kind is AnswerKind.MESSAGE:
+        return await streaming_response(
+            generation, lambda: message_event_writer(generation, gateway.model, position, request, with_ids=True)
+        )
+    return await streaming_response(
+        generation, lambda: chunk_writer(generation, gateway.model, position, with_ids=True)
+    )
 
 
-async def _ticket(gateway: Gateway, request: Request, chat: bool) -> Ticket:
-    if chat:
-        return await chat_ticket(gateway, await parse(request, ChatRequest), Caller.of(request))
-    return await completion_ticket(gateway, await parse(request, CompletionRequest), Caller.of(request))
+async def _answer(
+    request: Request, schema: type[F], validate: Callable[[F, Caller], Awaitable[ValidatedRequest]]
+) -> Response:
+    """Answer a completion or chat completion, as a whole or as a stream."""
+    gateway, received = gateway_of(request), asyncio.get_running_loop().time()
+    with gateway.rejections_counted():
+        fields = await parse(request, schema)
+        validated = await validate(fields, Caller.of(request))
+        position = Position.of_post(request, validated.stream)
+        generation = await gateway.generations.open(validated, position, request.receive, received)
+    if validated.stream:
+        with_ids = validated.submission.resumable or position is not None
+        return await streaming_response(generation, lambda: chunk_writer(generation, gateway.model, position, with_ids))
+    return await whole_response(generation, Answer(generation.plan, gateway.model, generation.request))

@@ -1,4 +1,4 @@
-"""What has come for one HTTP request: the events of its sequences, each index once, kept until it is closed."""
+"""The events of one followed request: each index of each sequence once, buffered until the follower takes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gateway.errors import ApiError, Kind
 from services.messages import Logprobs, Snapshot, Submission, TokenEvent
 from services.requests import FinishReason
 
-UNREAD = 4096  # events of a sequence that wait to be taken, at most
+UNREAD = 4096  # maximum number of buffered events per sequence
 TAKE_FASTER = "The stream was not read for too long; it can be read again from where it broke off."
 
 
-class Inbox:
-    """Events of a group in order per sequence, from index 0 on, whatever the reader hands over.
+class EventBuffer:
+    """The events of a group, in order per sequence beginning with index 0.
 
-    Token i of a sequence has index i; its end comes under the index after its last token. What comes again must be
-    what came before. Up to `UNREAD` events of each sequence wait to be taken, beside snapshots; a follower that lets
-    more come gets those and an error after them. `submission` is there where this gateway could submit the group again.
-    `since` is when it began to be followed, seconds on the loop's clock.
+    Token i of a sequence has index i; its end has the index after its last token. An event that arrives again must
+    equal the first one. The buffer holds up to `UNREAD` events per sequence, not counting snapshots; a follower that
+    takes them too slowly gets an error after them. `submission`: set if this gateway can submit the group again.
+    `since`: when following began, in seconds of the loop's clock.
     """
 
     def __init__(
@@ -29,13 +29,12 @@ class Inbox:
         self.request = request
         self.submission = submission
         self.since = since
-        self.next = dict.fromkeys(ids, 0)  # the index to come, per sequence that has not ended
+        self.next = dict.fromkeys(ids, 0)  # the next index of each unfinished sequence
         self.tokens: dict[str, list[int]] = {id: [] for id in self.next}
-        self.logprobs: dict[str, list[Logprobs]] = {
-            id: [] for id in self.next
-        }  # parallel to tokens, kept where there is a submission
-        self.submitted = False  # the pool knows the sequences: if later it does not, they are lost
-        self.arrived = 0.0  # when the latest events came, seconds on the loop's clock
+        # parallel to tokens, filled only if there is a submission
+        self.logprobs: dict[str, list[Logprobs]] = {id: [] for id in self.next}
+        self.submitted = False  # the pool knows the sequences; if it does not later, they are lost
+        self.arrived = 0.0  # when the latest events arrived, in seconds of the loop's clock
         self._most = UNREAD * len(self.next)
         self._events: list[TokenEvent] = []
         self._error: Exception | None = None
@@ -43,11 +42,11 @@ class Inbox:
 
     @property
     def open(self) -> bool:
-        """A sequence has not ended yet."""
+        """Whether any sequence is unfinished."""
         return bool(self.next)
 
     def put(self, event: TokenEvent, now: float) -> bool:
-        """Take an event unless it came before. False: events before it are missing, it was not taken."""
+        """Add an event unless it arrived before. If events before it are missing, returns False without adding it."""
         if len(self._events) >= self._most:
             self.fail(ApiError(Kind.SLOW_READER, TAKE_FASTER))
         return self._put(event, now)
@@ -73,7 +72,7 @@ class Inbox:
         return True
 
     def catch_up(self, snapshot: Snapshot, now: float) -> None:
-        """Take what a snapshot has beyond what came before."""
+        """Add what a snapshot contains beyond the events that arrived before."""
         index, logprobs = snapshot.index, snapshot.logprobs
         for i, token in enumerate(snapshot.tokens):
             self._put(TokenEvent(snapshot.id, index + i, token, logprobs[i] if logprobs else None), now)
@@ -81,12 +80,12 @@ class Inbox:
             self._put(TokenEvent(snapshot.id, index + len(snapshot.tokens), None, end=snapshot.end), now)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come: `take` raises `error` once it has given what is there."""
+        """No more events will arrive: `take` raises `error` after it has returned the buffered events."""
         self._error = self._error or error
         self._wake.set()
 
     async def take(self, until: float | None = None) -> list[TokenEvent]:
-        """All that has come: at least one event, or none at the loop's time `until`. Raises what `fail` was given."""
+        """All buffered events: at least one, or none at the loop's time `until`. Raises the error given to `fail`."""
         if not self._events:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
@@ -102,7 +101,7 @@ class Inbox:
             await self._wake.wait()
 
     def _compare(self, event: TokenEvent, now: float) -> None:
-        """An index that came before: the pool's server may have lost it, and what comes again may be another."""
+        """An index that arrived before. The pool's server may have lost the first event, and this one may differ."""
         tokens = self.tokens[event.id]
         if event.token is not None:
             same = event.index < len(tokens) and event.token == tokens[event.index]

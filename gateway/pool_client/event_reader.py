@@ -1,8 +1,8 @@
-"""The one blocking reader of this gateway's event stream, which hands events to the requests that wait for them.
+"""The one blocking reader of this gateway's event stream, which distributes events to the buffers of followed requests.
 
-The stream is a hint, token storage is the truth: on a gap, after an outage of the pool, when the pool had forgotten
-this gateway, and for sequences that were silent for long, the sequences are attached again and read from where
-they stand. After an outage the stream is read from its start too: it may be shorter than it was.
+The event stream is a hint; the token storage is authoritative. After a gap, after an outage of the pool, when the pool
+had forgotten this gateway, and for sequences without events for long, the sequences are attached again and read from
+the next index. After an outage the stream is also read from its start, because it may be shorter than it was.
 """
 
 from __future__ import annotations
@@ -12,75 +12,75 @@ import logging
 import math
 from collections.abc import Iterable
 
-from gateway.pool_client.event_buffer import Inbox
+from gateway.pool_client.event_buffer import EventBuffer
 from services.errors import PoolUnavailable
 from services.messages import Snapshot, Submission, TokenEvent
 from services.pool.pool import RequestPool
 
 BLOCK = 1.0  # seconds a read waits for events
-SILENCE = 10.0  # seconds without an event after which a sequence is read from storage
-ATTACH_AT_ONCE = 256  # sequences read in one script: it must not hold up the pool
-PATIENCE = 5.0  # seconds after an outage in which what the pool lost is put back by whoever has it
-FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is away
+SILENCE = 10.0  # seconds without an event after which a sequence is read from token storage
+ATTACH_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
+PATIENCE = 5.0  # seconds after an outage within which gateways put back what the pool lost
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is unavailable
 
 log = logging.getLogger(__name__)
 
 
-class Reader:
-    """`lost`: followed requests that the pool does not know, and since when (the loop's clock)."""
+class EventReader:
+    """`lost`: followed requests that the pool does not know, each with the time of the loop's clock of its loss."""
 
     def __init__(self, pool: RequestPool, gateway: str) -> None:
         self._pool = pool
         self._gateway = gateway
-        self._inboxes: dict[str, list[Inbox]] = {}  # by sequence
-        self._from_start = True  # the next read begins at the stream's start: it is another stream
+        self._buffers: dict[str, list[EventBuffer]] = {}  # by sequence
+        self._from_start = True  # the next read begins at the stream's start: it is a new stream
         self.away = False
-        self._returned = -math.inf  # when the pool last came back
+        self._returned = -math.inf  # when the pool last became available again
         self.lost: dict[str, float] = {}
         self.anything_lost = asyncio.Event()
 
-    def follow(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> Inbox:
-        """An inbox for a group's events from now on. Called before the submit, so that none is missed."""
-        inbox = Inbox(request, ids, submission, self._now())
-        for sequence in inbox.tokens:
-            self._inboxes.setdefault(sequence, []).append(inbox)
-        return inbox
+    def follow(self, request: str, ids: Iterable[str], submission: Submission | None = None) -> EventBuffer:
+        """A buffer for a group's events from now on. To be called before the submit, so that no event is missed."""
+        buffer = EventBuffer(request, ids, submission, self._now())
+        for sequence in buffer.tokens:
+            self._buffers.setdefault(sequence, []).append(buffer)
+        return buffer
 
-    def unfollow(self, inbox: Inbox) -> None:
-        for sequence in inbox.tokens:
-            inboxes = self._inboxes.get(sequence, [])
-            if inbox in inboxes:
-                inboxes.remove(inbox)
-            if not inboxes:
-                self._inboxes.pop(sequence, None)
-        if not self.follows(inbox.request):
-            self._found(inbox.request)
+    def unfollow(self, buffer: EventBuffer) -> None:
+        for sequence in buffer.tokens:
+            buffers = self._buffers.get(sequence, [])
+            if buffer in buffers:
+                buffers.remove(buffer)
+            if not buffers:
+                self._buffers.pop(sequence, None)
+        if not self.follows(buffer.request):
+            self._found(buffer.request)
 
-    def followers(self, request: str) -> list[Inbox]:
-        return self._inboxes.get(f"{request}/0", [])
+    def followers(self, request: str) -> list[EventBuffer]:
+        return self._buffers.get(f"{request}/0", [])
 
     def follows(self, request: str) -> bool:
-        return f"{request}/0" in self._inboxes
+        return f"{request}/0" in self._buffers
 
     @property
     def requests(self) -> int:
-        """How many requests somebody at this gateway follows."""
-        return sum(sequence.endswith("/0") for sequence in self._inboxes)
+        """The number of requests that are followed at this gateway."""
+        return sum(sequence.endswith("/0") for sequence in self._buffers)
 
     @property
     def settled(self) -> bool:
-        """What the pool does not know now, nobody is about to put back."""
+        """Whether no gateway is about to put back a request that the pool does not know."""
         return not self.away and self._now() - self._returned > PATIENCE
 
     async def run(self) -> None:
-        """Read and hand out, until cancelled."""
+        """Read and distribute events until cancelled."""
         cursor, retry = "0", FIRST_RETRY
         checked = self._now()
         while True:
             try:
                 after, self._from_start = "0" if self._from_start else cursor, False
                 cursor, events = await self._pool.read_events(self._gateway, after, BLOCK)
-                gaps = self._hand_out(events)
+                gaps = self._distribute(events)
                 if self.away:
                     await self.reread()
                     self.away, self._returned = False, self._now()
@@ -97,13 +97,13 @@ class Reader:
 
     def _lose(self, error: PoolUnavailable) -> None:
         if not self.away:
-            log.warning("the pool is away: %s", error)
+            log.warning("the pool is unavailable: %s", error)
         self.away = self._from_start = True
         self.lost.clear()
         self.anything_lost.clear()
 
     async def restart(self) -> None:
-        """The pool had forgotten this gateway, or cut its stream: read it from the start, and all sequences too.
+        """Read the stream and all sequences from the start: the pool had forgotten this gateway or cut its stream.
 
         Raises PoolUnavailable.
         """
@@ -111,8 +111,8 @@ class Reader:
         await self.reread()
 
     async def reread(self, ids: Iterable[str] | None = None) -> None:
-        """Attach again to `ids`, or to all that is followed, and take what storage has of them."""
-        wanted = list(self._from_indices(self._inboxes if ids is None else ids).items())
+        """Attach again to `ids`, or to all followed sequences, and add what token storage has of them."""
+        wanted = list(self._from_indices(self._buffers if ids is None else ids).items())
         for start in range(0, len(wanted), ATTACH_AT_ONCE):
             part = dict(wanted[start : start + ATTACH_AT_ONCE])
             for snapshot in await self._pool.attach(self._gateway, part):
@@ -120,45 +120,45 @@ class Reader:
 
     async def reread_requests(self, requests: Iterable[str]) -> None:
         """The same for all sequences of these requests."""
-        await self.reread({id for request in requests for inbox in self.followers(request) for id in inbox.next})
+        await self.reread({id for request in requests for buffer in self.followers(request) for id in buffer.next})
 
     def give_up(self, request: str, error: Exception) -> None:
-        """Tell the followers of a lost request."""
+        """Fail the followers of a lost request."""
         self._found(request)
-        for inbox in self.followers(request):
-            inbox.fail(error)
+        for buffer in self.followers(request):
+            buffer.fail(error)
 
     def fail_all(self, error: Exception) -> None:
-        """Tell all followers: nothing is read any more."""
-        for inboxes in self._inboxes.values():
-            for inbox in inboxes:
-                inbox.fail(error)
+        """Fail all followers: nothing is read any more."""
+        for buffers in self._buffers.values():
+            for buffer in buffers:
+                buffer.fail(error)
 
-    def _hand_out(self, events: list[TokenEvent]) -> set[str]:
-        """Returns the ids of which events are missing."""
+    def _distribute(self, events: list[TokenEvent]) -> set[str]:
+        """Returns the ids of sequences with missing events."""
         now, gaps = self._now(), set()
         for event in events:
-            for inbox in self._inboxes.get(event.id, ()):
-                if not inbox.put(event, now):
+            for buffer in self._buffers.get(event.id, ()):
+                if not buffer.put(event, now):
                     gaps.add(event.id)
         return gaps
 
     def _from_indices(self, ids: Iterable[str]) -> dict[str, int]:
-        """From where to read each sequence that the pool must know and that has not ended."""
+        """The index to read each unfinished sequence from that the pool must know."""
         wanted = {}
         for sequence in ids:
-            standing = [i.next[sequence] for i in self._inboxes.get(sequence, ()) if i.submitted and sequence in i.next]
+            standing = [b.next[sequence] for b in self._buffers.get(sequence, ()) if b.submitted and sequence in b.next]
             if standing:
                 wanted[sequence] = min(standing)
         return wanted
 
     def _catch_up(self, snapshot: Snapshot) -> None:
-        for inbox in self._inboxes.get(snapshot.id, ()):
+        for buffer in self._buffers.get(snapshot.id, ()):
             if snapshot.known:
-                inbox.catch_up(snapshot, self._now())
-                self._found(inbox.request)
-            elif inbox.submitted:
-                self.lost.setdefault(inbox.request, self._now())
+                buffer.catch_up(snapshot, self._now())
+                self._found(buffer.request)
+            elif buffer.submitted:
+                self.lost.setdefault(buffer.request, self._now())
                 self.anything_lost.set()
 
     def _found(self, request: str) -> None:
@@ -168,7 +168,7 @@ class Reader:
 
     def _silent(self) -> list[str]:
         before = self._now() - SILENCE
-        return [s for s, inboxes in self._inboxes.items() if any(i.arrived < before for i in inboxes)]
+        return [s for s, buffers in self._buffers.items() if any(b.arrived < before for b in buffers)]
 
     @staticmethod
     def _now() -> float:

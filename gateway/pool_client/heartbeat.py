@@ -1,4 +1,4 @@
-"""Each second: tell the pool that this gateway lives and what it counted, and read the overview."""
+"""Each second: report to the pool that this gateway lives and what it counted, and read the overview."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
 PERIOD = 1.0  # seconds
-PERIOD_UNREADY = 0.2  # while no engine is ready: somebody may be waiting for one
-STALE = 5.0  # seconds without a heartbeat after which what the last one read is not passed on
-SPACING = 0.05  # seconds at least between reads of the overview for those who ask for the latest
+PERIOD_UNREADY = 0.2  # while no engine is ready: requests may be waiting for one
+STALE = 5.0  # seconds without a heartbeat after which the last overview is not returned any more
+SPACING = 0.05  # minimum seconds between reads of the overview for callers of `latest_overview`
 
 log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`on_missed` is awaited when this gateway may have missed events; it may raise PoolUnavailable."""
+    """`on_missed` is awaited when this gateway may have missed events. It may raise PoolUnavailable."""
 
     def __init__(
         self, pool: RequestPool, gateway: str, counters: Counters, on_missed: Callable[[], Awaitable[None]]
@@ -31,23 +31,23 @@ class Heartbeat:
         self._counters = counters
         self._on_missed = on_missed
         self._call = 0
-        self._unsent: dict[str, float] | None = None  # of a call that was not answered: it is repeated unchanged
+        self._unsent: dict[str, float] | None = None  # counts of a call without a reply; it is repeated unchanged
         self._missed = False
         self._overview: Overview | None = None
-        self._read_at = 0.0  # when it was read, seconds on the loop's clock
-        self._trouble: PoolUnavailable | None = None  # why the last beat failed
-        self._asking = asyncio.Lock()
-        self._asked_at = -SPACING  # when the last read for those who ask began
-        self._latest: Overview | PoolUnavailable | None = None  # what it brought
+        self._read_at = 0.0  # when it was read, in seconds of the loop's clock
+        self._error: PoolUnavailable | None = None  # why the last heartbeat failed
+        self._reading = asyncio.Lock()
+        self._began_at = -SPACING  # when the last read of `latest_overview` began
+        self._latest: Overview | PoolUnavailable | None = None  # its result
 
     async def run(self) -> None:
-        """Beat until cancelled; an outage of the pool is waited for."""
+        """Send heartbeats until cancelled, also through outages of the pool."""
         while True:
             try:
                 await self.beat()
-                self._trouble = None
+                self._error = None
             except PoolUnavailable as error:
-                self._trouble = error
+                self._error = error
                 log.debug("no heartbeat: %s", error)
             period = PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY
             due = asyncio.get_running_loop().time() + period
@@ -67,26 +67,26 @@ class Heartbeat:
             self._missed = False
         self._overview, self._read_at = await self._pool.overview(), asyncio.get_running_loop().time()
 
-    def known(self) -> Overview:
-        """The pool as the last heartbeat read it, so that whoever asks costs the pool nothing.
+    def last_overview(self) -> Overview:
+        """The overview that the last heartbeat read, at no cost to the pool.
 
-        Raises PoolUnavailable where the pool does not take heartbeats: it would take no requests either.
+        Raises PoolUnavailable if the pool does not accept heartbeats: it would not accept requests either.
         """
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
         if self._overview is None or asyncio.get_running_loop().time() - self._read_at > STALE:
             raise PoolUnavailable("no heartbeat reached the pool yet")
         return self._overview
 
-    async def latest(self) -> Overview:
-        """The pool as it is now. All who ask at once share a read, and reads are `SPACING` apart: asking in a loop
-        does not load the pool's server. Raises PoolUnavailable."""
+    async def latest_overview(self) -> Overview:
+        """The overview as of now. Concurrent callers share a read and reads are `SPACING` seconds apart, so that
+        frequent calls do not load the pool's server. Raises PoolUnavailable."""
         now = asyncio.get_running_loop().time
         came = now()
-        async with self._asking:
-            if self._asked_at < came:  # nobody has begun a read since
-                await asyncio.sleep(max(0.0, self._asked_at + SPACING - now()))
-                self._asked_at = now()
+        async with self._reading:
+            if self._began_at < came:  # no read has begun since
+                await asyncio.sleep(max(0.0, self._began_at + SPACING - now()))
+                self._began_at = now()
                 try:
                     self._latest = await self._pool.overview()
                 except PoolUnavailable as error:
@@ -97,7 +97,7 @@ class Heartbeat:
         return self._latest
 
     async def figures(self) -> EngineFigures | None:
-        """Those of the largest engine, the last known ones; None if there never was one. Raises PoolUnavailable."""
+        """The last known figures of the largest engine; None if there never was an engine. Raises PoolUnavailable."""
         if self._overview is None or self._overview.figures is None:
             self._overview = await self._pool.overview()
         return self._overview.figures

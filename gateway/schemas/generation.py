@@ -1,4 +1,4 @@
-"""The fields that all kinds of generation share."""
+"""The fields that the requests of all generating routes share: sampling, stopping, streaming, order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gateway.schemas.strict import Strict, contradiction, nothing_asked, only
+from gateway.schemas.strict import Strict, contradiction, no_options, only
 from services.requests import SamplingParams
 
 MAX_STOPS = 16
@@ -18,8 +18,8 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES = 256
 MAX_ALLOWED_TOKEN_IDS = 16_384
 NOT_IN_STREAMS = "'prompt_logprobs' are not available when 'stream' is true"
-LAST_CLASS = 8  # and -8 is the first
-TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` is whatever class is asked for
+LAST_CLASS = 8  # the first is -8
+TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` implies no class
 
 Count = Annotated[int, Field(ge=1)]
 Id = Annotated[int, Field(ge=0)]
@@ -66,7 +66,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _kept(value: int) -> int:
+def _truncation(value: int) -> int:
     if value < -1 or value == 0:
         raise ValueError("must be at least 1, or -1 for the most that leaves room for the output")
     return value
@@ -74,18 +74,18 @@ def _kept(value: int) -> int:
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's; with `include_usage`
-    include_obfuscation: bool | None = None  # nothing is obfuscated; the text is the same
+    continuous_usage_stats: bool | None = None  # vLLM's field; needs `include_usage`
+    include_obfuscation: bool | None = None  # no effect: nothing is obfuscated
 
     @property
-    def asks(self) -> bool:
+    def any_set(self) -> bool:
         return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class GenerationFields(Strict, ABC):
-    """Sampling, stopping and streaming fields; null means the default, as OpenAI has it."""
+    """Fields of every request for tokens; null means the default, as in OpenAI's API."""
 
-    model: str | None = None  # absent: the one there is
+    model: str | None = None  # the served model by default
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -107,9 +107,11 @@ class GenerationFields(Strict, ABC):
     allowed_token_ids: Annotated[list[Id], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None  # no token's text depends on its neighbours: nothing to do
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_kept)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # which tokens go; `left` unless said
+    spaces_between_special_tokens: bool | None = (
+        None  # no effect: the text of a token does not depend on its neighbours
+    )
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_truncation)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # which tokens are dropped; `left` by default
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,13 +125,13 @@ class GenerationFields(Strict, ABC):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    request_id: str | None = None  # vLLM's; the server names requests itself
-    include_reasoning: bool | None = None  # answers have no reasoning apart from their text
+    request_id: str | None = None  # vLLM's field, no effect: the server makes the ids
+    include_reasoning: bool | None = None  # no effect: reasoning is part of the text
     best_of: int | None = None
-    reasoning: Annotated[None, BeforeValidator(nothing_asked)] = None
-    chat_template_kwargs: Annotated[None, BeforeValidator(nothing_asked)] = None
-    mm_processor_kwargs: Annotated[None, BeforeValidator(nothing_asked)] = None
-    vllm_xargs: Annotated[None, BeforeValidator(nothing_asked)] = None
+    reasoning: Annotated[None, BeforeValidator(no_options)] = None
+    chat_template_kwargs: Annotated[None, BeforeValidator(no_options)] = None
+    mm_processor_kwargs: Annotated[None, BeforeValidator(no_options)] = None
+    vllm_xargs: Annotated[None, BeforeValidator(no_options)] = None
     documents: Annotated[None, only([])] = None
     logits_processors: Annotated[None, only([])] = None
     use_beam_search: Annotated[None, only(False)] = None
@@ -139,7 +141,7 @@ class GenerationFields(Strict, ABC):
 
     @model_validator(mode="after")
     def _streaming(self) -> GenerationFields:
-        if self.stream_options is not None and self.stream_options.asks and not self.stream:
+        if self.stream_options is not None and self.stream_options.any_set and not self.stream:
             raise contradiction("stream_options", "'stream_options' is only allowed when 'stream' is true")
         return self
 
@@ -160,7 +162,7 @@ class GenerationFields(Strict, ABC):
 
     @property
     def request_class(self) -> int:
-        """The least goes first."""
+        """The class of the request; the lowest is served first."""
         return TIER_CLASSES.get(self.service_tier or "auto", 0) if self.priority is None else self.priority
 
     @property
@@ -169,17 +171,17 @@ class GenerationFields(Strict, ABC):
         return self.n or 1
 
     @property
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return self.max_tokens
 
     @property
     @abstractmethod
-    def asked_logprobs(self) -> int | None:
-        """How many likeliest tokens to report besides the sampled one; None: no log probabilities."""
+    def requested_logprobs(self) -> int | None:
+        """The number of likeliest tokens to return besides the sampled one; None: no log probabilities."""
 
     @property
-    def asked_prompt_logprobs(self) -> int | None:
-        """How many likeliest tokens to report of each prompt token besides itself; None: no log probabilities."""
+    def requested_prompt_logprobs(self) -> int | None:
+        """The number of likeliest tokens to return for each prompt token besides itself; None: no log probabilities."""
         return None
 
     @property
@@ -189,10 +191,10 @@ class GenerationFields(Strict, ABC):
 
     @property
     def scored(self) -> int | None:
-        """How many likeliest tokens the engine is to find of each prompt token, whatever shows them; None: none, and
-        the prompt is not scored."""
-        asked = [self.asked_prompt_logprobs, self.asked_logprobs if self.echoes else None]
-        return max((count for count in asked if count is not None), default=None)
+        """The number of likeliest tokens that the engine finds for each prompt token, for `echo` or `prompt_logprobs`;
+        None: the prompt is not scored."""
+        counts = [self.requested_prompt_logprobs, self.requested_logprobs if self.echoes else None]
+        return max((count for count in counts if count is not None), default=None)
 
     @property
     def include_usage(self) -> bool:
@@ -203,7 +205,7 @@ class GenerationFields(Strict, ABC):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self, max_new_tokens: int, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
-        """As scheduler and engine know it; `seed` is used where the client gave none, `bad_words` are token ids."""
+        """The sampling parameters. `seed`: used if the client gave none. `bad_words`: token ids of each word."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=_default(self.temperature, 1.0),
@@ -215,7 +217,7 @@ class GenerationFields(Strict, ABC):
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=_default(self.repetition_penalty, 1.0),
             logit_bias=self.logit_bias,
-            logprobs=self.asked_logprobs if self.scored is None else self.asked_logprobs or 0,
+            logprobs=self.requested_logprobs if self.scored is None else self.requested_logprobs or 0,
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
             stop=self.stop,

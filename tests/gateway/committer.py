@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.pool_client.event_buffer import Inbox
-from gateway.pool_client.event_reader import Reader
+from gateway.pool_client.event_buffer import EventBuffer
+from gateway.pool_client.event_reader import EventReader
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission, TokenEvent
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams
@@ -49,18 +49,18 @@ def submission(request: str, choices: int = 1, **fields: Any) -> Submission:
     return Submission(request, "gw", sequences, **fields)
 
 
-async def submit(pool: RequestPool, reader: Reader, request: str, choices: int = 1, **fields: Any) -> Inbox:
+async def submit(pool: RequestPool, reader: EventReader, request: str, choices: int = 1, **fields: Any) -> EventBuffer:
     """Submitted and followed as a gateway does."""
     new = submission(request, choices, **fields)
-    inbox = reader.follow(request, [s.id for s in new.sequences], new)
+    buffer = reader.follow(request, [s.id for s in new.sequences], new)
     await pool.submit(new)
-    inbox.submitted = True
-    return inbox
+    buffer.submitted = True
+    return buffer
 
 
-async def take(inbox: Inbox, count: int) -> list[tuple[int, int | None]]:
+async def take(buffer: EventBuffer, count: int) -> list[tuple[int, int | None]]:
     events: list[TokenEvent] = []
     async with asyncio.timeout(10):
         while len(events) < count:
-            events += await inbox.take()
+            events += await buffer.take()
     return [(event.index, event.token) for event in events]

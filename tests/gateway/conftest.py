@@ -33,6 +33,11 @@ def model(tiny_folder: Path) -> ServedModel:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_folder)
+
+
+@pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Server(tmp_path_factory.mktemp("pool")) as server:
         yield server.url

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -50,3 +51,19 @@ def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEve
         size = draw(st.integers(1, len(events)))
         yield events[:size]
         events = events[size:]
+
+
+@dataclass
+class NumberedEvents:
+    """What a client reads from a stream: the numbers of its events in order, the text up to each number, and all events
+    other than deltas."""
+
+    numbers: list[int] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    others: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    text: str = ""
+
+    def number(self, number: int) -> None:
+        self.numbers.append(number)
+        self.texts[number] = self.text

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from gateway.errors import ApiError
-from gateway.vllm_fields import bad_word_ids
+from gateway.model import bad_word_ids
 from services.text import Tokenizer
 
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batches.folder import BatchFolder, BatchFolders
-from gateway.batches.journal import Work
+from gateway.batches.journal import BatchJournal
 from gateway.batches.record import BatchRecord
-from gateway.batches.segments import Answered, SegmentWriter, places
+from gateway.batches.segments import LineAnswer, SegmentWriter, entry_locations
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
 
@@ -63,9 +63,9 @@ class Site:
         self.folder.create(self.record, self.store.content("t", input.id))
         self.epochs = 0
 
-    def own(self) -> Work:
+    def own(self) -> BatchJournal:
         self.epochs += 1
-        return Work(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
+        return BatchJournal(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
 
     def answers(self) -> tuple[list[str], list[str]]:
         """The custom ids of the output file and of the error file of the batch, which has ended."""
@@ -82,9 +82,9 @@ class Site:
         return [entry["custom_id"] for entry in entries]
 
 
-def answer(number: int) -> Answered:
+def answer(number: int) -> LineAnswer:
     """Lines with an odd number fail."""
-    return Answered(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
+    return LineAnswer(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
 
 
 @settings(max_examples=150)
@@ -93,7 +93,7 @@ def test_each_line_is_answered_once(story: list[Life]) -> None:
     with tempfile.TemporaryDirectory() as name:
         site = Site(Path(name))
         durable: set[int] = set()
-        zombies: list[tuple[Work, list[list[int]]]] = []
+        zombies: list[tuple[BatchJournal, list[list[int]]]] = []
         for life in story:
             work = site.own()
             assert not durable & set(work.pending), "an answer that was acknowledged is asked for again"
@@ -145,7 +145,7 @@ def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Pa
     site = Site(tmp_path)
     first = site.own()
     first.append([answer(n) for n in range(LINES)])
-    found = places(site.folder.segments())
+    found = entry_locations(site.folder.segments())
     first._publish("output", [0, 2], found, site.folder.segments(), "completed")
     second = site.own()
     assert second.pending == []
@@ -202,11 +202,11 @@ def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
         writer.close()
         whole = path.read_bytes()
         path.write_bytes(whole + garbage)
-        found = places([path])
+        found = entry_locations([path])
         assert set(found) == {0, 1}
         cut = min(place, len(whole))
         path.write_bytes(whole[:cut] + garbage.replace(b"\n", b""))
-        assert set(places([path])) <= {0, 1}
+        assert set(entry_locations([path])) <= {0, 1}
 
 
 def test_a_segment_has_one_writer(tmp_path: Path) -> None:

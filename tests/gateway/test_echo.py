@@ -14,7 +14,7 @@ from stack import NAME, Stack
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from gateway.answer.echo import Echo
+from gateway.answer.logprobs import Echo
 from services.messages import PromptLogprobs
 from services.text import Tokenizer
 

@@ -10,9 +10,9 @@ import pytest
 from committer import END, Committer, submit, take
 
 from gateway.errors import ApiError
-from gateway.pool_client import event_reader as reader_module
-from gateway.pool_client.event_buffer import Inbox
-from gateway.pool_client.event_reader import Reader
+from gateway.pool_client import event_reader
+from gateway.pool_client.event_buffer import EventBuffer
+from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.heartbeat import Heartbeat
 from services.messages import Commit, End, NewSequence, Snapshot, Submission, TokenEvent
 from services.pool.pool import RequestPool
@@ -21,8 +21,8 @@ from services.telemetry import Counters
 
 
 @pytest.fixture
-async def reader(pool: RequestPool) -> AsyncIterator[Reader]:
-    reader = Reader(pool, "gw")
+async def reader(pool: RequestPool) -> AsyncIterator[EventReader]:
+    reader = EventReader(pool, "gw")
     running = asyncio.create_task(reader.run())
     yield reader
     running.cancel()
@@ -30,82 +30,82 @@ async def reader(pool: RequestPool) -> AsyncIterator[Reader]:
         await running
 
 
-async def test_tokens_and_end_in_order(pool: RequestPool, reader: Reader) -> None:
-    inbox, committer = await submit(pool, reader, "a"), Committer(pool)
+async def test_tokens_and_end_in_order(pool: RequestPool, reader: EventReader) -> None:
+    buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [7]))
-    assert await take(inbox, 1) == [(0, 7)]
+    assert await take(buffer, 1) == [(0, 7)]
     await committer.commit(Commit("a/0", 1, [8, 9], end=END))
-    assert await take(inbox, 3) == [(1, 8), (2, 9), (3, None)]
-    assert not inbox.open
+    assert await take(buffer, 3) == [(1, 8), (2, 9), (3, None)]
+    assert not buffer.open
 
 
-async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: Reader) -> None:
-    inbox, committer = await submit(pool, reader, "a"), Committer(pool)
+async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader) -> None:
+    buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
-    assert await take(inbox, 1) == [(0, 5)]
+    assert await take(buffer, 1) == [(0, 5)]
     await pool.unregister("gw")  # events go nowhere from here ...
     await committer.commit(Commit("a/0", 1, [6]))
     await pool.attach("gw", {"a/0": 2})  # ... to here
     await committer.commit(Commit("a/0", 2, [7]))
-    assert await take(inbox, 2) == [(1, 6), (2, 7)]
+    assert await take(buffer, 2) == [(1, 6), (2, 7)]
     await committer.commit(Commit("a/0", 3, [8], end=END))
-    assert await take(inbox, 2) == [(3, 8), (4, None)]
+    assert await take(buffer, 2) == [(3, 8), (4, None)]
 
 
-async def test_a_forgotten_gateway_is_told_by_its_heartbeat(pool: RequestPool, reader: Reader) -> None:
+async def test_a_forgotten_gateway_is_told_by_its_heartbeat(pool: RequestPool, reader: EventReader) -> None:
     heartbeat = Heartbeat(pool, "gw", Counters(), reader.restart)
     await heartbeat.beat()
-    inbox, committer = await submit(pool, reader, "a", choices=2), Committer(pool)
+    buffer, committer = await submit(pool, reader, "a", choices=2), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
-    assert await take(inbox, 1) == [(0, 5)]
+    assert await take(buffer, 1) == [(0, 5)]
     await pool.unregister("gw")
     await committer.commit(Commit("a/0", 1, [6]), Commit("a/1", 0, [1], end=END))
     await heartbeat.beat()
-    assert sorted(await take(inbox, 3), key=str) == [(0, 1), (1, 6), (1, None)]
+    assert sorted(await take(buffer, 3), key=str) == [(0, 1), (1, 6), (1, None)]
     await committer.commit(Commit("a/0", 2, [7], end=END))
-    assert await take(inbox, 2) == [(2, 7), (3, None)]
+    assert await take(buffer, 2) == [(2, 7), (3, None)]
 
 
 async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
-    pool: RequestPool, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another server, whose clock is behind, in place of the one that broke down."""
-    monkeypatch.setattr("gateway.reader.SILENCE", 1000.0)
+    monkeypatch.setattr("gateway.pool_client.event_reader.SILENCE", 1000.0)
     command, meta = pool._server.command, f"{pool._prefix}meta"
     await command("HSET", meta, "tick", 2**52)
-    inbox, committer = await submit(pool, reader, "a"), Committer(pool)
+    buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [7]))
-    assert await take(inbox, 1) == [(0, 7)]
+    assert await take(buffer, 1) == [(0, 7)]
     await command("HDEL", meta, "tick")
     await pool.unregister("gw")
     await command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     while not await command("EXISTS", f"{pool._prefix}listening:gw"):  # noqa: ASYNC110 - the server sets no event
         await asyncio.sleep(0.01)
     await committer.commit(Commit("a/0", 1, [8]))
-    assert await take(inbox, 1) == [(1, 8)]
+    assert await take(buffer, 1) == [(1, 8)]
 
 
 async def test_a_silent_sequence_is_looked_after(
-    pool: RequestPool, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last events were lost, and none comes that would show the gap."""
-    monkeypatch.setattr(reader_module, "SILENCE", 0.2)
-    inbox, committer = await submit(pool, reader, "a"), Committer(pool)
+    monkeypatch.setattr(event_reader, "SILENCE", 0.2)
+    buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await pool.unregister("gw")
     await committer.commit(Commit("a/0", 0, [5], end=END))
-    assert await take(inbox, 2) == [(0, 5), (1, None)]
+    assert await take(buffer, 2) == [(0, 5), (1, None)]
 
 
-async def test_a_request_on_its_way_is_not_taken_for_lost(pool: RequestPool, reader: Reader) -> None:
-    inbox = reader.follow("a", ["a/0"])
+async def test_a_request_on_its_way_is_not_taken_for_lost(pool: RequestPool, reader: EventReader) -> None:
+    buffer = reader.follow("a", ["a/0"])
     await reader.reread()
     await pool.submit(Submission("a", "gw", [NewSequence("a/0", [1], SamplingParams(max_new_tokens=2))]))
-    inbox.submitted = True
+    buffer.submitted = True
     await Committer(pool).commit(Commit("a/0", 0, [5], end=END))
-    assert await take(inbox, 2) == [(0, 5), (1, None)]
+    assert await take(buffer, 2) == [(0, 5), (1, None)]
 
 
-async def test_two_followers_stand_at_different_places(pool: RequestPool, reader: Reader) -> None:
+async def test_two_followers_stand_at_different_places(pool: RequestPool, reader: EventReader) -> None:
     first, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5, 6]))
     assert await take(first, 2) == [(0, 5), (1, 6)]
@@ -117,39 +117,39 @@ async def test_two_followers_stand_at_different_places(pool: RequestPool, reader
     assert await take(second, 4) == [(0, 5), (1, 6), (2, 7), (3, None)]
     reader.unfollow(first)
     reader.unfollow(second)
-    assert reader._inboxes == {}
+    assert reader._buffers == {}
 
 
 def test_an_inbox_takes_each_index_once() -> None:
-    inbox = Inbox("r", ["s"])
-    assert inbox.put(TokenEvent("s", 0, 4), 0)
-    assert inbox.put(TokenEvent("s", 0, 4), 0)
-    assert not inbox.put(TokenEvent("s", 2, 6), 0)
-    inbox.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 1)
-    inbox.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 2)
-    assert inbox.put(TokenEvent("s", 3, None, end=END), 0)
-    events = asyncio.run(inbox.take())
+    buffer = EventBuffer("r", ["s"])
+    assert buffer.put(TokenEvent("s", 0, 4), 0)
+    assert buffer.put(TokenEvent("s", 0, 4), 0)
+    assert not buffer.put(TokenEvent("s", 2, 6), 0)
+    buffer.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 1)
+    buffer.catch_up(Snapshot("s", True, 3, 0, [4, 5, 6], end=END), 2)
+    assert buffer.put(TokenEvent("s", 3, None, end=END), 0)
+    events = asyncio.run(buffer.take())
     assert [(e.index, e.token) for e in events] == [(0, 4), (1, 5), (2, 6), (3, None)]
 
 
 @pytest.mark.parametrize("other", [TokenEvent("s", 1, 9), TokenEvent("s", 1, None, end=END)])
 def test_what_comes_again_must_be_the_same(other: TokenEvent) -> None:
-    inbox = Inbox("r", ["s"])
+    buffer = EventBuffer("r", ["s"])
     for index, token in enumerate([4, 5]):
-        inbox.put(TokenEvent("s", index, token), 0)
-    inbox.put(TokenEvent("s", 1, 5), 0)
-    inbox.put(other, 0)
-    assert len(asyncio.run(inbox.take())) == 2
+        buffer.put(TokenEvent("s", index, token), 0)
+    buffer.put(TokenEvent("s", 1, 5), 0)
+    buffer.put(other, 0)
+    assert len(asyncio.run(buffer.take())) == 2
     with pytest.raises(ApiError) as error:
-        asyncio.run(inbox.take())
+        asyncio.run(buffer.take())
     assert error.value.body()["error"]["code"] == "tokens_diverged"
 
 
 def test_a_cancellation_behind_a_lost_tail_ends_it() -> None:
     """The pool lost tokens 1 and 2, and then the request was cancelled."""
-    inbox, cancelled = Inbox("r", ["s"]), End(FinishReason.CANCELLED)
+    buffer, cancelled = EventBuffer("r", ["s"]), End(FinishReason.CANCELLED)
     for index in range(3):
-        inbox.put(TokenEvent("s", index, 4), 0)
-    inbox.put(TokenEvent("s", 1, None, end=cancelled), 0)
-    assert asyncio.run(inbox.take())[3:] == [TokenEvent("s", 3, None, end=cancelled)]
-    assert not inbox.open
+        buffer.put(TokenEvent("s", index, 4), 0)
+    buffer.put(TokenEvent("s", 1, None, end=cancelled), 0)
+    assert asyncio.run(buffer.take())[3:] == [TokenEvent("s", 3, None, end=cancelled)]
+    assert not buffer.open

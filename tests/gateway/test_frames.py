@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.openai.events import SseWriter
+from gateway.openai.events import ChunkWriter
 from services.messages import End, TokenEvent
 from services.pool.scripts import TIMEOUT
 from services.requests import FinishReason
@@ -23,8 +23,8 @@ from services.requests import FinishReason
 def test_any_grouping_says_the_same(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     events = events_of(model, 0, model.tokenizer.encode(text))
-    at_once = SseWriter(answer(model), with_ids=True).write(events)
-    grouped, writer = b"", SseWriter(answer(model), with_ids=True)
+    at_once = ChunkWriter(answer(model), with_ids=True).write(events)
+    grouped, writer = b"", ChunkWriter(answer(model), with_ids=True)
     while events:
         size = data.draw(st.integers(1, len(events)))
         grouped, events = grouped + writer.write(events[:size]), events[size:]
@@ -44,7 +44,7 @@ def indices(frames: bytes) -> list[bytes]:
 
 def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
     a, b = events_of(model, 0, model.tokenizer.encode("ax")), events_of(model, 1, model.tokenizer.encode("y"))
-    writer = SseWriter(answer(model, choices=2), with_ids=True)
+    writer = ChunkWriter(answer(model, choices=2), with_ids=True)
     first = writer.write([a[0], b[0]])
     ids = indices(first)
     # two roles; "a" may begin the stop string "ab", so choice 1 speaks first and choice 0 has said nothing yet
@@ -56,15 +56,15 @@ def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
 
 def test_held_text_makes_no_frame_but_its_tokens_do_when_asked_for(model: ServedModel) -> None:
     (first, *_) = events_of(model, 0, model.tokenizer.encode("ax"))
-    silent = SseWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
+    silent = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     assert silent.write([first]) == b""
-    with_ids = SseWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True), with_ids=True)
+    with_ids = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True), with_ids=True)
     assert b'"token_ids":[%d]' % (first.token or 0) in with_ids.write([first])
 
 
 def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("ax")
-    writer, frames = SseWriter(answer(model, with_logprobs=True), with_ids=True), b""
+    writer, frames = ChunkWriter(answer(model, with_logprobs=True), with_ids=True), b""
     for event in events_of(model, 0, tokens, logprobs=True):
         frames += writer.write([event])
     contents = [chunk["choices"][0]["logprobs"]["content"] for chunk in read(frames)[1][1:]]
@@ -81,7 +81,7 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
     whole.add(events)
     usage = json.loads(whole.body())["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
-    _, chunks = read(SseWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
+    _, chunks = read(ChunkWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
     assert chunks[-1]["usage"] == usage
     openai_document.check("CompletionUsage", usage)
 
@@ -95,7 +95,7 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
     ],
 )
 def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code: str) -> None:
-    writer = SseWriter(answer(model), with_ids=True)
+    writer = ChunkWriter(answer(model), with_ids=True)
     with pytest.raises(ApiError) as error:
         writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=end)])
     assert error.value.body()["error"]["code"] == code
@@ -104,7 +104,7 @@ def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code
 def test_what_came_before_a_failure_is_said_before_it(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("xy")
     *events, _ = events_of(model, 0, tokens)
-    writer = SseWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
+    writer = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     failed = TokenEvent(f"{REQUEST}/0", 2, None, end=End(FinishReason.ERROR, error="boom"))
     frames = writer.write([*events, failed]).split(b"\n\n")
     assert b'"text":"xy"' in frames[0]

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.pool_client import leaving
-from gateway.pool_client.leaving import Leaving
+from gateway.pool_client import generation
+from gateway.pool_client.generation import AbandonedRequests
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams
@@ -16,7 +16,7 @@ from services.requests import SamplingParams
 async def test_a_fault_does_not_leave_an_unwanted_request_running(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "PAUSE", 0.01)
+    monkeypatch.setattr(generation, "PAUSE", 0.01)
     await pool.submit(Submission("r", "g", [NewSequence("r/0", [1], SamplingParams(5))]))
     detach, faults = pool.detach, 2
 
@@ -28,7 +28,7 @@ async def test_a_fault_does_not_leave_an_unwanted_request_running(
         await detach(gateway, request)
 
     monkeypatch.setattr(pool, "detach", faulty)
-    Leaving(pool, "g", lambda _: False).leave("r")
+    AbandonedRequests(pool, "g", lambda _: False).add("r")
     async with asyncio.timeout(20):
         while (group := await pool.group("r")) is not None and not group.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

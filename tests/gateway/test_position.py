@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
+from gateway.http.headers import Position
 from gateway.model import ServedModel
-from gateway.openai.events import SseWriter
-from gateway.position import Position
+from gateway.openai.events import ChunkWriter
 from services.messages import TokenEvent
 
 TEXT_FIELDS = ("include_stop", "skip_special_tokens")
@@ -54,7 +54,7 @@ def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: di
     return [queues[choice].pop(0) for choice in order]
 
 
-def written(writer: SseWriter, events: list[TokenEvent], data: st.DataObject | None = None) -> list[bytes]:
+def written(writer: ChunkWriter, events: list[TokenEvent], data: st.DataObject | None = None) -> list[bytes]:
     """The frames, of events one by one, or grouped as is drawn."""
     frames = b""
     while events:
@@ -64,11 +64,11 @@ def written(writer: SseWriter, events: list[TokenEvent], data: st.DataObject | N
     return [frame + b"\n\n" for frame in frames.split(b"\n\n")[:-1]]
 
 
-def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any]) -> SseWriter:
+def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any]) -> ChunkWriter:
     position = Position.parse(id.decode())
-    made = answer(model, choices, position.said, **fields)
+    made = answer(model, choices, position.counts, **fields)
     position.check(made.plan)
-    return SseWriter(made, len(position.said), with_ids=True)
+    return ChunkWriter(made, len(position.counts), with_ids=True)
 
 
 def id_of(frame: bytes) -> bytes:
@@ -80,7 +80,7 @@ def test_one_by_one_the_same_bytes_come(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     all_events = events(model, texts, data, fields)
-    whole = written(SseWriter(answer(model, len(texts), **fields), with_ids=True), all_events)
+    whole = written(ChunkWriter(answer(model, len(texts), **fields), with_ids=True), all_events)
     assert len({id_of(frame) for frame in whole}) == len(whole)
     cut = data.draw(st.integers(0, len(whole) - 2))  # [DONE] has no id
     rest = written(resumed(model, id_of(whole[cut]), len(texts), fields), all_events)
@@ -91,9 +91,9 @@ def test_one_by_one_the_same_bytes_come(
 def test_however_it_comes_each_thing_is_said_once(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
-    at_once = SseWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
+    at_once = ChunkWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
     first = written(
-        SseWriter(answer(model, len(texts), **fields), with_ids=True), events(model, texts, data, fields), data
+        ChunkWriter(answer(model, len(texts), **fields), with_ids=True), events(model, texts, data, fields), data
     )
     cut = data.draw(st.integers(0, len(first) - 2))
     again = resumed(model, id_of(first[cut]), len(texts), fields)

@@ -14,10 +14,10 @@ from committer import END, Committer, lose_all, submission, submit, take
 from stack import Server, Stack
 
 from gateway.errors import ApiError
-from gateway.pool_client import recovery as put_back_module
-from gateway.pool_client.event_reader import Reader
-from gateway.pool_client.leaving import Leaving
-from gateway.pool_client.recovery import PutBack
+from gateway.pool_client import recovery as recovery_module
+from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.generation import AbandonedRequests
+from gateway.pool_client.recovery import Recovery
 from services.config import Settings
 from services.messages import Commit, Exchange, Logprobs, PromptLogprobs, Room
 from services.pool.limits import Limits
@@ -26,17 +26,17 @@ from services.pool.pool import RequestPool
 
 @dataclass
 class Gateway:
-    reader: Reader
-    put_back: PutBack
+    reader: EventReader
+    recovery: Recovery
 
 
 @contextlib.asynccontextmanager
 async def living(pool: RequestPool, name: str) -> AsyncIterator[Gateway]:
-    """The parts of a gateway that read and put back, at work."""
-    reader = Reader(pool, name)
-    put_back = PutBack(pool, reader, Leaving(pool, name, reader.follows))
-    tasks = [asyncio.create_task(reader.run()), asyncio.create_task(put_back.run())]
-    yield Gateway(reader, put_back)
+    """The event reader and the recovery of a gateway, running."""
+    reader = EventReader(pool, name)
+    recovery = Recovery(pool, reader, AbandonedRequests(pool, name, reader.follows))
+    tasks = [asyncio.create_task(reader.run()), asyncio.create_task(recovery.run())]
+    yield Gateway(reader, recovery)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -60,10 +60,10 @@ async def held(pool: RequestPool, *ids: str) -> list[list[int]]:
 
 async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway) -> None:
     fields = {"tenant": "t", "idempotency_key": "k", "body": b"plan", "resumable": True}
-    inbox, committer = await submit(pool, gateway.reader, "a", choices=2, logprobs=0, **fields), Committer(pool)
+    buffer, committer = await submit(pool, gateway.reader, "a", choices=2, logprobs=0, **fields), Committer(pool)
     one, two = Logprobs(-1.0, [], PromptLogprobs([-3.0], [4], [7], [-0.5])), Logprobs(-2.0, [])
     await committer.commit(Commit("a/0", 0, [5, 6], [one, two]), Commit("a/1", 0, [1], [one], end=END))
-    assert len(await take(inbox, 4)) == 4
+    assert len(await take(buffer, 4)) == 4
     group = await pool.group("a")
     await lose_all(pool)
     await gateway.reader.restart()
@@ -73,13 +73,13 @@ async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway)
     assert (await pool.submit(submission("b", **fields))).request == "a"
     # and it goes on from there
     await Committer(pool).commit(Commit("a/0", 2, [7], [one], end=END))
-    assert await take(inbox, 2) == [(2, 7), (3, None)]
+    assert await take(buffer, 2) == [(2, 7), (3, None)]
 
 
 async def test_who_follows_elsewhere_waits_for_that(pool: RequestPool, gateway: Gateway) -> None:
-    inbox, committer = await submit(pool, gateway.reader, "a"), Committer(pool)
+    buffer, committer = await submit(pool, gateway.reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
-    assert await take(inbox, 1) == [(0, 5)]
+    assert await take(buffer, 1) == [(0, 5)]
     async with living(pool, "gw2") as other:
         follower = other.reader.follow("a", ["a/0"])
         follower.submitted = True
@@ -90,18 +90,18 @@ async def test_who_follows_elsewhere_waits_for_that(pool: RequestPool, gateway: 
         await gateway.reader.restart()
         assert await held(pool, "a/0") == [[5]]
         await Committer(pool).commit(Commit("a/0", 1, [6], end=END))
-        assert await take(inbox, 2) == await take(follower, 2) == [(1, 6), (2, None)]
+        assert await take(buffer, 2) == await take(follower, 2) == [(1, 6), (2, None)]
 
 
 async def test_what_nobody_puts_back_fails(
     pool: RequestPool, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(put_back_module, "PATIENCE", 0)
-    inbox = gateway.reader.follow("never", ["never/0"])
-    inbox.submitted = True
+    monkeypatch.setattr(recovery_module, "PATIENCE", 0)
+    buffer = gateway.reader.follow("never", ["never/0"])
+    buffer.submitted = True
     await gateway.reader.reread()
     with pytest.raises(ApiError, match="does not hold"):
-        await asyncio.wait_for(inbox.take(), 10)
+        await asyncio.wait_for(buffer.take(), 10)
 
 
 async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gateway: Gateway) -> None:
@@ -110,27 +110,27 @@ async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gatew
     await pool.submit(submission("first"))
     pool.limits = Limits(max_waiting=1)
     await gateway.reader.reread()
-    await gateway.put_back.round()
+    await gateway.recovery.round()
     assert await pool.group("a") is None
     await pool.cancel("first")
     assert await held(pool, "a/0") == [[]]
 
 
 async def test_what_no_pool_takes_is_given_up(pool: RequestPool, gateway: Gateway) -> None:
-    inbox = await submit(pool, gateway.reader, "a")
+    buffer = await submit(pool, gateway.reader, "a")
     await lose_all(pool)
     pool.limits = Limits(max_bytes=100)
     await gateway.reader.reread()
     with pytest.raises(ApiError, match="limit of 100"):
-        await asyncio.wait_for(inbox.take(), 10)
+        await asyncio.wait_for(buffer.take(), 10)
     assert gateway.reader.lost == {}
 
 
 async def test_it_waits_where_it_did(pool: RequestPool, gateway: Gateway) -> None:
     pool.limits = Limits(order="priority", ageing=60, ttft_target=10)
     for request, priority, ttft in (("plain", 0, 0.0), ("late", 1, 5.0), ("old", 1, 5.0)):
-        inbox = await submit(pool, gateway.reader, request, priority=priority, ttft=ttft)
-        inbox.since -= 100 if request == "old" else 0
+        buffer = await submit(pool, gateway.reader, request, priority=priority, ttft=ttft)
+        buffer.since -= 100 if request == "old" else 0
     await lose_all(pool)
     await gateway.reader.reread()
     await held(pool, "plain/0", "late/0", "old/0")
@@ -149,9 +149,9 @@ async def test_a_key_that_is_another_s_by_now_does_not_stop_it(pool: RequestPool
 
 
 async def test_nobody_follows_it_any_more(pool: RequestPool, gateway: Gateway) -> None:
-    inbox = await submit(pool, gateway.reader, "a")
+    buffer = await submit(pool, gateway.reader, "a")
     await lose_all(pool)
-    gateway.reader.unfollow(inbox)
+    gateway.reader.unfollow(buffer)
     await gateway.reader.reread()
     assert gateway.reader.lost == {}
 

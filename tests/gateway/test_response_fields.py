@@ -9,7 +9,7 @@ import pytest
 
 from gateway.body import validate
 from gateway.errors import ApiError, Kind
-from gateway.responses.conversation import turns
+from gateway.responses.validation import turns
 from gateway.schemas.responses import LOGPROBS, ResponseRequest
 
 OUTPUT = {
@@ -126,9 +126,9 @@ def test_sampling_is_as_in_chat() -> None:
     sampling = asked.sampling(9, seed=1)
     assert (sampling.temperature, sampling.seed, sampling.top_k) == (0, 7, 4)
     assert (sampling.stop, sampling.logprobs) == (("x",), 2)
-    assert asked.asked_max_tokens == 9
-    assert parsed(include=[LOGPROBS]).asked_logprobs == 0
-    assert parsed(top_logprobs=0).asked_logprobs is None
+    assert asked.requested_max_tokens == 9
+    assert parsed(include=[LOGPROBS]).requested_logprobs == 0
+    assert parsed(top_logprobs=0).requested_logprobs is None
 
 
 @pytest.mark.parametrize(("fields", "param"), INVALID.values(), ids=INVALID)

@@ -13,28 +13,27 @@ from starlette.types import Message
 
 from gateway.answer import streaming as streams
 from gateway.answer.plan import Plan
-from gateway.answer.streaming import EventStream, Writer
+from gateway.answer.streaming import EventStream, StreamWriter
 from gateway.errors import ApiError, Kind
-from gateway.pool_client import event_buffer as inbox
-from gateway.pool_client import generations
-from gateway.pool_client.event_buffer import Inbox
+from gateway.pool_client import event_buffer, generation
+from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.generation import Generation
 from services.messages import End, Snapshot, TokenEvent
 from services.requests import FinishReason
 
 
-async def taken(inbox: Inbox) -> list[TokenEvent]:
+async def taken(buffer: EventBuffer) -> list[TokenEvent]:
     """All that is given before the error."""
-    events = await inbox.take()
+    events = await buffer.take()
     with pytest.raises(ApiError) as refused:
-        await inbox.take()
+        await buffer.take()
     assert refused.value.kind is Kind.SLOW_READER
     return events
 
 
 async def test_events_beyond_the_bound_are_an_error_after_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "UNREAD", 10)
-    slow = Inbox("r", ["r/0"])
+    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    slow = EventBuffer("r", ["r/0"])
     for index in range(1000):
         assert slow.put(TokenEvent("r/0", index, 7), 0.0)
     assert [event.index for event in await taken(slow)] == list(range(10))
@@ -44,8 +43,8 @@ async def test_events_beyond_the_bound_are_an_error_after_those_before(monkeypat
 
 
 async def test_who_takes_meets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "UNREAD", 10)
-    reader = Inbox("r", ["r/0", "r/1"])
+    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    reader = EventBuffer("r", ["r/0", "r/1"])
     for index in range(100):
         reader.put(TokenEvent("r/0", index, 7), 0.0)
         reader.put(TokenEvent("r/1", index, 7), 0.0)
@@ -54,8 +53,8 @@ async def test_who_takes_meets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_long_snapshot_is_not_held_against_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "UNREAD", 10)
-    follower = Inbox("r", ["r/0"])
+    monkeypatch.setattr(event_buffer, "UNREAD", 10)
+    follower = EventBuffer("r", ["r/0"])
     follower.catch_up(Snapshot("r/0", True, 3, 0, [7] * 100), 0.0)
     assert len(await follower.take()) == 100
     assert follower.put(TokenEvent("r/0", 100, 7), 0.0)
@@ -75,14 +74,14 @@ class Frames:
 
 async def test_a_stream_that_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
-    closed: list[Inbox] = []
-    generation = Generation(cast(Plan, None), Inbox("r", ["r/0"]), closed.append, None)
+    closed: list[EventBuffer] = []
+    generation = Generation(cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None)
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    await EventStream(generation, cast(Writer, Frames()), b"data: x\n\n")({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    await EventStream(generation, cast(StreamWriter, Frames()), b"data: x\n\n")({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert len(closed) == 1
 
 
@@ -101,7 +100,7 @@ def test_a_request_has_so_many_followers_at_most(
     stack: Stack, http: httpx.Client, request_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert http.get(f"/v1/streams/{request_id}").status_code == 200
-    monkeypatch.setattr(generations, "MOST_FOLLOWERS", 0)
+    monkeypatch.setattr(generation, "MOST_FOLLOWERS", 0)
     refused = http.get(f"/v1/streams/{request_id}")
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "too_many_followers"

@@ -199,7 +199,7 @@ def test_many_who_ask_for_figures_share_a_read(lonely: Stack, monkeypatch: pytes
     heartbeat = lonely.app.state.gateway.heartbeat
 
     async def ask() -> None:
-        await asyncio.gather(*(heartbeat.latest() for _ in range(200)))
+        await asyncio.gather(*(heartbeat.last_overview() for _ in range(200)))
 
     lonely.call(ask())
     assert reads < 20  # one or two for them, and those of heartbeats meanwhile

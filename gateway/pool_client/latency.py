@@ -1,4 +1,4 @@
-"""What a request's client felt: times to and between tokens, into the histograms."""
+"""The latency of a request as its client sees it: time to first token and between tokens, in histograms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class _Times:
     tokens: int = 0
 
 
-class Timing:
-    """Observes each sequence of a request; all times in seconds on one clock."""
+class RequestLatency:
+    """Observes the sequences of a request; all times in seconds of one clock."""
 
     def __init__(self, counters: Counters, received: float, sequences: list[NewSequence]) -> None:
         self._counters = counters
@@ -25,7 +25,7 @@ class Timing:
         self._times = [_Times(len(s.prompt)) for s in sequences]
 
     def observe(self, events: list[TokenEvent], now: float) -> None:
-        """Events that arrived at `now`: tokens that came together share the time since the one before them."""
+        """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
         fresh: dict[int, int] = {}
         for event in events:
             if event.token is not None:

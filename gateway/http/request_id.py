@@ -1,4 +1,4 @@
-"""Around every response: the client's `x-request-id` comes back, and what nobody caught becomes an error object."""
+"""Middleware of every request: it returns the client's `x-request-id` and turns uncaught exceptions into errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.anthropic.errors import error_response, speaks_anthropic
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, Kind, error_response, speaks_anthropic
 
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"
@@ -17,8 +16,8 @@ MAX_ID_BYTES = 256
 log = logging.getLogger(__name__)
 
 
-class Envelope:
-    """Plain ASGI: nothing is done for the chunks of a stream."""
+class RequestIdMiddleware:
+    """Plain ASGI, so that it costs nothing per chunk of a stream."""
 
     def __init__(self, app: ASGIApp, echo_request_id: bool) -> None:
         self._app = app
@@ -48,7 +47,7 @@ class Envelope:
         return None
 
     def _ids(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """The headers that name this HTTP request. Anthropic's clients want one always; it is in error objects too."""
+        """The headers that identify this HTTP request. Anthropic's clients always expect one, also in errors."""
         given = next((v for k, v in scope["headers"] if k == HEADER and len(v) <= MAX_ID_BYTES), b"")
         ids = [(HEADER, given)] if given and self._echo else []
         if speaks_anthropic(scope):

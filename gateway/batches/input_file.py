@@ -13,15 +13,15 @@ import orjson
 
 from gateway.http.json_size import MOST_VALUES, too_many
 
-ERRORS_MOST = 100  # that a failed batch names
+MAX_ERRORS = 100  # that a failed batch lists
 CUSTOM_ID_CHARS = 512
-LONGEST_LINE = 16 << 20  # bytes: one line is in memory as a whole, and parsed in one piece
+MAX_LINE_BYTES = 16 << 20  # a line is parsed as a whole in memory
 READ_AT_ONCE = 4 << 20  # bytes
 
 
 @dataclass(slots=True)
-class Checked:
-    """Where each line is in the file: its first byte and its length; blank ones are left out. Or what is wrong."""
+class CheckedInput:
+    """The first byte and the length of each line that is not blank; or the errors of the file."""
 
     starts: array[int] = field(default_factory=lambda: array("Q"))
     lengths: array[int] = field(default_factory=lambda: array("Q"))
@@ -31,14 +31,14 @@ class Checked:
         return len(self.starts)
 
 
-def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALUES) -> Checked:
-    """Look at all of the file. Errors are OpenAI's: `code`, `message`, `param`, `line`, which counts from 1.
-    `max_values`: of a line, see `gateway.values`."""
-    checked, ids, start = Checked(), set[str](), 0
+def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALUES) -> CheckedInput:
+    """Check the whole file. Errors have OpenAI's fields: `code`, `message`, `param` and `line`, counted from 1.
+    `max_values`: per line, see `json_size`."""
+    checked, ids, start = CheckedInput(), set[str](), 0
     with path.open("rb") as file:
-        for count, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
-            if len(line) > LONGEST_LINE:
-                text = f"This line is longer than the {LONGEST_LINE} bytes that are taken."
+        for count, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                text = f"This line is longer than the {MAX_LINE_BYTES} bytes that are taken."
                 checked.errors.append({"code": "line_too_long", "message": text, "param": None, "line": count})
                 return checked
             if line.strip():
@@ -48,7 +48,7 @@ def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALU
                 if error is not None:
                     code, message, param = error
                     checked.errors.append({"code": code, "message": message, "param": param, "line": count})
-                if len(checked.errors) == ERRORS_MOST or (error and error[0] == "too_many_lines"):
+                if len(checked.errors) == MAX_ERRORS or (error and error[0] == "too_many_lines"):
                     return checked
                 checked.starts.append(start)
                 checked.lengths.append(len(line))
@@ -60,7 +60,7 @@ def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALU
 
 
 def _error(line: bytes, endpoint: str, ids: set[str], max_values: int) -> tuple[str, str, str | None] | None:
-    """Code, message and field of what is wrong with a line that must not be in a batch. Takes its id into `ids`."""
+    """Code, message and field of the error of an invalid line. Adds the line's id to `ids`."""
     if (reason := too_many(line, max_values)) is not None:
         return "too_many_values", f"This line has {reason}.", None
     try:
@@ -87,10 +87,10 @@ def _error(line: bytes, endpoint: str, ids: set[str], max_values: int) -> tuple[
     return None
 
 
-class Lines:
-    """Reads lines of a checked file, which stays readable whoever deletes it."""
+class InputLines:
+    """Reads the lines of a checked file, which remains readable if it is deleted."""
 
-    def __init__(self, path: Path, checked: Checked) -> None:
+    def __init__(self, path: Path, checked: CheckedInput) -> None:
         self._file = path.open("rb", buffering=0)
         self._checked = checked
 
@@ -102,7 +102,7 @@ class Lines:
         return os.pread(self._file.fileno(), self._checked.lengths[number], self._checked.starts[number])
 
     def portions(self, numbers: Iterable[int], count: int) -> Iterator[list[int]]:
-        """`numbers` in portions of `count` lines or `READ_AT_ONCE` bytes at most, or one line."""
+        """`numbers` in portions of at most `count` lines and `READ_AT_ONCE` bytes, but at least one line."""
         portion: list[int] = []
         size = 0
         for number in numbers:
