@@ -63,7 +63,8 @@ def deploy(settings: Settings, folder: Path) -> None:
 
     from actors.app import build
 
-    serve.start(http_options={"host": settings.host, "port": settings.port})
+    # HAProxy is told `settings.host` by its program; replicas and Serve's own proxy, behind it, take this one
+    serve.start(http_options={"host": "127.0.0.1", "port": settings.port})
     values = settings.with_key_hashes() | {"redis_url_file": str(url)}
     del values["redis_url"]
     serve.run(build(values), name="orca", route_prefix="/", blocking=False)

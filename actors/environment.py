@@ -13,6 +13,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from actors.haproxy import MARK
+from services.child_environment import without_settings
 from services.config import Settings
 
 SERVE_MODE = {
@@ -35,7 +37,6 @@ SERVE_MODE = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
 }
-MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 RAY_FOLDER = "ray"  # in the cluster's folder, Ray's own
 REPLICA_PORTS = 64  # in a row, for the replicas behind HAProxy
@@ -57,17 +58,18 @@ def prepared_environment(folder: Path, settings: Settings, connections: int) -> 
         except OSError:
             guard.close()  # another cluster was faster
         else:
-            own = {name: value for name, value in os.environ.items() if not name.startswith("ORCA_")}
-            front_door = {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
-            if settings.ssl_certfile:
-                front_door[PROGRAM] = str(_with_certificate(folder, settings))
-            return SERVE_MODE | own | places | front_door, guard
+            program = str(_front_door(folder, settings))
+            return SERVE_MODE | without_settings() | places | {
+                "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
+                PROGRAM: program,
+            }, guard
 
 
-def _with_certificate(folder: Path, settings: Settings) -> Path:
-    """A program in `folder` that Serve starts as HAProxy: `orca-haproxy` with the files of TLS."""
-    program, files = folder / "haproxy", (settings.ssl_certfile, settings.ssl_keyfile or settings.ssl_certfile)
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([haproxy(), *map(os.path.abspath, files)])} -- "$@"\n')
+def _front_door(folder: Path, settings: Settings) -> Path:
+    """A program in `folder` that Serve starts as HAProxy: `orca-haproxy` with the address and the files of TLS."""
+    program, files = folder / "haproxy", [settings.ssl_certfile, settings.ssl_keyfile or settings.ssl_certfile]
+    told = [settings.host or "0.0.0.0", *(map(os.path.abspath, files) if settings.ssl_certfile else ())]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([haproxy(), *told])} -- "$@"\n')
     program.chmod(0o700)
     return program
 

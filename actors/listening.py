@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.addresses import in_url
 from services.exposure import is_loopback
 
 LISTEN = "0A"  # the state in /proc/net/tcp
@@ -48,7 +49,7 @@ def told(ports: Iterable[Port]) -> str:
     """One line for people: what others reach by name, what only this machine reaches by number."""
     ports = list(ports)
     own = len({port.port for port in ports if not port.is_open})
-    reached = ", ".join(f"{port.host}:{port.port} ({port.process})" for port in ports if port.is_open)
+    reached = ", ".join(f"{in_url(port.host)}:{port.port} ({port.process})" for port in ports if port.is_open)
     return f"other machines reach: {reached or 'nothing'}; this machine reaches {own} ports on the loopback address too"
 
 

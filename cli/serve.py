@@ -19,6 +19,7 @@ from actors.leftovers import end_processes_of
 from cli import hidden_arguments
 from cli.port_claim import PortClaim
 from cli.serve_flags import parse
+from cli.server import own_url
 from cli.supervisor import Supervisor
 from services import exposure
 from services.config import Settings
@@ -132,19 +133,22 @@ async def _drain(supervisor: Supervisor, signals: asyncio.Queue[int]) -> None:
 
 
 def _check_port(settings: Settings) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
+    try:
+        (family, *_, place), *_ = socket.getaddrinfo(
+            settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise SettingsError(f"port={settings.port}, host={settings.host}: {error.strerror}") from error
 
 
 async def _until_ready(settings: Settings) -> None:
     import httpx
 
     # it asks itself: the certificate is for the names by which others call it
-    async with httpx.AsyncClient(base_url=_url(settings), timeout=5, verify=False) as client:
+    async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
         while True:
             with contextlib.suppress(httpx.HTTPError):  # not listening yet
                 if (await client.get("/ready")).is_success:
@@ -152,15 +156,10 @@ async def _until_ready(settings: Settings) -> None:
             await asyncio.sleep(0.1)
 
 
-def _url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.host in ("", "0.0.0.0") else settings.host
-    return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
-
-
 def _ready_line(settings: Settings) -> str:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     return (
-        f"ready at {_url(settings)}  try: curl {_url(settings)}/v1/chat/completions "
+        f"ready at {own_url(settings)}  try: curl {own_url(settings)}/v1/chat/completions "
         f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

@@ -5,23 +5,36 @@ from __future__ import annotations
 import httpx
 
 from cli.arguments import Parser
-from services.config import SECRETS, given, made
-from services.errors import OrcaError
+from services.addresses import in_url, is_every
+from services.config import SECRETS, Settings, given, made
+from services.errors import OrcaError, UsageError
+from services.setting_types import is_hash
 
 
 def add_server(parser: Parser) -> None:
     """`--url` and `--api-key`: by default those of an `orca serve` with the settings of this process."""
     values = given()
     settings = made({name: value for name, value in values.items() if name not in SECRETS})
-    url = f"http{'s' * bool(settings.ssl_certfile)}://{settings.host}:{settings.port}"
-    parser.add_argument("--url", default=url, help="address of the server (default: %(default)s)")
+    parser.add_argument("--url", default=own_url(settings), help="address of the server (default: %(default)s)")
     keys = values.get("api_key") or ("",)
-    key = keys if isinstance(keys, str) else str(keys[0])
+    own = [keys] if isinstance(keys, str) else [str(key) for key in keys]
+    key = next((key for key in own if not is_hash(key)), own[0])
     parser.add_argument("--api-key", default=key, metavar="KEY", help="key to send (default: ORCA_API_KEY)")
 
 
+def own_url(settings: Settings) -> str:
+    """Where a server with these settings answers its own machine."""
+    host = "127.0.0.1" if is_every(settings.host) else in_url(settings.host)
+    return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
+
+
 def headers(api_key: str) -> dict[str, str]:
-    """What to send with each request."""
+    """What to send with each request. Raises UsageError for the hash of a key, which no server takes."""
+    if is_hash(api_key):
+        raise UsageError(
+            "--api-key, or api_key of the settings (ORCA_API_KEY), is the hash of a key, which a server does not take; "
+            "give the key that the hash was made of: --api-key KEY"
+        )
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 

@@ -16,6 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 INLINE = 4096  # bytes or characters: what is shorter takes about a millisecond, and is not worth a thread
+SHORT = 64 << 10  # bytes or characters: what is no longer takes a tenth of a second, what is longer seconds
 AT_ONCE = 2  # pieces of work, each of another tenant; the interpreter runs one of them at a time, beside the loop
 IN_LINE_EACH = 64 << 20  # bytes or characters of a tenant, which are in memory meanwhile
 IN_LINE = 256 << 20  # of all tenants
@@ -24,11 +25,12 @@ LARGE = 256 << 10  # bytes or characters, after which memory is given back to th
 
 class Desk:
     """A tenant has one piece of work done at a time, the others of its own wait behind it. So a tenant that sends long
-    bodies only waits for itself, and for `AT_ONCE` others at most. One that has none in line is never refused."""
+    bodies only waits for itself. One that has none in line is never refused. Short work has a place more, so that it
+    does not wait for tenants that send one long body after the other."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(AT_ONCE, "desk")
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(AT_ONCE + 1, "desk")
+        self._places, self._place_of_short = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
         self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
@@ -45,7 +47,7 @@ class Desk:
         self._waiting[tenant] += size
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         try:
-            async with turn, self._places:
+            async with turn, self._place_of_short if size <= SHORT and self._places.locked() else self._places:
                 work = partial(_done, size, partial(function, *args, **kwargs))
                 return await _finished(asyncio.get_running_loop().run_in_executor(self._threads, work))
         finally:

@@ -13,10 +13,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind, error_response
+from services.addresses import bare, parsed
 from services.config import Settings
 from services.exposure import is_loopback
 
 PROBES = frozenset({"/health", "/ping", "/ready"})  # asked by address, and they say nothing
+METRICS = "/metrics"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ANY = "*"
 
@@ -26,7 +28,7 @@ class Doors:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self._hosts = frozenset(bare(name.lower()) for name in settings.allowed_hosts)
         self._any_host = ANY in self._hosts or not (self._hosts or is_loopback(settings.host))
         self._origins = frozenset(settings.allowed_origins)
 
@@ -38,7 +40,7 @@ class Doors:
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not (self._any_host or scope["path"] in PROBES or self._knows(host)):
+        if not (self._any_host or scope["path"] in PROBES or self._knows(host, scope["path"])):
             return ApiError(
                 Kind.UNKNOWN_HOST,
                 f"This server is not called '{host[:100]}'; whoever runs it may add the name to allowed_hosts.",
@@ -48,10 +50,13 @@ class Doors:
             return None if is_json(headers.get("content-type", "")) else _foreign(origin)
         return None
 
-    def _knows(self, host: str) -> bool:
-        """Whether `host`, perhaps with a port, is allowed; none at all is HTTP/1.0, which browsers do not speak."""
+    def _knows(self, host: str, path: str) -> bool:
+        """Whether `host`, perhaps with a port, is allowed; none at all is HTTP/1.0, which browsers do not speak.
+
+        Prometheus asks pods by their addresses. An address is no name that a page can have resolve to another.
+        """
         name = _name(host)
-        return not host or name in self._hosts or is_loopback(name)
+        return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parsed(name) is not None)
 
     def _is_foreign(self, origin: str, host: str) -> bool:
         own = urlsplit(origin).netloc.lower() == host.lower()
@@ -75,7 +80,7 @@ def check_json(headers: Headers) -> None:
 def _name(host: str) -> str:
     """`host` of a header without its port."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return bare(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return ""
 

@@ -5,7 +5,7 @@ Tokenizing a long text takes long: it is done at the desk, off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from gateway.schemas.generation import GenerationFields
 from services.models import ModelInfo
 from services.text import Tokenizer
 
+PART = 1 << 18  # characters that are tokenized in one call
 Words = tuple[tuple[int, ...], ...]
 
 
@@ -43,11 +44,19 @@ class ServedModel:
         }
 
 
-def text_tokens(model: ServedModel, texts: Sequence[str], add_special_tokens: bool, param: str) -> list[list[int]]:
-    """The token ids of each text. Raises ApiError for a text that exceeds the context length."""
+def text_tokens(
+    model: ServedModel, texts: Sequence[str], add_special_tokens: bool, param: str, whole: bool = False
+) -> list[list[int]]:
+    """The token ids of each text. Raises ApiError for a text that certainly exceeds the context length. `whole`: the
+    texts will not be truncated, so the rest of a long list is not tokenized after one that exceeds it."""
     for text in texts:
         _check_length(model, text, param)
-    return model.tokenizer.encode_batch(texts, add_special_tokens)
+    ids: list[list[int]] = []
+    for part in _in_parts(texts):
+        if whole and (longest := max(map(len, ids), default=0)) > model.info.max_model_len:
+            raise _too_long(model, param, str(longest))
+        ids += model.tokenizer.encode_batch(part, add_special_tokens)
+    return ids
 
 
 def chat_tokens(
@@ -109,5 +118,19 @@ def _check_length(model: ServedModel, text: str, param: str) -> None:
     """To be called before tokenizing, which takes seconds and hundreds of bytes per character for a very long text."""
     least, most = model.tokenizer.least_tokens(text), model.info.max_model_len
     if least > most:
-        words = f"This model's maximum context length is {most} tokens, but '{param}' has at least {least}."
-        raise ApiError(Kind.CONTEXT_LENGTH, words, param)
+        raise _too_long(model, param, f"at least {least}")
+
+
+def _too_long(model: ServedModel, param: str, tokens: str) -> ApiError:
+    words = f"This model's maximum context length is {model.info.max_model_len} tokens, but '{param}' has {tokens}."
+    return ApiError(Kind.CONTEXT_LENGTH, words, param)
+
+
+def _in_parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Consecutive parts of `texts`, each with enough characters to occupy a few cores."""
+    begin = size = 0
+    for end, text in enumerate(texts, start=1):
+        size += len(text)
+        if size >= PART or end == len(texts):
+            yield texts[begin:end]
+            begin, size = end, 0

@@ -76,12 +76,12 @@ class Validator:
         self._check_count(len(fields.prompt) * fields.choices)
         texts = [p for p in fields.prompt if isinstance(p, str)]
         special = fields.add_special_tokens is not False
-        encoded = iter(text_tokens(self._model, texts, special, "prompt"))
+        whole = fields.truncate_prompt_tokens is None
+        encoded = iter(text_tokens(self._model, texts, special, "prompt", whole))
         prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
         for prompt in prompts:
             self.check_ids(prompt, "prompt")
         # a truncated prompt is echoed as its decoded tokens, not as the client's text
-        whole = fields.truncate_prompt_tokens is None
         given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
         return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
 

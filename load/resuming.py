@@ -58,7 +58,8 @@ class Comeback:
         passing = retry_after is not None or status >= 500
         if error and (error.get("code") == "generation_failed" or not passing):
             raise StreamError(why, status)
-        if not error and status < 500 and status not in (404, 429):  # a proxy that has no routes yet says 404
+        # while no route is known: `orca-haproxy` answers 503, Serve's own proxy 404, in plain text
+        if not error and status < 500 and status not in (404, 429):
             raise StreamError(why, status)
         return max(self._again(why, status), _seconds(retry_after))
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services import secret_files, settings_environment, settings_file
+from services.addresses import bare
 from services.errors import UsageError
 from services.setting_errors import explain
 from services.setting_types import Keys, PoolUrl, Section, TenantOfKey, Words
@@ -35,7 +36,7 @@ class Settings(BoundSettings, BaseSettings):
         str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
     ] = "default"
     served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
-    host: Annotated[str, Field(description="address the API binds")] = "127.0.0.1"
+    host: Annotated[str, AfterValidator(bare), Field(description="address the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
     ssl_certfile: Annotated[str, Field(description="certificate, with those between, in PEM: the API speaks TLS")] = ""
     ssl_keyfile: Annotated[str, Field(description="its key, in PEM; empty: it is in ssl_certfile too")] = ""

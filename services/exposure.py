@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 
+from services.addresses import parsed
 from services.config import Settings
-from services.errors import SettingsError
+from services.errors import UsageError
 
 
 def is_loopback(host: str) -> bool:
@@ -15,16 +15,14 @@ def is_loopback(host: str) -> bool:
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = parsed(name)
+    return bool(address and address.is_loopback)
 
 
 def check(settings: Settings) -> None:
-    """Raises SettingsError where anybody could use the server and nobody said so, and for TLS files that are wrong."""
+    """Raises UsageError where anybody could use the server and nobody said so, and for TLS files that are wrong."""
     if not (is_loopback(settings.host) or settings.tenants or settings.allow_no_keys):
-        raise SettingsError(
+        raise UsageError(
             f"host={settings.host}: whoever reaches this address could use the server without an API key; "
             "set api_keys_file, api_keys or api_key, or allow_no_keys"
         )
@@ -37,11 +35,11 @@ def _check_certificate(settings: Settings) -> None:
         try:
             Path(getattr(settings, name) or settings.ssl_certfile).read_bytes()
         except OSError as error:
-            raise SettingsError(f"{name}={getattr(settings, name)}: {error.strerror}") from None
+            raise UsageError(f"{name}={getattr(settings, name)}: {error.strerror}") from None
     try:
         # an empty password: an encrypted key would be asked for at the terminal
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             settings.ssl_certfile, settings.ssl_keyfile or None, password=""
         )
     except (ssl.SSLError, ValueError) as error:
-        raise SettingsError(f"ssl_certfile, ssl_keyfile: are not a certificate and its key: {error}") from None
+        raise UsageError(f"ssl_certfile, ssl_keyfile: are not a certificate and its key: {error}") from None

@@ -46,9 +46,14 @@ def hash_of(key: str) -> str:
         raise ValueError("an empty key")
     if _HASH.fullmatch(key):
         return key
-    if key.startswith("sha256:"):
+    if is_hash(key):
         raise ValueError("a key that begins with 'sha256:' is a hash, of 64 hexadecimal digits in lower case")
     return digest_of(key)
+
+
+def is_hash(key: str) -> bool:
+    """Whether `key` is the hash of a key, or is meant to be one."""
+    return key.startswith("sha256:")
 
 
 def digest_of(key: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from services.child_environment import without_settings
 from services.errors import ModelError
 from services.models.cache import Progress
 
@@ -23,7 +24,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     command = [sys.executable, "-m", "services.models.converter", str(source), str(target)]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         with subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, env=without_settings() | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process:
             assert process.stdout is not None
             try:

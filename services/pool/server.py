@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.background import start
+from services.child_environment import least
 from services.errors import PoolUnavailable
 from services.pool.binaries import ServerBinary
 from services.pool.disk import has_place
@@ -165,6 +166,8 @@ class PoolServer:
                 )
             await self._shut_down()
             child = None
+        if child and child.pid == self._pid:
+            return  # its command line told it; what somebody else set since it answers is not taken back
         alone = self._users.alone()  # what others were promised is not taken back
         if self._appendfsync == "always" or alone:
             await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
@@ -180,6 +183,7 @@ class PoolServer:
                 raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
             self._child = subprocess.Popen(
                 self._command(),
+                env=least(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -62,8 +62,7 @@ class Lineup:
 
     def leave(self, entry: Entry, failed: bool = False) -> None:
         """It ended, or is another's. `sweep` then takes it from its list."""
-        entry.gone = True
-        entry.active = False
+        entry.gone, entry.active = True, False
         if failed:
             self.blocks.forget(entry.id)
         elif entry.num_computed_tokens >= entry.next_full:
@@ -161,10 +160,12 @@ class Lineup:
         running = Counter(entry.tenant for entry in self.running if not entry.line)
         for guest in [e for e in self.waiting if e.tenant not in running and not (e.line or e.flights)]:
             most = max(running.values(), default=0)
-            if not self.full or most < 2 or not self.fits_now(guest):
+            if not self.full or most < 2:
                 return
             host = next(e for e in reversed(self.running) if running[e.tenant] == most)
             if guest.tenant not in running and not (self._order.classes and host.priority < guest.priority):
+                if not self.fits_now(guest):  # asked last: lines of batches give their blocks for it
+                    return
                 self._pause(host)
                 self.enter(guest)
                 running.update({host.tenant: -1, guest.tenant: 1})

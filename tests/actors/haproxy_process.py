@@ -28,11 +28,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve_config(folder: Path, port: int, backend: int | None, most: int) -> None:
-    """Write what Serve does for `most` connections, with a backend or none known yet."""
+def serve_config(folder: Path, port: int, backend: int | None, most: int, host: str = "127.0.0.1") -> None:
+    """Write what Serve does for `most` connections at `host`, with a backend or none known yet."""
     api = HAProxyApi(
         HAProxyConfig(
-            http_options=HTTPOptions(host="127.0.0.1", port=port),
+            http_options=HTTPOptions(host=host, port=port),
             is_head=True,
             socket_path=str(folder / "admin.sock"),
             server_state_base=str(folder),
@@ -61,15 +61,21 @@ def serve_config(folder: Path, port: int, backend: int | None, most: int) -> Non
 
 @contextlib.contextmanager
 def running(
-    folder: Path, backend: int | None = None, most: int = 2000, changed: bool = False, files: int = 0
+    folder: Path,
+    backend: int | None = None,
+    most: int = 2000,
+    changed: bool = False,
+    files: int = 0,
+    serves: str = "127.0.0.1",
+    host: str = "",
 ) -> Iterator[int]:
     """The port of an HAProxy that runs. `changed`: constants of `actors.haproxy` are as the test has set them; `files`:
-    how many it may open, 0 as many as this process."""
+    how many it may open, 0 as many as this process; `serves`: the host that Serve is told, `host` that HAProxy is."""
     port = free_port()
-    serve_config(folder, port, backend, most)
+    serve_config(folder, port, backend, most, serves)
     (folder / "state").touch()
     program = Path(sys.executable).with_name("orca-haproxy")
-    command = [program, "-db", "-f", folder / "haproxy.cfg"]
+    command = [program, *([host, "--"] if host else []), "-db", "-f", folder / "haproxy.cfg"]
     if changed:
         haproxy.mend(folder / "haproxy.cfg")
         command[0] = Path(get_haproxy_binary())

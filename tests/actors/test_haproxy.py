@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ from haproxy_process import backend, running
 
 from actors import haproxy
 from actors.connections import connections
+from actors.haproxy import MARK
+from actors.leftovers import processes_of
+from actors.listening import ports_of
 from services.config import Settings
 
 
@@ -73,6 +77,15 @@ def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
         assert closed(beyond[-1]) == b""  # not left to wait in the kernel's queue
 
 
+def test_a_connection_takes_one_request_at_a_time(tmp_path: Path) -> None:
+    """In HTTP/2 a hundred would share one, and the bound on connections would bound nothing."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    with running(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(preface)
+        connection.shutdown(socket.SHUT_WR)
+        assert closed(connection).startswith(b"HTTP/1.1 400 ")
+
+
 def test_an_answer_may_wait_longer_than_a_client_that_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,12 +136,57 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
     assert b'"type": "invalid_request_error"' in answer
 
 
+def test_it_has_its_mark_in_its_environment_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, str(tmp_path / "haproxy.cfg"))
+    monkeypatch.setenv("CLOUD_TOKEN", "a-word")
+    with running(tmp_path) as port:
+        (pid,) = {pid for pid in processes_of(tmp_path) if any(one.port == port for one in ports_of([pid]))}
+        assert b"a-word" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_statistics_and_commands_are_this_machines_and_this_users(tmp_path: Path) -> None:
     with running(tmp_path):
-        config = (tmp_path / "haproxy.cfg").read_text()
-        binds = [line.split()[1] for line in config.splitlines() if line.split()[:1] == ["bind"]]
+        binds = [line.split()[1] for line in config_in(tmp_path).splitlines() if line.split()[:1] == ["bind"]]
         assert {bind.split(":")[0] for bind in binds} == {"127.0.0.1"}
         assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
+
+
+ADDRESSES = ["127.0.0.1", "127.0.0.2", "::1"]  # all of this machine's
+
+
+@pytest.mark.parametrize(
+    ("serves", "host", "expected"),
+    [
+        ("0.0.0.0", "", ADDRESSES[:2]),
+        ("127.0.0.1", "", ADDRESSES[:1]),
+        ("127.0.0.1", "0.0.0.0", ADDRESSES[:2]),
+        ("127.0.0.1", "127.0.0.2", ADDRESSES[1:2]),
+        ("127.0.0.1", "::1", ADDRESSES[2:]),
+        ("127.0.0.1", "::", ADDRESSES),
+    ],
+)
+def test_it_answers_at_the_address_that_it_is_told_and_nowhere_else(
+    tmp_path: Path, serves: str, host: str, expected: list[str]
+) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with running(tmp_path, serves=serves, host=host) as port:
+        found = [address for address in ADDRESSES if answers(address, port)]
+        stats = re.findall(
+            r"^(?:frontend prometheus|listen stats)\n.* bind .*:(\d+)$", config_in(tmp_path), re.MULTILINE
+        )
+        assert [[a for a in ADDRESSES if answers(a, int(one))] for one in stats] == [ADDRESSES[:1]] * 2
+    assert found == expected
+
+
+def answers(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=5):
+        return True
+    return False
+
+
+def config_in(folder: Path) -> str:
+    return (folder / "haproxy.cfg").read_text()
 
 
 @pytest.mark.parametrize("files", [4000, 10_000])

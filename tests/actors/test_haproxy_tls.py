@@ -13,21 +13,23 @@ from services.config import Settings
 from tests.services.test_exposure import self_signed
 
 
-@pytest.mark.parametrize("in_one", [True, False])
-def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool) -> None:
+@pytest.mark.parametrize(
+    ("in_one", "host", "bound"), [(True, "127.0.0.1", "127.0.0.1:{}"), (False, "[::0]", "[::]:{} v4v6")]
+)
+def test_haproxy_takes_it_with_a_certificate(tmp_path: Path, in_one: bool, host: str, bound: str) -> None:
     port = free_port()
     serve_config(tmp_path, port, None, 2000)
     certificate, key = self_signed(tmp_path)
     if in_one:
         Path(certificate).write_text(Path(certificate).read_text() + Path(key).read_text())
-    settings = Settings(ssl_certfile=certificate, ssl_keyfile="" if in_one else key)
+    settings = Settings(host=host, ssl_certfile=certificate, ssl_keyfile="" if in_one else key)
     environment, guard = prepared_environment(tmp_path, settings, 2000)
     configuration = tmp_path / "haproxy.cfg"
     with guard:
         command = [environment[PROGRAM], "-c", "-f", str(configuration)]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"bind 127.0.0.1:{port} ssl crt" in configuration.read_text()
+    assert f"bind {bound.format(port)} ssl crt" in configuration.read_text()
     assert configuration.with_name("certificate.pem").stat().st_mode & 0o777 == 0o600
 
 

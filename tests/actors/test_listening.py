@@ -35,3 +35,4 @@ def test_one_line_tells_what_others_reach() -> None:
     inner, outer = Port("127.0.0.1", 1, "a"), Port("0.0.0.0", 8000, "haproxy")
     assert told([inner]).startswith("other machines reach: nothing; this machine reaches 1 port")
     assert "other machines reach: 0.0.0.0:8000 (haproxy);" in told([inner, outer])
+    assert "other machines reach: [::]:8000 (haproxy);" in told([inner, Port("::", 8000, "haproxy")])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from cli import main as orca
+from cli.arguments import Parser
+from cli.serve import _check_port
 from cli.serve_flags import parse
+from cli.server import add_server, headers, own_url
 from services.config import Settings
-from services.errors import UsageError
+from services.errors import SettingsError, UsageError
 from services.setting_names import VLLM_FLAGS, VLLM_REFUSED
 from services.setting_types import Section, hash_of
 from services.version import program_version
@@ -112,6 +116,8 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
         ("serve --config none.yaml", "orca serve: none.yaml: No such file or directory"),
         ("serve --api-keys k", "orca serve: argument --api-keys: is not JSON"),
         ("serve --api-key=", "orca serve: api_key: an empty key"),
+        ("serve --host 0.0.0.0", "orca serve: host=0.0.0.0: whoever reaches this address could use the server"),
+        ("serve --ssl-certfile none", "orca serve: ssl_certfile=none: No such file or directory"),
         ("chat --temperatur 1", "orca chat: unknown flag --temperatur; did you mean --temperature?"),
         ("status now", "orca status: unexpected argument 'now'"),
         ("serv", "orca: unknown command 'serv'; did you mean serve?"),
@@ -139,6 +145,40 @@ def test_an_unknown_variable_too(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("command", ["status", "chat hello"])
+@pytest.mark.parametrize("flags", ["", "--api-key sha256:" + 64 * "b"])
+def test_the_hash_of_a_key_is_not_sent_as_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, flags: str
+) -> None:
+    monkeypatch.setenv("ORCA_API_KEY", hash_of("k"))
+    assert run(monkeypatch, *command.split(), *flags.split()) == 2
+    err = capsys.readouterr().err
+    assert "is the hash of a key" in err
+    assert "--api-key KEY" in err
+    assert "sha256:" not in err
+
+
+@pytest.mark.parametrize("keys", [f'["{hash_of("k")}", "l"]', '["l", "m"]', '"l"'])
+def test_the_first_key_that_is_no_hash_is_sent(keys: str) -> None:
+    Path("orca.toml").write_text(f"api_key = {keys}")
+    parser = Parser("orca status", "")
+    add_server(parser)
+    assert headers(parser.read([]).api_key) == {"Authorization": "Bearer l"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("a", "http://a:8000"),
+    ],
+)
+def test_where_commands_find_the_server_of_these_settings(host: str, url: str) -> None:
+    assert own_url(Settings(host=host)) == url
+
+
 @pytest.mark.parametrize("columns", ["40", "80", "100", "300"])
 def test_help_shows_each_setting_once_in_its_section(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
@@ -162,3 +202,19 @@ def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: p
     listed = capsys.readouterr().out
     assert all(f"\n  {command} " in listed for command in orca.COMMANDS)
     assert run(monkeypatch) == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_a_port_that_is_taken_is_told_before_anything_starts(host: str) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port={port}, host={host}: Address already in use"):
+            _check_port(Settings(host=host, port=port))
+    _check_port(Settings(host=host, port=port))
+
+
+def test_a_host_that_is_no_address_is_told_too() -> None:
+    with pytest.raises(SettingsError, match=r"host=none\.invalid: "):
+        _check_port(Settings(host="none.invalid"))

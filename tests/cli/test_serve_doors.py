@@ -181,5 +181,5 @@ def test_the_port_between_deployments_asks_for_ray_s_token(server: OrcaServer) -
 
 def test_an_address_for_others_is_refused_without_keys(tmp_path: Path) -> None:
     second = OrcaServer(tmp_path, "--host", "0.0.0.0", port=free_port())
-    assert second.process.wait(60) == 1
+    assert second.process.wait(60) == 2
     assert "set api_keys_file, api_keys or api_key, or allow_no_keys" in "".join(second.lines)

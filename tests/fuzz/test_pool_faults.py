@@ -53,7 +53,7 @@ LASTING = (
     "bell:",
     "orphans",
 )
-numbers = itertools.count()
+pools = itertools.count()
 
 
 class Scheduler:
@@ -76,7 +76,8 @@ class FaultyPool(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.pool = RequestPool(self.server.url, f"faults-{next(numbers)}", LIMITS)
+        self.pool = RequestPool(self.server.url, f"faults-{next(pools)}", LIMITS)
+        self.numbers = itertools.count()  # of this run alone: the same steps are the same calls
         self.schedulers = {seat: Scheduler(seat) for seat in ("x", "y")}
         self.groups: dict[str, Submission] = {}  # accepted, and not deleted
         self.tokens: dict[str, int] = {}  # id -> tokens whose commit was answered
@@ -132,7 +133,7 @@ class FaultyPool(RuleBasedStateMachine):
         background=st.booleans(),
     )
     def submit(self, gateway: str, n: int, new: int, tenant: str, key: str | None, background: bool) -> None:
-        asked = group(f"r{next(numbers)}", n, gateway, range(next(numbers) % 40 + 1), new, key, tenant)
+        asked = group(f"r{next(self.numbers)}", n, gateway, range(next(self.numbers) % 40 + 1), new, key, tenant)
         asked = replace(asked, background=background, resumable=True)
         if self.full:
             with pytest.raises(PoolUnavailable, match="memory"):
@@ -226,7 +227,7 @@ class FaultyPool(RuleBasedStateMachine):
         scheduler.held[claim.id] = len(claim.output)
 
     def acquire(self, scheduler: Scheduler) -> bool:
-        grant = self.ask(lambda: self.pool.acquire(scheduler.seat, f"owner-{next(numbers)}", LEASE))
+        grant = self.ask(lambda: self.pool.acquire(scheduler.seat, f"owner-{next(self.numbers)}", LEASE))
         if grant.granted:
             scheduler.drop()
             scheduler.epoch = grant.epoch
@@ -245,7 +246,7 @@ class FaultyPool(RuleBasedStateMachine):
         """The scheduler died, and who comes after it knows."""
         scheduler = self.schedulers[seat]
         if scheduler.epoch:
-            dead, owner = scheduler.epoch, f"owner-{next(numbers)}"
+            dead, owner = scheduler.epoch, f"owner-{next(self.numbers)}"
             grant = self.ask(lambda: self.pool.acquire(seat, owner, LEASE, dead))
             assert grant.granted
             scheduler.drop()

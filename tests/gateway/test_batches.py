@@ -14,6 +14,8 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
+from gateway.batches.runner import MOST
+
 
 def test_a_tenant_sees_its_own_alone(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
     batch = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})])))
@@ -191,3 +193,18 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
     before = counted()
     ended(alice, create(alice, jsonl([line("a", {"prompt": "x"}), line("b", {"prompt": "x"}), line("c", {})])))
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])
+
+
+def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(
+    alice: openai.OpenAI, bob: openai.OpenAI
+) -> None:
+    lines = jsonl([line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 300, "ignore_eos": True}) for i in range(100)])
+    batches = [(alice, create(alice, lines)) for _ in range(MOST + 1)]
+    batches.append((bob, create(bob, lines)))
+    try:
+        until(bob, batches[-1][1].id, lambda batch: batch.status == "in_progress")
+    finally:
+        for client, batch in batches:
+            client.batches.cancel(batch.id)
+        for client, batch in batches:
+            ended(client, batch)

@@ -47,9 +47,9 @@ ASKED = st.one_of(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=ASKED, data=st.data())
+@given(asked=ASKED, place=st.integers(0, 1000))
 def test_a_stream_cut_anywhere_says_what_the_whole_says(
-    http: httpx.Client, other: httpx.Client, asked: dict[str, Any], data: st.DataObject
+    http: httpx.Client, other: httpx.Client, asked: dict[str, Any], place: int
 ) -> None:
     path = COMPLETIONS if "prompt" in asked else CHAT
     answered = http.post(path, json=asked)
@@ -57,7 +57,9 @@ def test_a_stream_cut_anywhere_says_what_the_whole_says(
     whole = answered.json()
     events = read(http.post(path, json=asked | {"stream": True} | USAGE, headers=RESUMABLE))
     assert events[-1] == DONE
-    cut = data.draw(st.integers(1, len(events) - 1), label="events before the cut")
+    cut = 1 + place % (
+        len(events) - 1
+    )  # not drawn from their number: how many tokens share an event is up to the clock
     again = events[:cut] + rest(other, events[cut - 1].id or "")
     assert len({event.id for event in again}) == len(again)
     for stream in (events, again):

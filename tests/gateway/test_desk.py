@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Sequence
 
 import httpx
 import orjson
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from stack import Stack
 
 from gateway import desk as desk_module
-from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, Desk
+from gateway import model as model_module
+from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, SHORT, Desk
 from gateway.errors import ApiError, Kind
 from gateway.http.json_size import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
 from services.text import Tokenizer
@@ -38,6 +40,19 @@ async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
     assert await desk.do("b", LONG, lambda: "done") == "done"
     go.set()
     assert await asyncio.gather(*blocked) == [True] * len(blocked)
+    desk.close()
+
+
+async def test_short_work_waits_for_no_long_work_of_others() -> None:
+    desk, go = Desk(), threading.Event()
+    blocked = [asyncio.create_task(desk.do(tenant, SHORT + 1, go.wait, 20)) for tenant in "abcd"]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        done = await asyncio.gather(*(desk.do(tenant, SHORT, lambda: "done") for tenant in "efg"))
+    assert done == ["done"] * 3
+    assert not any(call.done() for call in blocked)
+    go.set()
+    assert await asyncio.gather(*blocked) == [True] * 4
     desk.close()
 
 
@@ -169,6 +184,28 @@ def test_a_long_text_that_may_fit_is_tokenized(http: httpx.Client) -> None:
     assert answer.json()["count"] == 512
     again = http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
     assert again.json()["prompt"] == text
+
+
+def test_the_texts_behind_one_that_proved_too_long_are_not_tokenized(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized: list[int] = []
+    encode = Tokenizer.encode_batch
+
+    def counted(self: Tokenizer, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        tokenized.append(len(texts))
+        return encode(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", counted)
+    monkeypatch.setattr(model_module, "PART", 20_000)
+    body: dict[str, object] = {"prompt": ["a" * 5000] * 15, "max_tokens": 1}  # 5,000 tokens each, of 512
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "maximum context length is 512 tokens" in answer.text
+    assert sum(tokenized) == 4
+    tokenized.clear()
+    assert http.post("/v1/completions", json=body | {"truncate_prompt_tokens": 5}).status_code == 200
+    assert sum(tokenized) == 15
 
 
 def test_bodies_of_which_the_rest_is_still_to_come_are_bounded(

@@ -23,7 +23,7 @@ def named(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFa
     """A server for others, called orca.example."""
     settings = Settings(
         host="0.0.0.0",
-        allowed_hosts=["orca.example"],
+        allowed_hosts=["orca.example", "[FD00::0:9]"],
         allowed_origins=["http://friend.example"],
         files_dir=str(tmp_path_factory.mktemp("files")),
     )
@@ -47,13 +47,20 @@ def test_a_server_on_this_machine_is_called_by_its_names(http: httpx.Client, hos
 
 
 @pytest.mark.parametrize(
-    "host", ["page.example", "page.example:8000", "192.168.0.7", "localhost.page.example", "[", "@"]
+    "host", ["page.example", "page.example:8000", "192.168.0.7", "[fd00::7]:80", "localhost.page.example", "[", "@"]
 )
 def test_and_by_no_other(http: httpx.Client, host: str) -> None:
-    for response in (http.post(PATH, json=BODY, headers={"Host": host}), http.get("/metrics", headers={"Host": host})):
-        assert host in refusal(response, 403, "unknown_host")
+    assert host in refusal(http.post(PATH, json=BODY, headers={"Host": host}), 403, "unknown_host")
     for probe in ("/health", "/ping", "/ready"):
         assert http.get(probe, headers={"Host": host}).status_code != 403
+
+
+def test_metrics_may_be_asked_by_any_address_but_by_no_other_name(http: httpx.Client, named: httpx.Client) -> None:
+    for server in (http, named):
+        for address in ("10.1.2.3:8000", "10.1.2.3", "[fd00::7]:8000"):
+            assert server.get("/metrics", headers={"Host": address}).status_code == 200
+        for name in ("page.example", "10.1.2.3.page.example", "[fd00::7"):
+            refusal(server.get("/metrics", headers={"Host": name}), 403, "unknown_host")
 
 
 def test_the_refusal_is_in_the_shape_that_the_client_reads(http: httpx.Client) -> None:
@@ -63,7 +70,7 @@ def test_the_refusal_is_in_the_shape_that_the_client_reads(http: httpx.Client) -
 
 
 def test_names_can_be_given(named: httpx.Client) -> None:
-    for host in ("orca.example", "Orca.Example:8000", "localhost"):
+    for host in ("orca.example", "Orca.Example:8000", "localhost", "[fd00::9]:8000"):
         assert named.get("/v1/models", headers={"Host": host}).status_code == 200
     refusal(named.get("/v1/models", headers={"Host": "page.example"}), 403, "unknown_host")
 
@@ -99,6 +106,13 @@ def test_what_browsers_send_unasked_for_a_foreign_page_is_refused(
     headers = {"Origin": origin} | ({"content-type": kind} if kind else {})
     for path in (PATH, "/v1/files"):
         assert origin in refusal(named.post(path, content=TEXT, headers=headers), 403, "unknown_origin")
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[x]", "http://[::1]x"])
+def test_an_origin_that_is_no_url_is_foreign(http: httpx.Client, origin: str) -> None:
+    refusal(
+        http.post(PATH, content=TEXT, headers={"Origin": origin, "content-type": "text/plain"}), 403, "unknown_origin"
+    )
 
 
 def test_own_and_allowed_pages_may_upload(named: httpx.Client) -> None:

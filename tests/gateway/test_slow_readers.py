@@ -105,3 +105,14 @@ def test_a_request_has_so_many_followers_at_most(
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "too_many_followers"
     assert refused.headers["retry-after"]
+
+
+def test_one_who_posts_again_under_its_key_is_a_follower_too(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MOST_FOLLOWERS", 1)
+    body, headers = {"prompt": "SLOWabc", "max_tokens": 380, "stream": True}, {"Idempotency-Key": "followed"}
+    with http.stream("POST", "/v1/completions", json=body, headers=headers) as first:
+        assert first.status_code == 200
+        with http.stream("POST", "/v1/completions", json=body, headers=headers) as second:
+            assert second.status_code == 429

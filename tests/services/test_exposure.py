@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.config import Settings
-from services.errors import SettingsError
+from services.errors import UsageError
 from services.exposure import check, is_loopback
 
 
@@ -21,7 +21,7 @@ def test_this_machine_alone(host: str) -> None:
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
 def test_others_need_keys_or_a_word(host: str) -> None:
     assert not is_loopback(host)
-    with pytest.raises(SettingsError, match=r"without an API key; set .*allow_no_keys"):
+    with pytest.raises(UsageError, match=r"without an API key; set .*allow_no_keys"):
         check(Settings(host=host))
     check(Settings(host=host, api_key=["k"]))
     check(Settings(host=host, allow_no_keys=True))
@@ -42,9 +42,9 @@ def test_files_of_tls_are_read_before_the_start(tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text(Path(certificate).read_text() + Path(key).read_text())
     check(Settings(ssl_certfile=str(both)))
-    with pytest.raises(SettingsError, match=r"ssl_keyfile=none: No such file"):
+    with pytest.raises(UsageError, match=r"ssl_keyfile=none: No such file"):
         check(Settings(ssl_certfile=certificate, ssl_keyfile="none"))
-    with pytest.raises(SettingsError, match="are not a certificate and its key"):
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
         check(Settings(ssl_certfile=certificate, ssl_keyfile=certificate))
-    with pytest.raises(SettingsError, match="are not a certificate and its key"):
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
         check(Settings(ssl_certfile=certificate))

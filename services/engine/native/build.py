@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from services.child_environment import without_settings
 from services.engine.cpuinfo import cpuinfo
 
 SOURCE = Path(__file__).parent / "kernels"
@@ -79,7 +80,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _ran(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, env=without_settings(), capture_output=True, text=True)
     if done.returncode:
         raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock
 
 from services import atomic_file
+from services.child_environment import without_settings
 from services.engine import loading, placement
 from services.engine.lean.shard import Shard
 from services.engine.lean.spec import DecoderSpec
@@ -106,7 +107,7 @@ def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) ->
         done = subprocess.run(
             [sys.executable, "-m", program, str(folder)],
             input=json.dumps(asdict(settings), default=str),
-            env=os.environ | {"PYTHONPATH": path},
+            env=without_settings() | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=PATIENCE,

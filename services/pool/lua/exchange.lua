@@ -58,9 +58,12 @@ end
 local abandoned = cancel_abandoned()
 waits = waits + reap()
 local overdue, all_ended = end_overdue()
-local claimed = lost == 0 and all_ended and claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]),
-  ARGV[8] == "1", ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
-  ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {}) or {}
+local claimed, more = {}, not all_ended
+if lost == 0 and all_ended then
+  claimed, more = claim(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
+    ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
+    ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {})
+end
 has_begun(claimed)
 publish()
 settle()
@@ -88,7 +91,7 @@ if abandoned or overdue or waits > 0 and redis.call("EXISTS", TURNS) == 1 then
   ring()
 end
 redis.call("DEL", P .. "bell:" .. seat)
-if not all_ended then -- it is to come again at once
+if more then -- it is to come again at once
   redis.call("LPUSH", P .. "bell:" .. seat, 1)
 elseif ARGV[10] == "1" and #claimed == 0 and lost == 0 then
   redis.call("SADD", IDLE, seat)

@@ -90,7 +90,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Row]]:
     return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))), rows
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(batches())
 def test_tokens_are_those_of_the_plain_definition(batch: tuple[torch.Tensor, list[Row]]) -> None:
     logits, rows = batch

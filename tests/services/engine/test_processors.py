@@ -48,7 +48,7 @@ def test_bits_do_not_depend_on_company_with_vectors_of_pairs(
     settings = replace(SETTINGS, dtype="bfloat16", cache_dir=tmp_path)
     engine = Engine.load(folder, settings)
     assert engine.figures.numerics.endswith("native avx512_bf16")
-    check(engine, folder, settings)
+    check(engine, folder, settings, random.Random(1))
 
 
 def compiled_for(processor: str) -> list[str]:

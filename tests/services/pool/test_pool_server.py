@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from pool_helpers import Owner, commit, counts, group, stored
@@ -51,6 +52,29 @@ def test_old_and_other_programs_are_passed_over(tmp_path, monkeypatch, says):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert choose_server().path != fake
+
+
+async def test_a_server_is_told_no_setting_and_no_other_secret(tmp_path, monkeypatch):
+    real = choose_server()
+    program = tmp_path / "server"
+    program.write_text(f'#!/bin/sh\nenv > {tmp_path}/told\nexec {real.path} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("ORCA_API_KEY", "a-word")
+    monkeypatch.setenv("CLOUD_TOKEN", "a-word")
+    monkeypatch.setenv("TZ", "UTC")
+    server = PoolServer(replace(real, path=program), tmp_path)
+    await server.start()
+    await server.stop()
+    told = (tmp_path / "told").read_text()
+    assert "TZ=UTC" in told
+    assert "a-word" not in told
+
+
+async def test_what_is_set_in_a_server_that_was_just_started_stays(make_server):
+    server = make_server()
+    await server.start()
+    assert "cmdstat_config" not in str(await server._ask("INFO", "commandstats"))
+    assert int((await server._ask("CONFIG", "GET", "maxmemory"))[1]) == server._max_memory
 
 
 def test_no_server_at_all_says_what_to_do(monkeypatch):

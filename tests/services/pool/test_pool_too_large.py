@@ -1,5 +1,7 @@
 """A sequence that a seat's engine can never hold does not stop the queue behind it."""
 
+import asyncio
+
 from pool_helpers import Owner, all_events, group
 
 from services.clock import RealClock, run_in_virtual_time
@@ -79,3 +81,17 @@ async def test_what_fits_but_not_now_still_holds_up_those_behind_it(pool):
     await pool.submit(group("large", prompt=range(20), new=20))
     await pool.submit(group("short"))
     assert await owner.claim(Room(8, 5, 4, slots=40)) == []
+
+
+async def test_a_seat_that_ends_more_of_them_than_one_call_may_comes_again_at_once(pool):
+    await pool.submit(group("long", n=128, **LONG))
+    for i in range(8):
+        await pool.submit(group(f"long{i}", n=128, **LONG))
+    await pool.submit(group("short"))
+    owner = await Owner.take(pool)
+    claims = (await owner.exchange(room=SMALL, idle=True)).claims
+    if not claims:
+        await asyncio.wait_for(pool.wait_bell(owner.seat, 60), 10)
+        claims = (await owner.exchange(room=SMALL, idle=True)).claims
+    assert [claim.id for claim in claims] == ["short/0"]
+    assert (await pool.overview()).waiting == 0

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from services.messages import Claim, Iteration
+from services.pool.limits import BEHIND
+from services.requests import BATCH_CLASS
 from services.scheduling import Knobs
 from tests.services.scheduling.scripted import EOS, claim, scripted
 
@@ -102,3 +104,16 @@ def test_a_guest_takes_no_place_of_an_earlier_class() -> None:
     s.scheduler.add([of("b", "b1", 0.5, priority=1)])
     s.step()
     assert list(s.batch) == ["a1", "a2"]
+
+
+def test_a_guest_that_is_not_let_in_takes_no_blocks_of_lines() -> None:
+    s = scripted(blocks=17, batch=2, knobs=Knobs(2, order="priority"))
+    s.scheduler.add([of("c", "line", BEHIND, priority=BATCH_CLASS)])
+    s.step()
+    s.scheduler.add([of("flood", "a1", 1), of("flood", "a2", 2)])
+    s.step()
+    s.scheduler.add([of("b", "b1", 0.5, priority=1)])
+    s.step()
+    assert list(s.batch) == ["a1", "a2"]
+    assert s.iteration is not None
+    assert not s.iteration.released, "five blocks for the line, twice five for those that run, two free"

@@ -98,6 +98,7 @@ local function next_turn(seat, slots, passed, all)
       passed[tenant] = at + 1 < PASSED_OF_ONE and at + 1 or redis.call("ZCARD", P .. "waiting:" .. tenant)
     else
       end_too_large(tenant, id)
+      all.ended = true
     end
     all.count = all.count + 1
   end
@@ -107,7 +108,8 @@ end
 -- paper's Algorithm 1 does. What later classes yield is room too; used, it leaves `requests` and `blocks` below zero,
 -- and the latest class is the first to be taken from. A sequence that can never fit the seat's engine, of `slots`
 -- tokens, does not hold up those behind it. Where no place is left, `guests` may come in, one each of tenants that are not
--- among `tenants`. Returns the ids that were given.
+-- among `tenants`. Returns the ids that were given, and whether the next call finds other sequences at the front: this one
+-- ended as many as one script may. Those passed over are at the front again.
 local function claim(seat, requests, blocks, block_size, whole, yields, slots, guests, tenants)
   local ids, most, passed, all, here = {}, requests + guests, {}, { count = 0 }, {}
   for _, tenant in ipairs(tenants) do
@@ -141,5 +143,5 @@ local function claim(seat, requests, blocks, block_size, whole, yields, slots, g
   for tenant in pairs(passed) do
     place(tenant)
   end
-  return ids
+  return ids, all.ended and all.count >= PASSED_MOST
 end

@@ -46,11 +46,14 @@ def test_bits_depend_on_the_request_alone(tiny_model: Callable[[str], Path]) -> 
     assert [(job.output, job.logprobs) for job in again] == [(job.output, job.logprobs) for job in alone]
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.chaos)])
-def test_prompts_are_scored_as_by_transformers(family: str, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "chunks"),
+    [("llama", True), *(pytest.param(*case, marks=pytest.mark.chaos) for case in [("llama", False), ("gpt2", True)])],
+)
+def test_prompts_are_scored_as_by_transformers(family: str, chunks: bool, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
-    for rng in (None, random.Random(1)):
-        check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)), folder)
+    rng = random.Random(1) if chunks else None
+    check_scores(Driver(make_engine(folder, 8), rng, max_batch=9).run(scored_jobs(longest=20)), folder)
 
 
 @pytest.mark.chaos

@@ -56,13 +56,14 @@ def test_embedding() -> None:
     assert torch.equal(shards[0][0], learned[0])  # the token is the other's, the position is its own
 
 
-def test_draws_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.chaos)])
+def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of flat and of sharp distributions, with equal scores, with impossible tokens, with few that are possible, where
     top_k may be more; the last block is not whole."""
     monkeypatch.setattr(drawing, "BLOCK", 128)
     kinds = list(itertools.product([1.0, 0.6, 3.0], [0, 1, 9, 150], [1.0, 0.95, 0.5, 0.0], [0.0, 0.05]))
     rows, vocab = [], 200
-    for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)):
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(random.Random(0).sample(kinds, 30)[part::2]):
         sampling = SamplingParams(9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed * 2**50)
         rows.append(Row(str(seed), [1] * (1 + seed), 1, sampling))
     logits = torch.randn(len(rows), vocab) * torch.tensor([0.1, 3.0, 10.0]).repeat(len(rows) // 3)[:, None]
@@ -220,10 +221,10 @@ def test_bits_of_attention_depend_on_the_request_alone() -> None:
     scene = Scene(LENGTHS, 4, 2, 16, 4)
     everybody = list(range(len(LENGTHS)))
     together = scene.attend(everybody, TILES, programs=32, partial_rows=256)
-    again = scene.attend(everybody[::-1], TILES, programs=32, partial_rows=0)
+    again = scene.attend(everybody[::-1], TILES, programs=8, partial_rows=0)
     assert all(torch.equal(a, b) for a, b in zip(together, again[::-1], strict=True))
     for i in everybody:
-        assert torch.equal(scene.attend([i], TILES, programs=32, partial_rows=256)[0], together[i])
+        assert torch.equal(scene.attend([i], TILES, programs=8, partial_rows=256)[0], together[i])
     row, count = scene.rows[1]
     for step in (2, 7):
         pieces = []
@@ -231,7 +232,7 @@ def test_bits_of_attention_depend_on_the_request_alone() -> None:
             end = min(begin + step, count)
             part = (replace(row, num_computed_tokens=begin), end - begin)
             batch = pack([part], scene.cache.block_size)
-            pieces += scene.attend_batch(batch, scene.queries[1][begin:end], TILES, 32, 256)
+            pieces += scene.attend_batch(batch, scene.queries[1][begin:end], TILES, 8, 256)
         assert torch.equal(torch.cat(pieces), together[1])
 
 
