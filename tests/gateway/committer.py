@@ -1,4 +1,4 @@
-"""A pool as a gateway's reader sees it, without an engine: the test says what is committed, and what is lost."""
+"""A pool without an engine: the test commits tokens and loses data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = End(FinishReason.LENGTH)
 
 
 class Committer:
-    """A seat without an engine: the test says which tokens are committed."""
+    """A seat without an engine: the test chooses the tokens to commit."""
 
     def __init__(self, pool: RequestPool) -> None:
         self.pool = pool
@@ -38,7 +38,7 @@ class Committer:
 
 
 async def lose_all(pool: RequestPool) -> None:
-    """As if the pool's server had come back empty."""
+    """Delete all keys, as if the pool's server had restarted without its data."""
     keys = [key async for key in pool._server._scripts.scan_iter(f"{pool._prefix}*")]
     await pool._server.command("DEL", *keys)
 
@@ -50,7 +50,7 @@ def submission(request: str, choices: int = 1, **fields: Any) -> Submission:
 
 
 async def submit(pool: RequestPool, reader: EventReader, request: str, choices: int = 1, **fields: Any) -> EventBuffer:
-    """Submitted and followed as a gateway does."""
+    """Submit and follow a request as a gateway does."""
     new = submission(request, choices, **fields)
     buffer = reader.follow(request, [s.id for s in new.sequences], new)
     await pool.submit(new)

@@ -67,7 +67,7 @@ def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Cli
 
 @pytest.fixture
 async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
-    """A pool of its own, empty."""
+    """An empty pool for one test."""
     pool = RequestPool(redis_url, f"own-{secrets.token_hex(4)}")
     await pool.connect()
     yield pool

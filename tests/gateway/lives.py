@@ -1,4 +1,4 @@
-"""Lives of a sequence, drawn by Hypothesis: what scheduler and pool would tell of it."""
+"""Event sequences drawn by Hypothesis, and what a client reads of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Life = tuple[str, SamplingParams, FinishReason | None, int]
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    """A text that is said over and over, how it is sampled, and what ends it from outside after how many tokens."""
+    """A text that is repeated, its sampling parameters, and the reason and token count of an end from outside."""
     stops = draw(st.sampled_from([(), ("STOP",), ("TOP", "STO")]))
     sampling = SamplingParams(draw(st.integers(1, 12)), stop=stops, logprobs=draw(st.sampled_from([None, 1])))
     outside = draw(st.sampled_from([None, FinishReason.CANCELLED, FinishReason.ERROR]))
@@ -29,7 +29,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 
 def events_of(tokenizer: Tokenizer, life: Life) -> list[TokenEvent]:
-    """The events of a life, as scheduler and pool would tell them."""
+    """The events of a life, as the scheduler and the pool produce them."""
     text, sampling, outside, after = life
     judge = Judge(Rules(512, frozenset(), tokenizer.tables), sampling, 5)
     events: list[TokenEvent] = []

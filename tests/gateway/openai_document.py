@@ -1,4 +1,4 @@
-"""OpenAI's own document, where this machine has it: the folder in ORCA_SCHEMAS."""
+"""OpenAI's OpenAPI document from the folder ORCA_SCHEMAS. Tests that need it are skipped without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "#/components/schemas/"
 
 @cache
 def whole() -> dict[str, Any]:
-    """The document as it is. Skips where there is none."""
+    """The document as it is. Skips if it is missing."""
     folder = os.environ.get("ORCA_SCHEMAS")
     if not folder:
         pytest.skip("ORCA_SCHEMAS does not name a folder with openai_openapi.yaml")
@@ -43,7 +43,7 @@ def components() -> dict[str, Any]:
 
 
 def operation(method: str, path: str) -> dict[str, Any] | None:
-    """OpenAI's operation at our `path`, whatever its parameters are called; None where there is none."""
+    """OpenAI's operation at `path`, ignoring the names of its parameters; None if there is none."""
     found: dict[str, Any] | None = _document()["paths"].get(_unnamed(path.removeprefix("/v1")), {}).get(method)
     return found
 
@@ -53,17 +53,17 @@ def _unnamed(path: str) -> str:
 
 
 def check(name: str, value: Any) -> None:
-    """`value` is what the document calls `name`. Skips where there is no document."""
+    """Asserts that `value` is a `name` of the document. Skips if the document is missing."""
     check_schema({"$ref": PREFIX + name}, value)
 
 
 def check_schema(schema: dict[str, Any], value: Any) -> None:
-    """`value` is what `schema`, a part of the document, says."""
+    """Asserts that `value` matches `schema`, a part of the document."""
     jsonschema.Draft202012Validator({**schema, "components": components()}).validate(value)
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema `name`. Skips where there is no document."""
+    """The schema `name`. Skips if the document is missing."""
     found: dict[str, Any] = _schemas()[name]
     return found
 
@@ -77,7 +77,7 @@ def fields(name: str) -> set[str]:
 
 
 def _as_json_schema(schema: Any) -> Any:
-    """OpenAPI 3.0's `nullable` in JSON Schema's words."""
+    """OpenAPI 3.0's `nullable` as JSON Schema."""
     if isinstance(schema, list):
         return [_as_json_schema(part) for part in schema]
     if not isinstance(schema, dict):

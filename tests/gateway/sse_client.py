@@ -1,4 +1,4 @@
-"""A client of streams that may break them off and come back."""
+"""A client of streams that can disconnect and resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESUMABLE = {"Orca-Resumable": "true"}  # its events have ids
 
 
 def events(response: httpx.Response) -> Iterator[Event]:
-    """The events of a stream, comments left out."""
+    """The events of a stream without comments."""
     id = None
     for line in response.iter_lines():
         if line.startswith("id: "):
@@ -40,14 +40,14 @@ def some(response: httpx.Response, count: int) -> list[Event]:
 
 
 def first(http: httpx.Client, path: str, body: dict[str, Any], count: int, **headers: str) -> list[Event]:
-    """The first events of a stream, which is broken off behind them."""
+    """The first events of a stream; then the client disconnects."""
     with http.stream("POST", path, json=body | {"stream": True}, headers=with_dashes(headers)) as response:
         assert response.status_code == 200, response.read()
         return some(response, count)
 
 
 def rest(http: httpx.Client, id: str, **headers: str) -> list[Event]:
-    """What comes behind the event `id`, by GET."""
+    """The events after the event `id`, by GET."""
     path = f"/v1/streams/{id.partition(':')[0]}"
     return read(http.get(path, headers={"Last-Event-ID": id} | with_dashes(headers)))
 

@@ -1,4 +1,4 @@
-"""API keys: all but health, readiness and metrics ask for one, and a tenant sees its own requests alone."""
+"""API keys: all routes except health, readiness and metrics require one, and a tenant sees only its own requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a client sends: an OpenAI error object with the right status, and the server goes on."""
+"""Invalid input gets an OpenAI error object with the right status, and the server continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
-# name -> (path, raw body, status, what the message or `param` names)
+# name -> (path, raw body, status, a word of the message or `param`)
 RAW: dict[str, tuple[str, bytes, int, str]] = {
     "no body": (COMPLETIONS, b"", 400, "JSON"),
     "malformed JSON": (COMPLETIONS, b'{"prompt": "hi"', 400, "JSON"),
@@ -48,7 +48,7 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
     "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
 }
 
-# what is wrong -> (fields, status, what is named in `param` or the message)
+# error -> (fields, status, a word of `param` or the message)
 COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "no prompt": ({}, 400, "prompt"),
     "null prompt": ({"prompt": None}, 400, "prompt"),

@@ -1,4 +1,4 @@
-"""Whatever is written, torn and taken over: each line of a batch is answered once, no acknowledged answer is lost."""
+"""Each line of a batch is answered once and no acknowledged answer is lost, through crashes and new owners."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LINES = 8
 
 @dataclass(frozen=True)
 class Life:
-    """One owner: what it answers, in portions, and how much of the end of its segment is lost when it is killed."""
+    """One owner: its answers in portions, and how much of the end of its segment is lost when it is killed."""
 
     portions: list[list[int]]
     torn: int  # bytes of the last portion that did not reach the disk
-    zombie: bool  # it does not know that it lost the lease, and goes on after the next one has begun
+    zombie: bool  # it does not know that it lost the lease and continues after the next owner has begun
 
 
 lives = st.lists(
@@ -68,7 +68,7 @@ class Site:
         return BatchJournal(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
 
     def answers(self) -> tuple[list[str], list[str]]:
-        """The custom ids of the output file and of the error file of the batch, which has ended."""
+        """The custom ids of the output file and the error file of an ended batch."""
         final = self.folder.final()
         assert final is not None
         files = self.store.all("t", "batch_output", newest_first=False)
@@ -154,7 +154,7 @@ def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Pa
 
 
 def test_an_owner_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try of many, while the disk is full, would leave a file, and keep the disk full."""
+    """Otherwise each of many tries on a full disk would leave a file and keep the disk full."""
     site = Site(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     work = site.own()
@@ -194,7 +194,7 @@ def test_a_batch_ends_after_more_owners_than_a_process_may_have_open_files(tmp_p
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
-    """A file system that lost power may give back anything where nothing was synced."""
+    """After a power failure a file system can return anything that was not synced."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "segment-1-x"
         writer = SegmentWriter(path)
@@ -254,7 +254,7 @@ def test_content_that_nobody_can_see_does_not_stay(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="full"):
             store.add("t", StoredFile(f"file-{new_id()}", 900, 1, "f", "batch"), content)
     assert list(store.folder("t").iterdir()) == []
-    killed = store.folder("t") / f"file-{new_id()}.data"  # by a process that was killed before it could say so
+    killed = store.folder("t") / f"file-{new_id()}.data"  # by a process that was killed before it could add the record
     killed.write_bytes(b"x" * 900)
     with pytest.raises(ApiError):
         store.check_room("t", 900)

@@ -1,4 +1,4 @@
-"""Batches with the official client: lines in, the answers that the same requests have over HTTP out."""
+"""Batches with the official client: lines get the same answers as requests over HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
-    """What an answer says, less what is different each time."""
+    """An answer without the fields that differ each time."""
     body = {k: v for k, v in body.items() if k not in ("id", "created", "created_at")}
     for item in body.get("output", []):
         item.pop("id")
@@ -184,7 +184,7 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
         return [float(match[1]) if match else 0.0 for match in found]
 
     def settled() -> bool:
-        """Whether heartbeats, one each second, have brought what earlier tests counted."""
+        """Whether heartbeats, one each second, have delivered the counts of earlier tests."""
         first = counted()
         time.sleep(1.5)
         return first == counted()

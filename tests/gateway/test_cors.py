@@ -1,4 +1,4 @@
-"""CORS: which pages of browsers may call the API, by the settings alone."""
+"""CORS: the settings alone determine which web pages can call the API."""
 
 from __future__ import annotations
 

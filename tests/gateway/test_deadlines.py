@@ -1,4 +1,4 @@
-"""A request that no engine begins in time ends with a 408 that is not retried, in each API's shape."""
+"""A request that no engine begins in time ends with a 408 that is not retried, in the format of each API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def busy(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose one engine takes nothing."""
+    """A gateway whose only engine claims no requests."""
     with Stack(redis_url, "busy", tiny_folder, Settings(), engine=False) as stack:
         stack.call(show_an_engine(stack, ready=1))
         yield stack
@@ -43,7 +43,7 @@ def test_each_route_says_so_before_any_byte(busy: Stack) -> None:
 
     for answer in asyncio.run(ask_all()):
         path, streamed = answer.request.url.path, b'"stream":true' in answer.request.content
-        if path == "/v1/responses" and streamed:  # its first event tells that it was accepted
+        if path == "/v1/responses" and streamed:  # its first event shows that it was accepted
             assert answer.status_code == 200
             assert "event: response.failed" in answer.text
             assert "timed out" in answer.text
@@ -94,7 +94,7 @@ def test_the_setting_is_for_requests_without_the_header(redis_url: str, tiny_fol
 
 
 def test_what_an_engine_has_begun_is_answered(http: httpx.Client) -> None:
-    """However long it takes."""
+    """The setting does not limit the duration of a request that has begun."""
     body = {"prompt": "SLOWabc ", "max_tokens": 40}
     assert http.post("/v1/completions", json=body, headers={"X-Queue-Timeout": "0.3"}).status_code == 200
 

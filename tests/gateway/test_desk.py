@@ -1,5 +1,4 @@
-"""Long bodies: off the loop, so many at once, each tenant behind itself; too many values and hopeless lengths are
-refused before they cost anything."""
+"""Long bodies are handled off the event loop with fair turns; excessive ones are refused before they cost anything."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ async def test_many_clients_of_a_tenant_are_let_in_at_once() -> None:
 
 
 async def test_a_thread_that_works_for_nobody_keeps_its_place() -> None:
-    """Else whoever sends and hangs up again and again has all threads, and work in line without a bound."""
+    """Otherwise a client that sends and disconnects repeatedly could occupy all threads."""
     desk, begun, go = Desk(), threading.Semaphore(0), threading.Event()
 
     def work() -> bool:
@@ -121,7 +120,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_what_is_in_strings_does_not_count(value: object) -> None:
-    """Without its strings a value has the structure that it had."""
+    """Removing the strings from JSON preserves its structure."""
 
     def emptied(value: object) -> object:
         if isinstance(value, str):
@@ -178,7 +177,7 @@ def test_what_is_too_long_whatever_its_tokens_is_not_tokenized(
 
 
 def test_a_long_text_that_may_fit_is_tokenized(http: httpx.Client) -> None:
-    """Its longest token has eleven characters, so so many may be 512 tokens."""
+    """The longest token has eleven characters, so this text may have 512 tokens."""
     text = "<assistant>" * 512
     answer = http.post("/tokenize", json={"prompt": text})
     assert answer.json()["count"] == 512

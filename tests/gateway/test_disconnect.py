@@ -1,4 +1,4 @@
-"""A client that goes is cancelled at once, streaming or not, unless it may come back with its idempotency key."""
+"""The request of a client that disconnects is cancelled at once, streaming or not, unless it is resumable."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
 
 
 class ServeCall:
-    """The app called as Ray Serve calls it; `gone` is what `receive` awaits to hear of the client."""
+    """The app, called as Ray Serve calls it. `receive` awaits `gone`, which reports the disconnect of the client."""
 
     def __init__(self, stack: Stack, body: dict[str, Any], gone: Callable[[], Awaitable[Any]]) -> None:
         self.sent: list[Any] = []
@@ -86,11 +86,11 @@ class ServeCall:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
-    """Ray Serve does so when a client goes, without a word through `receive`."""
+    """Ray Serve cancels the call when a client disconnects, without a message through `receive`."""
 
     async def client() -> None:
         call = ServeCall(stack, LONG | {"stream": stream}, asyncio.Event().wait)
-        # a stream has begun; the whole answer is waited for, wherever it is by then
+        # a stream has begun; a whole answer can be anywhere
         await asyncio.wait_for(call.began.wait(), 5) if stream else await asyncio.sleep(0.2)
         call.task.cancel()
         await asyncio.wait([call.task])
@@ -114,7 +114,7 @@ def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
 
 
 def left(stack: Stack, body: dict[str, Any], **headers: str) -> None:
-    """A stream whose client goes once it has begun."""
+    """A stream whose client disconnects after it has begun."""
     connection = post(stack, body | {"stream": True}, **headers)
     assert b"200 OK" in connection.recv(1000)
     connection.close()
@@ -129,7 +129,7 @@ def test_a_resumable_request_has_a_grace(redis_url: str, tiny_folder: Path, head
 
 
 def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path) -> None:
-    """At its own gateway and at another; when both are gone it ends."""
+    """A follower at the same gateway and one at another; without both the request ends."""
     name, body = f"follow-{time.monotonic_ns()}", {"prompt": "SLOWab", "max_tokens": 380, "stream": True}
     with (
         Stack(redis_url, name, tiny_folder, Settings()) as one,
@@ -156,7 +156,7 @@ def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) 
         wait_until(lambda: busy(stack) == 1)
         server.call(server.server.stop())
         connection.close()
-        time.sleep(0.2)  # its detaching fails
+        time.sleep(0.2)  # detaching from it fails
         server.call(server.server.start())
         wait_until(lambda: busy(stack) == 0)
 

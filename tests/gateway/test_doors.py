@@ -1,4 +1,4 @@
-"""What a web page can have a browser send: by its own name for this machine, and across origins."""
+"""What a web page can make a browser send: with its own name for this machine, and across origins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = "http://page.example"
 
 @pytest.fixture(scope="module")
 def named(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server for others, called orca.example."""
+    """A server for other machines with the name orca.example."""
     settings = Settings(
         host="0.0.0.0",
         allowed_hosts=["orca.example", "[FD00::0:9]"],

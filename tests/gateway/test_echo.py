@@ -1,4 +1,4 @@
-"""`echo` and `prompt_logprobs`: the prompt in the answer, and how likely the model finds it."""
+"""`echo` and `prompt_logprobs`: the prompt in the answer, and its log probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.text import Tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-IDS = [5, 9, 12, 40]  # "&", "*", "-", "I": tokens of the tiny model, each a character
+IDS = [5, 9, 12, 40]  # "&", "*", "-", "I": tokens of the tiny model, one character each
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:
@@ -37,7 +37,7 @@ def streamed(http: httpx.Client, **body: Any) -> list[Any]:
 
 
 def joined(chunks: list[Any], index: int) -> dict[str, Any]:
-    """A choice as its chunks say it."""
+    """A choice put together from its chunks."""
     whole: dict[str, Any] = {"text": "", "logprobs": None, "finish_reason": None}
     for choice in (c for chunk in chunks for c in chunk["choices"] if c["index"] == index):
         whole["text"] += choice["text"]
@@ -56,7 +56,7 @@ def test_the_text_begins_with_the_prompt(http: httpx.Client) -> None:
 
 
 def test_an_echo_alone(http: httpx.Client) -> None:
-    """Of no tokens: the one that the engine makes is no part of the answer."""
+    """A completion without tokens: the one that the engine generates is not part of the answer."""
     answer = post(http, COMPLETIONS, prompt="hello né", max_tokens=0, echo=True, temperature=0.7, stop="hello")
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("hello né", "length", None)
@@ -83,7 +83,7 @@ def test_log_probabilities_begin_with_the_prompt_s(http: httpx.Client, stack: St
     assert told["text_offset"] == [0, 1, 2, 2, 3, 8, 9, 10][: 5 + most]
     assert {len(values) for values in told.values()} == {5 + most}
     assert answer["usage"]["completion_tokens"] == most
-    # the document says numbers, the API has null for the first token
+    # the document requires numbers; the API has null for the first token
     choice["logprobs"] = {name: values[1:] for name, values in told.items()}
     openai_document.check("CreateCompletionResponse", answer)
 
@@ -120,7 +120,7 @@ def test_special_tokens_of_a_prompt_are_spelled_out(http: httpx.Client, stack: S
 
 
 def test_what_the_tokenizer_adds_is_not_in_the_text(tmp_path: Path) -> None:
-    """A BOS and a space before the text, an EOS behind it; in a prompt of ids they are."""
+    """A BOS and a space before the text and an EOS after it; a prompt of token ids contains them."""
     pieces = ["<s>", "</s>", *BYTES, "▁", "▁the", "▁cat", "é"]
     backend = Backend(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -140,7 +140,7 @@ def test_what_the_tokenizer_adds_is_not_in_the_text(tmp_path: Path) -> None:
 
 
 def test_what_the_lm_evaluation_harness_reads(http: httpx.Client, stack: Stack) -> None:
-    """Its rule for multiple choice: log probabilities of the answer's tokens, and whether each is the likeliest."""
+    """Its rule for multiple choice: the log probabilities of the answer's tokens, and whether each is the likeliest."""
     context, answer = stack.tokenizer.encode("hello world"), [12, 10]
     body = {"prompt": [context + answer], "echo": True, "max_tokens": 1, "logprobs": 1, "temperature": 0, "seed": 1234}
     (choice,) = post(http, COMPLETIONS, model=NAME, **body)["choices"]
@@ -154,7 +154,7 @@ def test_what_the_lm_evaluation_harness_reads(http: httpx.Client, stack: Stack) 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_prompt_logprobs(http: httpx.Client, stack: Stack, count: int) -> None:
-    """vLLM's shape, in each choice of a completion; those of output tokens are not shown unless asked for."""
+    """vLLM's format, in each choice of a completion. Those of output tokens are only included if requested."""
     body = {"prompt": [[5, 10, 40], "hé"], "max_tokens": 2, "prompt_logprobs": count}
     answer = post(http, COMPLETIONS, **body)
     first, second = answer["choices"]

@@ -1,4 +1,4 @@
-"""The event stream is a hint, token storage the truth: whatever is lost on the way, each index comes once."""
+"""The event stream is a hint, the token storage is authoritative: each index arrives once, whatever is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader
     buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
     assert await take(buffer, 1) == [(0, 5)]
-    await pool.unregister("gw")  # events go nowhere from here ...
+    await pool.unregister("gw")  # events are lost from here ...
     await committer.commit(Commit("a/0", 1, [6]))
     await pool.attach("gw", {"a/0": 2})  # ... to here
     await committer.commit(Commit("a/0", 2, [7]))
@@ -69,7 +69,7 @@ async def test_a_forgotten_gateway_is_told_by_its_heartbeat(pool: RequestPool, r
 async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
     pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another server, whose clock is behind, in place of the one that broke down."""
+    """A server whose clock is behind replaces one that broke down."""
     monkeypatch.setattr("gateway.pool_client.event_reader.SILENCE", 1000.0)
     command, meta = pool._server.command, f"{pool._prefix}meta"
     await command("HSET", meta, "tick", 2**52)
@@ -88,7 +88,7 @@ async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
 async def test_a_silent_sequence_is_looked_after(
     pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last events were lost, and none comes that would show the gap."""
+    """The last events of a sequence were lost, and no later event reveals the gap."""
     monkeypatch.setattr(event_reader, "SILENCE", 0.2)
     buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await pool.unregister("gw")

@@ -1,4 +1,4 @@
-"""Files with the official client: what is uploaded comes back, and what is not whole leaves nothing."""
+"""Files with the official client: a download equals the upload, and an incomplete upload leaves nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) 
 
 
 def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
-    """Its length is not known before: it comes in chunks."""
+    """The body has no content length: it is sent in chunks."""
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
     body = [(PURPOSE + FILE + "--b--\r\n").encode(), *[b"x" * 100_000] * 4]
@@ -109,7 +109,7 @@ def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: S
 
 
 def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More uploads than the loop has threads wait for it; a long prompt is tokenized in one of these."""
+    """More uploads wait for it than the loop has threads; a long prompt is tokenized in one of these."""
     count, goes_on, standing = (os.cpu_count() or 1) + 6, threading.Event(), threading.Semaphore(0)
 
     def stand(_: int) -> None:

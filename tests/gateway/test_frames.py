@@ -1,4 +1,4 @@
-"""The text of a stream, and the ids of its events, are functions of the tokens: not of how they came together."""
+"""The text of a stream and the ids of its events are functions of the tokens, not of how they are grouped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
     writer = ChunkWriter(answer(model, choices=2), with_ids=True)
     first = writer.write([a[0], b[0]])
     ids = indices(first)
-    # two roles; "a" may begin the stop string "ab", so choice 1 speaks first and choice 0 has said nothing yet
+    # two roles; "a" may begin the stop string "ab", so choice 1 has text first and choice 0 has none yet
     assert ids == [b"0", b"0.0", b"0.1"]
     last = writer.write([b[1], a[1], a[2]])
     ids = indices(last)

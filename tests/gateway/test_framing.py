@@ -1,4 +1,4 @@
-"""The bytes of plain streams, as clients of the field read them; ids only where a client asks for them."""
+"""The bytes of plain streams as common clients read them; events have ids only if requested."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 class BenchReader:
-    """The rule by which `vllm bench serve` reads a stream: every read from the socket is stripped; a block ends at an
-    empty line; what begins with a colon is a comment; a leading `data: ` is taken off, and the rest is JSON or [DONE].
-    A last block without an empty line counts once it is whole.
+    """How `vllm bench serve` reads a stream: each read from the socket is stripped; a block ends at an
+    empty line; a colon begins a comment; a leading `data: ` is removed, and the rest is JSON or [DONE].
+    A last block without an empty line counts if it is complete.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def test_ids_are_for_those_who_can_come_back(http: httpx.Client, path: str, head
 
 @pytest.mark.parametrize("path", BODIES)
 def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
-    """vLLM's `continuous_usage_stats`, which guidellm asks for."""
+    """vLLM's `continuous_usage_stats`, which guidellm sets."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = BODIES[path] | {"stream": True, "stream_options": options, "return_token_ids": True}
     text = http.post(path, json=asked).text

@@ -1,4 +1,4 @@
-"""Nobody waits without a sign: comments in silence, and one last word however a request ends."""
+"""A stream without events has comments, and every request ends with an answer or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """A gateway whose requests nobody runs."""
+    """A gateway without an engine."""
     monkeypatch.setattr(streams, "KEEP_ALIVE", 0.1)
     with Stack(redis_url, f"silent-{time.monotonic_ns()}", tiny_folder, Settings(), engine=False) as stack:
         stack.call(show_an_engine(stack))

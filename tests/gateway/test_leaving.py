@@ -1,4 +1,4 @@
-"""A request that nobody follows any more is left, whatever goes wrong at first."""
+"""A request that nobody follows any more is abandoned, also if detaching fails at first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two formats, served."""
+"""Log probabilities of answers in OpenAI's two formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_completions(http: httpx.Client) -> None:
     assert text == "aéaé"
     assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9"] * 2
     assert logprobs["token_logprobs"] == [-0.5] * 6
-    # the fifth of the engine's tokens has minus infinity, which JSON does not have
+    # the engine's fifth token has minus infinity, which JSON cannot represent
     assert [sorted(top.values()) for top in logprobs["top_logprobs"]] == [[-9999.0, -3.5, -2.5, -1.5, -0.5]] * 6
     # characters that begin before the token
     assert logprobs["text_offset"] == [0, 1, 2, 2, 3, 4]
@@ -38,7 +38,7 @@ def test_chat(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 3}
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
     user, *content = choice["logprobs"]["content"]
-    assert user["token"] == "<user>"  # a special token has a name, and is no text
+    assert user["token"] == "<user>"  # a special token has a name but no text
     assert choice["message"]["content"] == "é"
     assert [entry["bytes"] for entry in content] == [[0xC3], [0xA9]]
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)

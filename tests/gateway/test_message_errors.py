@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, with the statuses that its official client knows."""
+"""Errors in Anthropic's format, with the statuses that its official client expects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {"model": NAME, "messages": SAY, "max_tokens": 9}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
-# what is wrong -> (fields, what the message names)
+# error -> (fields, a word of the message)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "messages"),
     "null messages": ({"messages": None}, "messages"),
@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def check(response: httpx.Response, status: int, kind: str) -> str:
-    """Returns the message."""
+    """Asserts the error; returns its message."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"type", "error", "request_id"}
@@ -122,7 +122,7 @@ def test_count_tokens_refuses_what_a_message_would(http: httpx.Client) -> None:
 
 
 def test_whose_errors_they_are(http: httpx.Client) -> None:
-    """Other routes have OpenAI's errors, unless the client is Anthropic's."""
+    """Other routes have OpenAI's errors unless the client is Anthropic's."""
     assert "code" in http.get("/v1/models/none").json()["error"]
     version = {"anthropic-version": "2023-06-01"}
     check(http.get("/v1/models/none", headers=version), 404, "not_found_error")
@@ -198,7 +198,7 @@ def test_a_message_is_its_tenant_s(guarded: Stack) -> None:
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose pool no engine has seen."""
+    """A gateway on a pool without an engine."""
     with Stack(redis_url, f"lonely-{time.monotonic_ns()}", tiny_folder, Settings(max_waiting=1), engine=False) as stack:
         yield stack
 

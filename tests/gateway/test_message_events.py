@@ -1,4 +1,4 @@
-"""The events of a message are a function of its tokens: however they are grouped, and from wherever it is resumed."""
+"""The events of a message depend only on its tokens, not on their grouping or on where the stream is resumed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def transcript(tokenizer: Tokenizer, sampling: SamplingParams) -> Transcript:
 
 
 def read(writer: MessageEventWriter, groups: Any) -> Received:
-    """As a stream does it: an error that is all there is to say ends it."""
+    """Write as a stream does: an error without any frame before it ends the stream."""
     said = Received()
     for group in groups:
         try:
@@ -104,7 +104,7 @@ def test_a_resume_says_everything_after_and_nothing_before(
 
 
 def numbers_of(said: Received) -> list[float]:
-    """The number of each event that is no delta; the last one is behind all."""
+    """The number of each event except deltas; that of the last event is the highest."""
     closing = said.numbers[-2:] if said.kinds[-1] == "message_stop" else []
     opening = [0, 1, 2] if "message_start" in said.kinds else []
     return [*opening, *closing, float("inf")]

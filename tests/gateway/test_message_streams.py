@@ -1,4 +1,4 @@
-"""A stream of a message that broke goes on behind its last event, at another gateway, by the same POST or by GET."""
+"""A broken stream of a message resumes after its last event at another gateway, by the same POST or by GET."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def client(stack: Stack) -> Iterator[anthropic.Anthropic]:
 
 
 def create(client: anthropic.Anthropic, *contents: str, max_tokens: int = 40, **fields: Any) -> anthropic.types.Message:
-    """The user and the assistant speak in turn."""
+    """Turns of user and assistant alternate."""
     roles = ("user", "assistant")
     said: list[Any] = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
     return client.messages.create(model=NAME, messages=said, max_tokens=max_tokens, **fields)
@@ -87,7 +87,7 @@ def test_turns_of_one_role_are_one(client: anthropic.Anthropic) -> None:
 
 
 def test_a_last_message_of_the_assistant_is_continued(client: anthropic.Anthropic) -> None:
-    """The engine says the prompt again, which ends where the assistant's message does."""
+    """The engine repeats the prompt, which ends where the assistant's message does."""
     made = create(client, "hi", "hello", max_tokens=9)
     assert made.usage.input_tokens == len(["<user>", "h", "i", "<eos>", "<assistant>", "hello"])
     open_end = create(client, "hi", "hello ", max_tokens=9)

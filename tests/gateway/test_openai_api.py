@@ -1,4 +1,4 @@
-"""The official client and OpenAI's own document agree with what is answered."""
+"""Answers agree with the official client and with OpenAI's own document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 
 def frames(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """Ids and data of a stream that ends well."""
+    """The ids and data of a stream that ends with [DONE]."""
     response = http.post(path, json={"stream": True} | body, headers={"Orca-Resumable": "true"})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
@@ -130,7 +130,7 @@ def test_a_failure_in_mid_stream_is_an_error_frame(client: openai.OpenAI, http: 
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "generation_failed"
     assert "[DONE]" not in text
     said = ""
-    with pytest.raises(openai.APIError, match="the prompt said so"):  # noqa: PT012 - text comes before the error does
+    with pytest.raises(openai.APIError, match="the prompt said so"):  # noqa: PT012 - text arrives before the error
         for chunk in client.completions.create(model=NAME, prompt="FAILabc", max_tokens=20, stream=True):
             said += chunk.choices[0].text
     assert said.startswith("a")

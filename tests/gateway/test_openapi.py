@@ -1,4 +1,4 @@
-"""`/openapi.json` is what is served: every route is in it, answers are as it says, and OpenAI's document agrees."""
+"""`/openapi.json` describes every route, answers match it, and OpenAI's document agrees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.http.openapi import undocumented
 from gateway.schemas import answers
 from gateway.schemas.responses import LOGPROBS
 
-# What we do not take of the fields that we share with OpenAI: a kind of value, a word, or values beyond a bound.
+# Values of the fields shared with OpenAI that Orca does not accept: a kind of value, a word, or values beyond a bound.
 TOOLS = {"tools: any array but []", "tool_choice: 'required'", "tool_choice: object"}
 LENGTHS = {"max_tokens: minimum 1", "seed: minimum -9223372036854775808"}  # OpenAI's document rounds the latter
 CONVERSATION = {
@@ -90,9 +90,9 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def served(routes: list[Any]) -> Iterator[tuple[str, str]]:
-    """Method and path of each route of the app that is not about the document itself."""
+    """The method and path of each route of the app except those of the document."""
     for route in routes:
-        router = getattr(route, "original_router", None)  # newer FastAPIs keep included routers as they are
+        router = getattr(route, "original_router", None)  # newer versions of FastAPI keep included routers as they are
         if router is not None:
             yield from served(router.routes)
         elif route.path != "/openapi.json" and not route.path.startswith("/docs"):
@@ -143,7 +143,7 @@ def test_whatever_is_in_it_is_served(http: httpx.Client, document: dict[str, Any
     for method, path, _ in operations(document):
         answer = http.request(method, re.sub("{.*?}", "x", path), content=b"{")
         error = {} if answer.is_success else answer.json()["error"]
-        code = error.get("code", error.get("type"))  # Anthropic's errors have a type alone
+        code = error.get("code", error.get("type"))  # Anthropic's errors have only a type
         assert code not in ("not_found", "method_not_allowed", "not_found_error"), f"{method} {path}"
 
 
@@ -193,7 +193,7 @@ def test_the_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
 
 
 def strict(part: Any) -> Any:
-    """The same schemas, but an object has no field that they do not name."""
+    """The same schemas, but objects have no other fields."""
     if isinstance(part, list):
         return [strict(item) for item in part]
     if not isinstance(part, dict):
@@ -205,7 +205,7 @@ def strict(part: Any) -> Any:
 
 
 def check(document: dict[str, Any], method: str, path: str, kind: str, value: Any, status: int = 200) -> None:
-    """`value` is what our document says, and OpenAI's where it has the operation."""
+    """Asserts that `value` matches Orca's document, and OpenAI's if it has the operation."""
     content = document["paths"][path][method]["responses"][str(status)]["content"]
     root = {**content[kind]["schema"], "components": strict(document["components"])}
     jsonschema.Draft202012Validator(root).validate(value)

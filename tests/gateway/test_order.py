@@ -1,4 +1,4 @@
-"""Classes and TTFT targets: what a client asks for reaches the pool, and the answer says how it was served."""
+"""Classes and TTFT targets: they reach the pool, and the answer names the tier that served it."""
 
 from __future__ import annotations
 

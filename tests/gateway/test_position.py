@@ -1,4 +1,4 @@
-"""A stream cut at any event goes on behind it: what was said before and what comes after are the whole, once."""
+"""A stream that is cut at any event resumes after it: both parts together are the whole stream, once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXTS = st.lists(
 
 
 def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: dict[str, Any]) -> list[TokenEvent]:
-    """Those of all choices, each choice's in order."""
+    """The events of all choices, those of each choice in order."""
     queues = [
         events_of(
             model,
@@ -55,7 +55,7 @@ def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: di
 
 
 def written(writer: ChunkWriter, events: list[TokenEvent], data: st.DataObject | None = None) -> list[bytes]:
-    """The frames, of events one by one, or grouped as is drawn."""
+    """The frames of single events, or of groups as drawn."""
     frames = b""
     while events:
         size = data.draw(st.integers(1, len(events))) if data else 1
@@ -150,7 +150,7 @@ def test_a_position_behind_the_end_is_refused_once_that_is_known(model: ServedMo
 
 
 def test_a_position_that_the_tokens_have_not_reached_is_waited_for(model: ServedModel) -> None:
-    """The pool lost tokens that were said; they come again and are not said again."""
+    """The pool lost tokens that the client has received; they arrive again and are not sent again."""
     tokens = model.tokenizer.encode("xyz")
     writer = resumed(model, f"{REQUEST}:2".encode(), 1, {})
     first, second, *rest = events_of(model, 0, tokens)

@@ -1,4 +1,4 @@
-"""What the pool loses, the gateway that submitted it puts back, with its tokens; others wait for that."""
+"""The gateway that submitted a lost request puts it back with its tokens; other gateways wait for that."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def gateway(pool: RequestPool) -> AsyncIterator[Gateway]:
 
 
 async def held(pool: RequestPool, *ids: str) -> list[list[int]]:
-    """The tokens that the pool has, once it knows them all."""
+    """The tokens of these sequences, when the pool knows all of them."""
     async with asyncio.timeout(10):
         while True:
             snapshots = await pool.attach("watcher", dict.fromkeys(ids, 0))
@@ -71,7 +71,7 @@ async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway)
     assert await pool.group("a") == group
     assert (await pool.attach("watcher", {"a/0": 0}))[0].logprobs == [one, two]
     assert (await pool.submit(submission("b", **fields))).request == "a"
-    # and it goes on from there
+    # and the request continues from there
     await Committer(pool).commit(Commit("a/0", 2, [7], [one], end=END))
     assert await take(buffer, 2) == [(2, 7), (3, None)]
 
@@ -166,5 +166,5 @@ def test_a_server_that_comes_back_empty(tmp_path: Path, tiny_folder: Path) -> No
             file.unlink()
         server.call(server.server.start())
         wait_until(lambda: stack.call(stack.pool.overview()).waiting == 2)
-        assert stack.call(stack.pool.overview()).figures is None  # it is another pool
+        assert stack.call(stack.pool.overview()).figures is None  # it is a new pool
         connection.close()

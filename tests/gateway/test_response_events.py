@@ -1,4 +1,4 @@
-"""The events of a response are a function of its tokens: however they are grouped, and from wherever it is resumed."""
+"""The events of a response depend only on its tokens, not on their grouping or on where the stream is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `POST /v1/responses` takes, what it refuses, and how it names it."""
+"""The fields that `POST /v1/responses` accepts and refuses, and the errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEUTRAL = {
     "n": 1,
     "return_token_ids": False,
 }
-# what is wrong -> (fields, what `param` names)
+# error -> (fields, `param`)
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no input": ({"input": None}, "input"),
     "an empty list": ({"input": []}, "input"),
@@ -103,7 +103,7 @@ REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_te
 
 
 def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
-    """Of the items that agents send back: each is kept by itself, and a template is given turns."""
+    """Items that agents send back are stored one by one, and the template receives turns."""
     user = {"role": "user", "content": "go"}
     fields = parsed(input=[user, REASONING, OUTPUT, *CALLS, *OUTPUTS, REASONING, *CALLS[:1], *OUTPUTS[:1], user])
     assert len(fields.messages) == len(fields.item_ids) == 11

@@ -1,4 +1,4 @@
-"""Input items and input tokens of responses, and answers that come back as the next turn's input."""
+"""The input items and input tokens of responses, and answers that become the next turn's input."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_pages(client: openai.OpenAI) -> None:
     backwards = client.responses.input_items.list(made.id, limit=2)
     assert texts(backwards.data) == ["4", "3"]
     assert backwards.has_next_page()
-    assert texts(backwards) == ["4", "3", "2", "1", "0"]  # the client asks for the pages that follow
+    assert texts(backwards) == ["4", "3", "2", "1", "0"]  # the client requests the next pages
     forwards = client.responses.input_items.list(made.id, limit=3, order="asc", after=list(backwards)[-1].id)
     assert texts(forwards.data) == ["1", "2", "3"]
     assert texts(forwards) == ["1", "2", "3", "4"]
@@ -207,7 +207,7 @@ def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
 
 
 def test_a_turn_after_reasoning_has_the_prompt_of_the_whole_conversation(http: httpx.Client) -> None:
-    """Reasoning belongs to the message behind it, whether the client sends both again or names the response."""
+    """Reasoning belongs to the message after it, whether the client sends both again or names the response."""
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},

@@ -1,4 +1,4 @@
-"""Responses with the official client, and as OpenAI's document has them."""
+"""Responses with the official client and according to OpenAI's document."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The data of a stream, each event with the name that it must have, and the id if it has one."""
+    """The data of a stream; asserts the name and the id of each event."""
     *frames, rest = text.split("\n\n")
     assert rest == ""
     found = []
@@ -63,7 +63,7 @@ def test_create(client: openai.OpenAI) -> None:
     assert made.status == "completed"
     assert made.metadata == {"a": "b"}
     assert (made.instructions, made.temperature) == ("x", 0)
-    assert made.output_text == "x"  # the template puts instructions first, and the engine says the prompt again
+    assert made.output_text == "x"  # the template puts instructions first, and the engine repeats the prompt
     assert made.usage is not None
     assert made.usage.output_tokens == 3
     assert made.usage.total_tokens == made.usage.input_tokens + 3
@@ -192,7 +192,7 @@ def test_a_stream_after_every_event(client: openai.OpenAI, http: httpx.Client) -
     id = whole[0]["response"]["id"]
     assert len(whole) > 10
     last = whole[-1]["sequence_number"]
-    for number in (-1, *(e["sequence_number"] for e in whole), last + 1):  # no client has a number between two
+    for number in (-1, *(e["sequence_number"] for e in whole), last + 1):  # no client has a number between these two
         query = {"stream": True} if number < 0 else {"stream": True, "starting_after": number}
         rest = events_of(http.get(f"{PATH}/{id}", params=query).text)
         before = [e for e in whole if e["sequence_number"] <= number]

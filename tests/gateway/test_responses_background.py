@@ -1,4 +1,4 @@
-"""Responses that nobody waits for: they outlive connections and gateways, and any gateway tells of them."""
+"""Background responses outlive connections and gateways, and any gateway answers for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from services.config import Settings
 from services.pool.pool import RequestPool
 from services.setting_types import hash_of
 
-# 20 ms per token, the prompt over and over
+# 20 ms per token, repeating the prompt
 SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}
-LONG = SLOW | {"max_output_tokens": 380}  # all slots of the engine, and longer than any test looks on
+LONG = SLOW | {"max_output_tokens": 380}  # all slots of the engine, and longer than any test
 
 
 def client_of(stack: Stack) -> openai.OpenAI:
@@ -28,7 +28,7 @@ def client_of(stack: Stack) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def other(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[openai.OpenAI]:
-    """Another gateway on the pool of `stack`, whose engine serves both."""
+    """Another gateway on the pool of `stack`; one engine serves both."""
     with (
         Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as second,
         client_of(second) as client,
@@ -80,7 +80,7 @@ def test_a_stream_goes_on_at_another_gateway(client: openai.OpenAI, other: opena
 
 
 async def end_of(pool: RequestPool, request: str) -> None:
-    """Waits without following it."""
+    """Wait for the end without following the response."""
     while True:
         group = await pool.group(request)
         if group is not None and group.ended:
@@ -160,7 +160,7 @@ def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) 
 
 
 async def lose(pool: RequestPool, request: str) -> None:
-    """As if the pool's server had died before it wrote a waiting request: all of it is gone at once."""
+    """Delete a waiting request, as if the pool's server had died before it wrote the request to disk."""
     script = """
       redis.call("HINCRBY", KEYS[4], "waiting", -1)
       return redis.call("DEL", KEYS[1], KEYS[2]) + redis.call("ZREM", KEYS[3], ARGV[1])
@@ -171,7 +171,7 @@ async def lose(pool: RequestPool, request: str) -> None:
 
 def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "lossy", tiny_folder, Settings()) as stack, client_of(stack) as client:
-        # has all of the engine's slots: the other one waits
+        # occupies all slots of the engine, so the other one waits
         first = client.responses.create(background=True, **LONG)
         wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
         made = client.responses.create(background=True, max_output_tokens=5, **SLOW)
@@ -188,7 +188,7 @@ def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Pa
 
 @pytest.fixture(scope="module")
 def guarded(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway on the same pool that asks for keys."""
+    """A gateway on the same pool that requires keys."""
     settings = stack.settings.model_copy(update={"api_keys": {hash_of("key-a"): "a", hash_of("key-b"): "b"}})
     with Stack(redis_url, "served", tiny_folder, settings, engine=False) as gateway:
         yield gateway

@@ -1,4 +1,4 @@
-"""A stream that broke goes on behind its last event, at another gateway: nothing twice, nothing left out."""
+"""A broken stream resumes after its last event at another gateway, without repetition or omission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_whole(stream: list[Event], unbroken: list[Event]) -> None:
-    """Both say the same, and the first says nothing twice."""
+    """Asserts that both contain the same, and the first nothing twice."""
     *said, done = stream
     assert done == DONE
     ids = [event.id or "" for event in said]
@@ -108,7 +108,7 @@ def test_with_a_key_it_is_computed_again(
         assert stack.call(stack.pool.delete(request))
         said, last = unbroken[: cut + 1], unbroken[cut].id or ""
         again = read(other.post(path, json=body, headers=headers | {"Last-Event-ID": last}))
-        # `created` is another second's
+        # `created` differs by a second
         assert [event.id for event in said + again if event.id][-1] == unbroken[-2].id
         assert {event.json()["id"] for event in again[:-1]} <= {request}
         assert again[-1] == DONE
@@ -152,7 +152,7 @@ def test_a_key_gives_the_same_seed_and_name(http: httpx.Client, stack: Stack) ->
 
 @pytest.fixture(scope="module")
 def ended(http: httpx.Client) -> str:
-    """The last id of a stream that has ended: 16 tokens, the end, no usage."""
+    """The last id of an ended stream: 16 tokens and the end, without usage."""
     return read(http.post(COMPLETIONS, json={"prompt": "over", "stream": True}, headers=RESUMABLE))[-2].id or ""
 
 

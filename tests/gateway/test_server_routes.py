@@ -1,4 +1,4 @@
-"""Health, load, metrics, version, the tokenizer, and what comes back around every response."""
+"""Health, load, metrics, version, tokenizer, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tokenize_a_chat(http: httpx.Client) -> None:
 
 
 def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:
-    """Off the event loop, with the same tokens."""
+    """Long texts are tokenized off the event loop, with the same tokens."""
     assert http.post("/tokenize", json={"prompt": "hello world" * 500}).json()["count"] == 1000
 
 

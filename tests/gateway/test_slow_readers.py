@@ -1,4 +1,4 @@
-"""A client that does not read costs a bounded amount of memory, and others nothing."""
+"""A client that does not read costs a bounded amount of memory and does not affect others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.requests import FinishReason
 
 
 async def taken(buffer: EventBuffer) -> list[TokenEvent]:
-    """All that is given before the error."""
+    """All events before the error."""
     events = await buffer.take()
     with pytest.raises(ApiError) as refused:
         await buffer.take()
@@ -37,7 +37,7 @@ async def test_events_beyond_the_bound_are_an_error_after_those_before(monkeypat
     for index in range(1000):
         assert slow.put(TokenEvent("r/0", index, 7), 0.0)
     assert [event.index for event in await taken(slow)] == list(range(10))
-    assert slow.tokens["r/0"] == [7] * 1000  # what the pool may need back
+    assert slow.tokens["r/0"] == [7] * 1000  # the pool may need to get them back
     assert slow.put(TokenEvent("r/0", 1000, None, end=End(FinishReason.LENGTH)), 0.0)
     assert not slow.open
 

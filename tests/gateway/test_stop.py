@@ -1,4 +1,4 @@
-"""A gateway that stops breaks its streams off without a last word; they go on at another."""
+"""A gateway that stops closes its streams without a last event; they resume at another gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY = {"prompt": "SLOWab ", "max_tokens": 60}
 
 @pytest.fixture
 def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
-    """Two gateways on one pool; the second is the one to stop."""
+    """Two gateways on one pool; the test stops the second."""
     name = f"stop-{time.monotonic_ns()}"
     with (
         Stack(redis_url, name, tiny_folder, Settings()) as stays,
@@ -31,7 +31,7 @@ def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
 
 @pytest.mark.parametrize("headers", [{}, RESUMABLE])
 def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
-    """Whether its events have ids to go on from, or it begins anew."""
+    """The stream resumes after an id, or begins again without one."""
     stays, goes = pair
     said = []
     asked: dict[str, Any] = {"json": BODY | {"stream": True}, "headers": headers}

@@ -1,4 +1,4 @@
-"""What asks for nothing is taken, and what an answer holds is taken back in the history."""
+"""Fields without an effect are accepted, and the history accepts what an answer contains."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_could_change_tokens_is_refused(model: type[Any], fields: dict[str,
 
 @pytest.mark.parametrize("name", ["stop", "no_such_field"])
 def test_a_null_field_that_messages_do_not_have_is_taken(name: str) -> None:
-    """`stop` is called `stop_sequences` there."""
+    """`stop` is called `stop_sequences` in messages."""
     fields = {"messages": [USER], "max_tokens": 5, "stop_sequences": ["a"], name: None}
     assert validate(MessageRequest, fields).stop == ("a",)
 
@@ -207,7 +207,7 @@ def test_what_a_template_is_given_of_the_history(name: str) -> None:
 
 
 def test_the_official_client_sends_its_answer_back(stack: Stack) -> None:
-    """`messages=[..., message.model_dump()]`, as its documents show it, and the message object itself."""
+    """`messages=[..., message.model_dump()]` as in its documentation, and the message object itself."""
     with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
         first = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "hello"}])
         message = first.choices[0].message

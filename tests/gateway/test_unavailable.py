@@ -1,4 +1,4 @@
-"""No engine, a full pool, a pool that is away: an error with Retry-After, and all is well when it is back."""
+"""No engine, a full pool, an unavailable pool: an error with Retry-After, and recovery afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(response: httpx.Response, status: int, code: str) -> None:
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose pool no engine has seen."""
+    """A gateway on a pool without an engine."""
     with Stack(redis_url, f"lonely-{time.monotonic_ns()}", tiny_folder, Settings(max_waiting=2), engine=False) as stack:
         yield stack
 
@@ -77,7 +77,7 @@ def test_a_full_pool(lonely: Stack) -> None:
 
 
 def test_a_tenant_at_its_bound_is_told_which_and_others_are_served(redis_url: str, tiny_folder: Path) -> None:
-    """In the shape of either API, with the time to wait."""
+    """In the format of either API, with the time to wait."""
     settings = Settings(max_waiting=4, api_keys={"ka": "a", "kb": "b"})
     with Stack(redis_url, f"keyed-{time.monotonic_ns()}", tiny_folder, settings, engine=False) as stack:
         stack.call(show_an_engine(stack))
@@ -106,7 +106,7 @@ def test_what_can_never_fit_is_not_told_to_come_again(lonely: Stack) -> None:
 
 
 def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None:
-    """What was running is answered in full, each token once; new requests are refused meanwhile."""
+    """Running requests are answered completely, each token once; new requests are refused meanwhile."""
     with (
         Server(tmp_path) as server,
         Stack(server.url, "p", tiny_folder, Settings()) as stack,
@@ -163,8 +163,8 @@ def test_a_gateway_starts_before_its_pool(tmp_path: Path, tiny_folder: Path) -> 
 def test_a_fault_while_connecting_leaves_no_deaf_gateway(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connecting fails once with an error that is no outage. The gateway must try again: without its reader it would
-    take requests and never hear a token of them."""
+    """Connecting fails once with an error other than an outage. The gateway must try again: without its reader it would
+    submit requests and never receive their tokens."""
     connect, failures = RequestPool.connect, [RuntimeError("a fault")]
 
     async def fail_once(pool: RequestPool) -> None:
@@ -202,4 +202,4 @@ def test_many_who_ask_for_figures_share_a_read(lonely: Stack, monkeypatch: pytes
         await asyncio.gather(*(heartbeat.last_overview() for _ in range(200)))
 
     lonely.call(ask())
-    assert reads < 20  # one or two for them, and those of heartbeats meanwhile
+    assert reads < 20  # one or two reads for them, and those of heartbeats meanwhile
