@@ -119,7 +119,7 @@ class Validator:
         prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
-        request = kind.prefix + caller.name(digest)
+        request = kind.prefix + caller.request_name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
         tier = _service_tier(kind, fields, self._settings.order)
         plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)

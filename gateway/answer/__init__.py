@@ -1,1 +1,1 @@
-"""Tokens become answers: what the APIs of OpenAI and Anthropic have in common."""
+"""Tokens become answers: what all APIs have in common."""

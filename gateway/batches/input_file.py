@@ -13,7 +13,7 @@ import orjson
 
 from gateway.http.json_size import MOST_VALUES, too_many
 
-MAX_ERRORS = 100  # that a failed batch lists
+MAX_ERRORS = 100  # in the object of a failed batch
 CUSTOM_ID_CHARS = 512
 MAX_LINE_BYTES = 16 << 20  # a line is parsed as a whole in memory
 READ_AT_ONCE = 4 << 20  # bytes

@@ -92,7 +92,7 @@ class LineAnswerer:
         kind, schema = _KINDS[self._record.endpoint]
         with contextlib.suppress(ApiError):
             fields = await self._fields(schema, value["body"], caller)
-            self._on_request(number, kind.prefix + caller.name(digest_of(fields)))
+            self._on_request(number, kind.prefix + caller.request_name(digest_of(fields)))
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""

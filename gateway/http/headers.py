@@ -54,9 +54,9 @@ class Caller:
             size=getattr(request.state, "size", 0),
         )
 
-    def name(self, digest: str) -> str:
-        """32 hexadecimal digits that name a request with this digest. With an idempotency key they are a function of
-        both, so a request that the pool lost gets the same name when it is posted again."""
+    def request_name(self, digest: str) -> str:
+        """32 hexadecimal digits for the id of a request with this digest. With an idempotency key they are a function
+        of both, so a request that the pool lost gets the same id when it is posted again."""
         return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
 
     @property
@@ -65,7 +65,7 @@ class Caller:
         return self.queue or self.tenant
 
     def seed(self) -> int:
-        """64 bits for a request without a seed; with an idempotency key a function of it, for the same reason."""
+        """A seed of 64 bits for a request without one. With an idempotency key it is a function of the key."""
         return secrets.randbits(64) if self.idempotency_key is None else int(self._hash("seed")[:16], 16)
 
     def _hash(self, of: str) -> str:

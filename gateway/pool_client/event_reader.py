@@ -1,4 +1,4 @@
-"""The one blocking reader of this gateway's event stream, which distributes events to the buffers of followed requests.
+"""EventReader: reads this gateway's event stream and distributes the events to the buffers of followed requests.
 
 The event stream is a hint; the token storage is authoritative. After a gap, after an outage of the pool, when the pool
 had forgotten this gateway, and for sequences without events for long, the sequences are attached again and read from
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class EventReader:
-    """`lost`: followed requests that the pool does not know, each with the time of the loop's clock of its loss."""
+    """`lost`: followed requests that the pool does not know, with the time (loop's clock) at which this was noticed."""
 
     def __init__(self, pool: RequestPool, gateway: str) -> None:
         self._pool = pool
@@ -144,7 +144,7 @@ class EventReader:
         return gaps
 
     def _from_indices(self, ids: Iterable[str]) -> dict[str, int]:
-        """The index to read each unfinished sequence from that the pool must know."""
+        """The index from which to read each of these sequences that is submitted and unfinished."""
         wanted = {}
         for sequence in ids:
             standing = [b.next[sequence] for b in self._buffers.get(sequence, ()) if b.submitted and sequence in b.next]

@@ -37,7 +37,7 @@ class Recovery:
         self._abandoned = abandoned
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Put back lost requests until cancelled."""
         while True:
             await self._reader.anything_lost.wait()
             try:
