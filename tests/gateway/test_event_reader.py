@@ -120,7 +120,7 @@ async def test_two_followers_stand_at_different_places(pool: RequestPool, reader
     assert reader._buffers == {}
 
 
-def test_an_inbox_takes_each_index_once() -> None:
+def test_a_buffer_takes_each_index_once() -> None:
     buffer = EventBuffer("r", ["s"])
     assert buffer.put(TokenEvent("s", 0, 4), 0)
     assert buffer.put(TokenEvent("s", 0, 4), 0)
