@@ -54,8 +54,8 @@ class Gateway:
 
     def overview(self) -> Overview:
         """The overview of the last second, at no cost to the pool. Raises PoolUnavailable."""
-        if self.reader.away:
-            raise PoolUnavailable("the pool is away")
+        if self.reader.pool_unavailable:
+            raise PoolUnavailable("the pool is unavailable")
         return self.heartbeat.last_overview()
 
     async def figures(self) -> EngineFigures:

@@ -145,9 +145,9 @@ def _errors(kinds: Sequence[Kind], type_: Any, statuses: Mapping[int, int]) -> d
         found = list(same)
         codes = sorted(str(kind.value[2] or kind.value[1]) for kind in found)
         schema = {"schema": _schema(type_, "serialization")}
-        said = str(statuses.get(status, status))
-        made[said] = {"description": ", ".join(codes), "content": {JSON: schema}}
+        answered = str(statuses.get(status, status))
+        made[answered] = {"description": ", ".join(codes), "content": {JSON: schema}}
         if any(kind.value[3] is not None for kind in found):
             when = {"description": "seconds after which to try again", "schema": {"type": "integer"}}
-            made[said]["headers"] = {"Retry-After": when}
+            made[answered]["headers"] = {"Retry-After": when}
     return made

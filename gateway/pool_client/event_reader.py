@@ -34,7 +34,7 @@ class EventReader:
         self._gateway = gateway
         self._buffers: dict[str, list[EventBuffer]] = {}  # by sequence
         self._from_start = True  # the next read begins at the stream's start: it is a new stream
-        self.away = False
+        self.pool_unavailable = False
         self._returned = -math.inf  # when the pool last became available again
         self.lost: dict[str, float] = {}
         self.anything_lost = asyncio.Event()
@@ -70,7 +70,7 @@ class EventReader:
     @property
     def settled(self) -> bool:
         """Whether no gateway is about to put back a request that the pool does not know."""
-        return not self.away and self._now() - self._returned > PATIENCE
+        return not self.pool_unavailable and self._now() - self._returned > PATIENCE
 
     async def run(self) -> None:
         """Read and distribute events until cancelled."""
@@ -81,9 +81,9 @@ class EventReader:
                 after, self._from_start = "0" if self._from_start else cursor, False
                 cursor, events = await self._pool.read_events(self._gateway, after, BLOCK)
                 gaps = self._distribute(events)
-                if self.away:
+                if self.pool_unavailable:
                     await self.reread()
-                    self.away, self._returned = False, self._now()
+                    self.pool_unavailable, self._returned = False, self._now()
                 elif gaps:
                     await self.reread(gaps)
                 if self._now() - checked > SILENCE:
@@ -96,9 +96,9 @@ class EventReader:
                 retry = min(2 * retry, LAST_RETRY)
 
     def _lose(self, error: PoolUnavailable) -> None:
-        if not self.away:
+        if not self.pool_unavailable:
             log.warning("the pool is unavailable: %s", error)
-        self.away = self._from_start = True
+        self.pool_unavailable = self._from_start = True
         self.lost.clear()
         self.anything_lost.clear()
 

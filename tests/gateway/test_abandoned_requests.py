@@ -13,7 +13,7 @@ from services.pool.pool import RequestPool
 from services.requests import SamplingParams
 
 
-async def test_a_fault_does_not_leave_an_unwanted_request_running(
+async def test_an_error_does_not_leave_an_abandoned_request_running(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "PAUSE", 0.01)

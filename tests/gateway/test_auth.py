@@ -51,7 +51,7 @@ def client(guarded: Stack) -> Iterator[httpx.Client]:
         ("GET", "/nowhere"),
     ],
 )
-def test_who_has_no_key_is_refused(client: httpx.Client, method: str, path: str, header: str | None) -> None:
+def test_a_request_without_a_key_is_refused(client: httpx.Client, method: str, path: str, header: str | None) -> None:
     response = client.request(method, path, json=BODY, headers={"Authorization": header} if header else {})
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -60,19 +60,19 @@ def test_who_has_no_key_is_refused(client: httpx.Client, method: str, path: str,
     assert "alice" not in error["message"]
 
 
-def test_probes_need_none(client: httpx.Client) -> None:
+def test_probes_need_no_key(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
     assert client.get("/ping").status_code == 200
     assert client.get("/ready").status_code in (200, 503)
     assert client.get("/metrics").status_code == 200
 
 
-def test_a_browser_opens_the_documentation_without_one(client: httpx.Client) -> None:
+def test_the_documentation_needs_no_key(client: httpx.Client) -> None:
     paths = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/favicon-32x32.png", "/openapi.json")
     assert {client.get(path).status_code for path in paths} == {200}
 
 
-def test_the_official_client_s_key(guarded: Stack) -> None:
+def test_the_key_of_the_official_client(guarded: Stack) -> None:
     with openai.OpenAI(base_url=guarded.url + "/v1", api_key="key-of-alice", max_retries=0) as good:
         assert good.completions.create(model="tiny", **BODY).choices[0].text == "hellohellohello"
     with openai.OpenAI(base_url=guarded.url + "/v1", api_key="other", max_retries=0) as bad:
@@ -81,7 +81,7 @@ def test_the_official_client_s_key(guarded: Stack) -> None:
         assert error.value.code == "invalid_api_key"
 
 
-def test_a_stream_is_its_tenant_s(client: httpx.Client) -> None:
+def test_a_stream_belongs_to_its_tenant(client: httpx.Client) -> None:
     stream = read(client.post("/v1/completions", json=BODY | {"stream": True}, headers=BOB | RESUMABLE))
     path, last = f"/v1/streams/{stream[0].json()['id']}", {"Last-Event-ID": stream[0].id or ""}
     again = read(client.get(path, headers={"Authorization": "Bearer second-of-bob"}))
@@ -95,7 +95,7 @@ def test_a_stream_is_its_tenant_s(client: httpx.Client) -> None:
         assert response.json()["error"]["code"] == unknown.json()["error"]["code"] == "request_not_found"
 
 
-def test_an_idempotency_key_is_its_tenant_s(client: httpx.Client) -> None:
+def test_an_idempotency_key_belongs_to_its_tenant(client: httpx.Client) -> None:
     key = {"Idempotency-Key": "the same"}
     alice = client.post("/v1/completions", json=BODY, headers=ALICE | key).json()
     bob = client.post("/v1/completions", json=BODY | {"max_tokens": 2}, headers=BOB | key).json()
@@ -104,7 +104,7 @@ def test_an_idempotency_key_is_its_tenant_s(client: httpx.Client) -> None:
     assert again == alice
 
 
-def test_a_single_key_is_that_of_the_tenant_default(client: httpx.Client) -> None:
+def test_a_single_key_belongs_to_the_tenant_default(client: httpx.Client) -> None:
     stream = read(client.post("/v1/completions", json=BODY | {"stream": True}, headers=OWN))
     path, last = f"/v1/streams/{stream[0].json()['id']}", {"Last-Event-ID": stream[0].id or ""}
     assert client.get(path, headers=OWN | last).status_code == 200

@@ -44,12 +44,12 @@ def prepending(tmp_path: Path) -> Tokenizer:
     return Tokenizer.load(tmp_path)
 
 
-def test_a_word_is_meant_with_and_without_a_space_before_it(byte_level: Tokenizer) -> None:
+def test_a_word_is_banned_with_and_without_a_space_before_it(byte_level: Tokenizer) -> None:
     assert bad_word_ids(byte_level, ("the",)) == bad_word_ids(byte_level, ("  the",)) == ((5,), (6,))
     assert bad_word_ids(byte_level, ("the", " the", "eh")) == ((5,), (6,), (3, 2))
 
 
-def test_a_form_with_another_number_of_tokens_does_not_count(tiny: Tokenizer, prepending: Tokenizer) -> None:
+def test_a_form_with_another_number_of_tokens_is_not_banned(tiny: Tokenizer, prepending: Tokenizer) -> None:
     """After a token that is a space, the same letters are the word itself."""
     assert [len(tiny.encode(text)) for text in ("x", " x")] == [1, 2]
     assert bad_word_ids(tiny, ("x",)) == (tuple(tiny.encode("x")),)
@@ -67,7 +67,7 @@ def test_a_word_without_tokens_is_refused(tiny: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_what_is_asked_reaches_the_engine(stack: Stack, http: httpx.Client, path: str) -> None:
+def test_parameters_reach_the_engine(stack: Stack, http: httpx.Client, path: str) -> None:
     said: dict[str, Any] = {
         "/v1/completions": {"prompt": "hi"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

@@ -129,7 +129,7 @@ def test_each_line_is_answered_once(story: list[Life]) -> None:
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled"])
-def test_what_has_no_answer_gets_an_error(tmp_path: Path, status: str) -> None:
+def test_lines_without_an_answer_get_an_error(tmp_path: Path, status: str) -> None:
     site = Site(tmp_path)
     work = site.own()
     work.append([answer(n) for n in (4, 0, 3)])
@@ -193,7 +193,7 @@ def test_a_batch_ends_after_more_owners_than_a_process_may_have_open_files(tmp_p
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
-def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
+def test_corrupt_entries_are_ignored(garbage: bytes, place: int) -> None:
     """After a power failure a file system can return anything that was not synced."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "segment-1-x"
@@ -245,7 +245,7 @@ def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) 
     store.check_room("t", 500)
 
 
-def test_content_that_nobody_can_see_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_of_a_failed_add_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, 1000, 1000)
     content = store.folder("t") / ".some.tmp"
     content.write_bytes(b"x" * 900)

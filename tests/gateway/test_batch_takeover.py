@@ -79,7 +79,7 @@ def progressed(client: openai.OpenAI, id: str, count: int = 1) -> None:
     until(client, id, lambda b: b.request_counts is not None and b.request_counts.completed >= count)
 
 
-def test_a_batch_has_one_owner_and_any_gateway_tells_of_it(gateways: Gateways) -> None:
+def test_a_batch_has_one_owner_and_any_gateway_answers_for_it(gateways: Gateways) -> None:
     with gateways.other() as other, client_of(gateways.first) as client, client_of(other) as another:
         batch = create(client, slow(LINES))
         progressed(another, batch.id)
@@ -87,7 +87,7 @@ def test_a_batch_has_one_owner_and_any_gateway_tells_of_it(gateways: Gateways) -
         check(another, batch.id)
 
 
-def test_another_goes_on_when_the_owner_ends(gateways: Gateways) -> None:
+def test_another_gateway_continues_when_the_owner_ends(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
         with gateways.other() as other, client_of(other) as another:
@@ -142,7 +142,7 @@ def _requests(stack: Stack) -> set[str]:
     return found
 
 
-def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateways: Gateways) -> None:
+def test_a_server_of_another_model_does_not_run_a_batch(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
         gateway = gateways.first.app.state.gateway
@@ -156,7 +156,7 @@ def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateway
         assert len(entries(client, batch.error_file_id)) == 1
 
 
-def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: Gateways) -> None:
+def test_an_unreadable_batch_does_not_delay_others(gateways: Gateways) -> None:
     """A newer build may have written it before this one was restored."""
     lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
     with client_of(gateways.first) as client:
@@ -171,7 +171,7 @@ def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: 
         assert ended(client, first).status == "completed"
 
 
-def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
+def test_a_batch_without_its_input_fails(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
@@ -186,7 +186,7 @@ def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
     assert not list((gateways.files / "open").iterdir())
 
 
-def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
+def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
@@ -217,7 +217,7 @@ def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gatewa
             small.check_room("default", size + 1)
 
 
-def test_a_cancelled_batch_leaves_nothing_running_of_an_owner_that_died(gateways: Gateways) -> None:
+def test_cancelling_a_batch_cancels_requests_of_a_dead_owner(gateways: Gateways) -> None:
     """The next owner finds the requests of the one before, which run in the background without followers."""
     lines = jsonl([line(f"line {i}", {"prompt": f"SLOW{i}", "max_tokens": 80}) for i in range(4)])
     with client_of(gateways.first) as client:

@@ -17,7 +17,7 @@ from stack import Stack
 from gateway.batches.runner import MOST
 
 
-def test_a_tenant_sees_its_own_alone(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
+def test_a_tenant_sees_only_its_own(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
     batch = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})])))
     for look in (
         lambda: bob.files.retrieve(batch.input_file_id),
@@ -49,7 +49,7 @@ def without_ids(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("url", BODIES)
-def test_lines_have_the_answers_of_http(alice: openai.OpenAI, served: Stack, url: str) -> None:
+def test_lines_have_the_same_answers_as_over_http(alice: openai.OpenAI, served: Stack, url: str) -> None:
     headers = {"Authorization": "Bearer key-of-alice"}
     bodies = {
         "right": BODIES[url],
@@ -129,7 +129,7 @@ def test_all_lines_of_a_large_batch_are_answered_once(alice: openai.OpenAI) -> N
     assert (batch.error_file_id, batch.request_counts and batch.request_counts.completed) == (None, 500)
 
 
-def test_a_cancelled_batch_keeps_what_was_done(alice: openai.OpenAI, served: Stack) -> None:
+def test_a_cancelled_batch_keeps_its_answers(alice: openai.OpenAI, served: Stack) -> None:
     batch = create(alice, slow(200))
     until(alice, batch.id, lambda b: b.request_counts is not None and b.request_counts.completed > 0)
     assert alice.batches.cancel(batch.id).status == "cancelling"
@@ -171,7 +171,7 @@ def test_a_batch_that_has_ended_cannot_be_cancelled(alice: openai.OpenAI) -> Non
     ],
     ids=str,
 )
-def test_a_wrong_field_is_named(alice: openai.OpenAI, fields: dict[str, Any], named: str) -> None:
+def test_errors_name_a_wrong_field(alice: openai.OpenAI, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         create(alice, b"x", **fields)
     assert (error.value.param or "").startswith(named)

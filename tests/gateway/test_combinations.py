@@ -48,7 +48,7 @@ ASKED = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=ASKED, place=st.integers(0, 1000))
-def test_a_stream_cut_anywhere_says_what_the_whole_says(
+def test_a_stream_cut_anywhere_equals_the_whole_answer(
     http: httpx.Client, other: httpx.Client, asked: dict[str, Any], place: int
 ) -> None:
     path = COMPLETIONS if "prompt" in asked else CHAT

@@ -35,7 +35,7 @@ def busy(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-def test_each_route_says_so_before_any_byte(busy: Stack) -> None:
+def test_each_route_answers_408_before_the_stream_begins(busy: Stack) -> None:
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=busy.url, timeout=20) as http:
             asked = [(path, body | {"stream": stream}) for path, body in BODIES.items() for stream in (False, True)]
@@ -66,7 +66,7 @@ def test_a_response_in_the_background_fails(busy: Stack) -> None:
         assert "timed out" in http.get(path).json()["error"]["message"]
 
 
-def test_official_clients_do_not_come_again(busy: Stack) -> None:
+def test_official_clients_do_not_retry(busy: Stack) -> None:
     def timed_out() -> float:
         return busy.call(busy.pool.overview()).counters.get("orca:timed_out_requests", 0.0)
 
@@ -93,14 +93,14 @@ def test_the_setting_is_for_requests_without_the_header(redis_url: str, tiny_fol
                 http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Queue-Timeout": "100"}, timeout=0.5)
 
 
-def test_what_an_engine_has_begun_is_answered(http: httpx.Client) -> None:
+def test_a_request_that_an_engine_has_begun_is_answered(http: httpx.Client) -> None:
     """The setting does not limit the duration of a request that has begun."""
     body = {"prompt": "SLOWabc ", "max_tokens": 40}
     assert http.post("/v1/completions", json=body, headers={"X-Queue-Timeout": "0.3"}).status_code == 200
 
 
 @pytest.mark.parametrize("wrong", ["", "soon", "0", "-1", "nan", "inf", str(MAX_TIMEOUT + 1)])
-def test_a_wrong_header_is_named(http: httpx.Client, wrong: str) -> None:
+def test_errors_name_a_wrong_header(http: httpx.Client, wrong: str) -> None:
     answer = http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Queue-Timeout": wrong})
     assert answer.status_code == 400
     assert "X-Queue-Timeout" in answer.json()["error"]["message"]

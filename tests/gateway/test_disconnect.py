@@ -27,7 +27,7 @@ def busy(stack: Stack) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_is_cancelled(stack: Stack, stream: bool) -> None:
+def test_a_client_that_disconnects_is_cancelled(stack: Stack, stream: bool) -> None:
     assert busy(stack) == 0
     connection = post(stack, LONG | {"stream": stream, "n": 2})
     wait_until(lambda: busy(stack) == 2)
@@ -37,7 +37,7 @@ def test_a_client_that_goes_is_cancelled(stack: Stack, stream: bool) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_a_client_that_goes_while_its_request_waits(stack: Stack) -> None:
+def test_a_client_that_disconnects_while_its_request_waits(stack: Stack) -> None:
     running = post(stack, LONG | {"n": 1})
     wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
     waiting = post(stack, LONG)  # an engine has slots for one of them
@@ -49,7 +49,7 @@ def test_a_client_that_goes_while_its_request_waits(stack: Stack) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
+def test_other_requests_continue(stack: Stack, http: httpx.Client) -> None:
     connection = post(stack, LONG | {"max_tokens": 100, "stream": True})
     assert b"200 OK" in connection.recv(1000)
     with http.stream("POST", "/v1/completions", json={"prompt": "SLOWab", "max_tokens": 30, "stream": True}) as other:
@@ -100,7 +100,7 @@ def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
+def test_the_server_cannot_report_a_disconnect_any_more(stack: Stack) -> None:
     async def broken() -> None:
         raise RuntimeError("the proxy died")
 
@@ -149,7 +149,7 @@ def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path)
         wait_until(lambda: busy(one) == 0)
 
 
-def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_pool_is_unavailable_when_a_client_disconnects(tmp_path: Path, tiny_folder: Path) -> None:
     with Server(tmp_path) as server, Stack(server.url, "p", tiny_folder, Settings(), engine=False) as stack:
         stack.call(show_an_engine(stack))
         connection = post(stack, LONG | {"stream": True})
@@ -161,7 +161,7 @@ def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) 
         wait_until(lambda: busy(stack) == 0)
 
 
-def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Client) -> None:
+def test_a_request_with_a_key_continues_and_is_found_again(stack: Stack, http: httpx.Client) -> None:
     body = {"prompt": "SLOWkey ", "max_tokens": 40}
     connection = post(stack, body | {"stream": True}, Idempotency_Key="again")
     first = b""
@@ -181,7 +181,7 @@ def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Clie
     assert chunks[0]["created"] == whole["created"]
 
 
-def test_two_at_once_with_one_key_get_the_same(stack: Stack, http: httpx.Client) -> None:
+def test_two_requests_at_once_with_one_key_get_the_same_tokens(stack: Stack, http: httpx.Client) -> None:
     body = {"prompt": "SLOWtwo ", "max_tokens": 30, "n": 2}
     other = post(stack, body, Idempotency_Key="twins", Connection="close")
     wait_until(lambda: busy(stack) == 2)

@@ -49,7 +49,7 @@ def test_a_server_on_this_machine_is_called_by_its_names(http: httpx.Client, hos
 @pytest.mark.parametrize(
     "host", ["page.example", "page.example:8000", "192.168.0.7", "[fd00::7]:80", "localhost.page.example", "[", "@"]
 )
-def test_and_by_no_other(http: httpx.Client, host: str) -> None:
+def test_other_names_are_refused(http: httpx.Client, host: str) -> None:
     assert host in refusal(http.post(PATH, json=BODY, headers={"Host": host}), 403, "unknown_host")
     for probe in ("/health", "/ping", "/ready"):
         assert http.get(probe, headers={"Host": host}).status_code != 403

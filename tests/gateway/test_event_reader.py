@@ -52,7 +52,7 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader
     assert await take(buffer, 2) == [(3, 8), (4, None)]
 
 
-async def test_a_forgotten_gateway_is_told_by_its_heartbeat(pool: RequestPool, reader: EventReader) -> None:
+async def test_a_forgotten_gateway_learns_it_from_its_heartbeat(pool: RequestPool, reader: EventReader) -> None:
     heartbeat = Heartbeat(pool, "gw", Counters(), reader.restart)
     await heartbeat.beat()
     buffer, committer = await submit(pool, reader, "a", choices=2), Committer(pool)
@@ -85,7 +85,7 @@ async def test_a_server_whose_events_start_again_below_is_read_from_its_start(
     assert await take(buffer, 1) == [(1, 8)]
 
 
-async def test_a_silent_sequence_is_looked_after(
+async def test_a_sequence_without_events_is_read_from_storage(
     pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last events of a sequence were lost, and no later event reveals the gap."""
@@ -96,7 +96,7 @@ async def test_a_silent_sequence_is_looked_after(
     assert await take(buffer, 2) == [(0, 5), (1, None)]
 
 
-async def test_a_request_on_its_way_is_not_taken_for_lost(pool: RequestPool, reader: EventReader) -> None:
+async def test_a_request_that_is_being_submitted_is_not_lost(pool: RequestPool, reader: EventReader) -> None:
     buffer = reader.follow("a", ["a/0"])
     await reader.reread()
     await pool.submit(Submission("a", "gw", [NewSequence("a/0", [1], SamplingParams(max_new_tokens=2))]))
@@ -105,7 +105,7 @@ async def test_a_request_on_its_way_is_not_taken_for_lost(pool: RequestPool, rea
     assert await take(buffer, 2) == [(0, 5), (1, None)]
 
 
-async def test_two_followers_stand_at_different_places(pool: RequestPool, reader: EventReader) -> None:
+async def test_two_followers_have_different_positions(pool: RequestPool, reader: EventReader) -> None:
     first, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5, 6]))
     assert await take(first, 2) == [(0, 5), (1, 6)]
@@ -133,7 +133,7 @@ def test_a_buffer_takes_each_index_once() -> None:
 
 
 @pytest.mark.parametrize("other", [TokenEvent("s", 1, 9), TokenEvent("s", 1, None, end=END)])
-def test_what_comes_again_must_be_the_same(other: TokenEvent) -> None:
+def test_a_repeated_event_must_be_equal(other: TokenEvent) -> None:
     buffer = EventBuffer("r", ["s"])
     for index, token in enumerate([4, 5]):
         buffer.put(TokenEvent("s", index, token), 0)
@@ -145,7 +145,7 @@ def test_what_comes_again_must_be_the_same(other: TokenEvent) -> None:
     assert error.value.body()["error"]["code"] == "tokens_diverged"
 
 
-def test_a_cancellation_behind_a_lost_tail_ends_it() -> None:
+def test_a_cancellation_after_lost_tokens_ends_the_request() -> None:
     """The pool lost tokens 1 and 2, and then the request was cancelled."""
     buffer, cancelled = EventBuffer("r", ["s"]), End(FinishReason.CANCELLED)
     for index in range(3):

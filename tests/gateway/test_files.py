@@ -16,7 +16,7 @@ from clients import wait_until
 from stack import Stack
 
 
-def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> None:
+def test_a_download_equals_the_upload(alice: openai.OpenAI, served: Stack) -> None:
     content = bytes(range(256)) * 1000
     file = alice.files.create(
         file=("some name.jsonl", content), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -78,7 +78,7 @@ BODIES_NOT_WHOLE = {
 
 
 @pytest.mark.parametrize("name", BODIES_NOT_WHOLE)
-def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
+def test_an_incomplete_upload_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
     sent = httpx.post(served.url + "/v1/files", headers=headers, content=BODIES_NOT_WHOLE[name].encode())
@@ -88,7 +88,7 @@ def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served
     assert left_over(served) == []
 
 
-def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) -> None:
+def test_an_invalid_boundary_is_a_client_error(served: Stack) -> None:
     boundary = "b" * 300
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": f"multipart/form-data; boundary={boundary}"}
     sent = httpx.post(served.url + "/v1/files", headers=headers, content=f"--{boundary}--".encode())
@@ -97,7 +97,7 @@ def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) 
     assert left_over(served) == []
 
 
-def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
+def test_an_upload_is_bounded_after_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
     """The body has no content length: it is sent in chunks."""
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
@@ -108,7 +108,7 @@ def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: S
     assert left_over(served) == []
 
 
-def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_disk_does_not_delay_prompts(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """More uploads wait for it than the loop has threads; a long prompt is tokenized in one of these."""
     count, goes_on, standing = (os.cpu_count() or 1) + 6, threading.Event(), threading.Semaphore(0)
 
@@ -135,7 +135,7 @@ def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch:
         assert set(sent) == {200}
 
 
-def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:
+def test_a_client_that_disconnects_during_an_upload_leaves_nothing(served: Stack) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-alice\r\n"

@@ -20,7 +20,7 @@ from services.requests import FinishReason
 
 
 @given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), data=st.data())
-def test_any_grouping_says_the_same(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
+def test_any_grouping_gives_the_same_text(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     events = events_of(model, 0, model.tokenizer.encode(text))
     at_once = ChunkWriter(answer(model), with_ids=True).write(events)
@@ -42,7 +42,7 @@ def indices(frames: bytes) -> list[bytes]:
     return [line.rpartition(b":")[2] for line in frames.split(b"\n") if line.startswith(b"id: ")]
 
 
-def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
+def test_ids_count_the_events_of_each_choice(model: ServedModel) -> None:
     a, b = events_of(model, 0, model.tokenizer.encode("ax")), events_of(model, 1, model.tokenizer.encode("y"))
     writer = ChunkWriter(answer(model, choices=2), with_ids=True)
     first = writer.write([a[0], b[0]])
@@ -54,7 +54,7 @@ def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
     assert ids == [b"0.2", b"3.2"]
 
 
-def test_held_text_makes_no_frame_but_its_tokens_do_when_asked_for(model: ServedModel) -> None:
+def test_held_text_makes_no_frame_unless_token_ids_are_requested(model: ServedModel) -> None:
     (first, *_) = events_of(model, 0, model.tokenizer.encode("ax"))
     silent = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     assert silent.write([first]) == b""
@@ -71,7 +71,7 @@ def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedMode
     assert [[entry["token"] for entry in content] for content in contents] == [["a", "x"], []]
 
 
-def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedModel) -> None:
+def test_cached_tokens_are_those_of_the_first_choice(model: ServedModel) -> None:
     fields = {"kind": AnswerKind.COMPLETION, "n": 2, "prompt_tokens": 90, "prompts": [], "include_usage": True}
     events = [
         TokenEvent(f"{REQUEST}/{choice}", 0, None, end=End(FinishReason.LENGTH, cached=cached))
@@ -101,7 +101,7 @@ def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code
     assert error.value.body()["error"]["code"] == code
 
 
-def test_what_came_before_a_failure_is_said_before_it(model: ServedModel) -> None:
+def test_text_before_a_failure_is_sent_before_it(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("xy")
     *events, _ = events_of(model, 0, tokens)
     writer = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)

@@ -42,7 +42,7 @@ def test_zero_is_the_sampled_token_alone(http: httpx.Client) -> None:
     assert logprobs["top_logprobs"][0] == {"a": -0.5}
 
 
-def test_none_unless_asked(http: httpx.Client) -> None:
+def test_none_unless_requested(http: httpx.Client) -> None:
     assert http.post("/v1/completions", json=BODY).json()["choices"][0]["logprobs"] is None
 
 
@@ -94,7 +94,7 @@ def test_the_text_begins_with_the_prompt(http: httpx.Client) -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
-def test_an_echo_alone(http: httpx.Client) -> None:
+def test_echo_without_completion(http: httpx.Client) -> None:
     """A completion without tokens: the one that the engine generates is not part of the answer."""
     answer = post(http, COMPLETIONS, prompt="hello né", max_tokens=0, echo=True, temperature=0.7, stop="hello")
     (choice,) = answer["choices"]
@@ -135,7 +135,7 @@ def test_zero_likeliest_is_the_token_itself(http: httpx.Client) -> None:
 @pytest.mark.parametrize("most", [0, 1, 5])
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize("prompt", [["hello né", "b"], [IDS, [260, 7]]], ids=["texts", "ids"])
-def test_a_stream_says_what_the_whole_says(http: httpx.Client, prompt: Any, logprobs: int | None, most: int) -> None:
+def test_a_stream_equals_the_whole_answer(http: httpx.Client, prompt: Any, logprobs: int | None, most: int) -> None:
     body = {"prompt": prompt, "n": 2, "max_tokens": most, "echo": True, "logprobs": logprobs}
     whole = post(http, COMPLETIONS, **body)
     chunks = streamed(http, **body, stream_options={"include_usage": True})
@@ -158,7 +158,7 @@ def test_special_tokens_of_a_prompt_are_spelled_out(http: httpx.Client, stack: S
         assert choice["logprobs"]["text_offset"] == [0, 6, 7]
 
 
-def test_what_the_tokenizer_adds_is_not_in_the_text(tmp_path: Path) -> None:
+def test_tokens_added_by_the_tokenizer_are_not_in_the_text(tmp_path: Path) -> None:
     """A BOS and a space before the text and an EOS after it; a prompt of token ids contains them."""
     pieces = ["<s>", "</s>", *BYTES, "▁", "▁the", "▁cat", "é"]
     backend = Backend(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2, byte_fallback=True))
@@ -178,7 +178,7 @@ def test_what_the_tokenizer_adds_is_not_in_the_text(tmp_path: Path) -> None:
     assert (ids.text, ids.logprobs(scores, 0)["text_offset"]) == ("<s> the cat é</s>", [0, 3, 7, 11, 12, 13])
 
 
-def test_what_the_lm_evaluation_harness_reads(http: httpx.Client, stack: Stack) -> None:
+def test_the_fields_that_lm_eval_reads(http: httpx.Client, stack: Stack) -> None:
     """Its rule for multiple choice: the log probabilities of the answer's tokens, and whether each is the likeliest."""
     context, answer = stack.tokenizer.encode("hello world"), [12, 10]
     body = {"prompt": [context + answer], "echo": True, "max_tokens": 1, "logprobs": 1, "temperature": 0, "seed": 1234}
@@ -224,7 +224,7 @@ def test_prompt_logprobs_of_a_chat(http: httpx.Client) -> None:
     assert all(choice["logprobs"] is None for choice in answer["choices"])
 
 
-def test_each_field_shows_as_many_as_it_asks_for(http: httpx.Client) -> None:
+def test_each_field_has_its_own_number_of_tokens(http: httpx.Client) -> None:
     body = {"prompt": [40, 41, 42], "max_tokens": 1, "echo": True, "logprobs": 3, "prompt_logprobs": 1}
     (choice,) = post(http, COMPLETIONS, **body)["choices"]
     assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [4, 4, 3]

@@ -77,7 +77,7 @@ def reason_of(events: list[TokenEvent]) -> FinishReason:
 
 
 @given(data=st.data(), life=lives())
-def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
+def test_any_grouping_gives_the_same_events(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
     events = events_of(tokenizer, life)
     fine = read(writer(tokenizer, life[1]), [[event] for event in events])
     coarse = read(writer(tokenizer, life[1]), grouped(data.draw, events))
@@ -88,7 +88,7 @@ def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataOb
 
 
 @given(data=st.data(), life=lives())
-def test_a_resume_says_everything_after_and_nothing_before(
+def test_a_resumed_stream_has_the_events_after_its_position(
     tokenizer: Tokenizer, data: st.DataObject, life: Life
 ) -> None:
     events = events_of(tokenizer, life)
@@ -143,7 +143,7 @@ def test_the_order_is_anthropic_s(tokenizer: Tokenizer, life: Life) -> None:
     assert (made["stop_sequence"] in life[1].stop) == (reason is FinishReason.STOP)
 
 
-def test_no_event_is_behind_the_last(tokenizer: Tokenizer) -> None:
+def test_no_event_follows_the_last(tokenizer: Tokenizer) -> None:
     life = ("hello world", SamplingParams(2), None, 0)
     events = events_of(tokenizer, life)
     last = read(writer(tokenizer, life[1]), [events]).numbers[-1]

@@ -60,7 +60,7 @@ def test_completion(client: openai.OpenAI) -> None:
     }
 
 
-def test_completion_has_sixteen_tokens_unless_told(client: openai.OpenAI) -> None:
+def test_completion_has_sixteen_tokens_by_default(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=NAME, prompt="a")
     assert answer.choices[0].text == "a" * 16
 
@@ -73,7 +73,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.id.startswith("chatcmpl-")
 
 
-def test_chat_takes_text_parts_and_all_roles(client: openai.OpenAI) -> None:
+def test_chat_accepts_text_parts_and_all_roles(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     messages: list[Any] = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts, "name": "me"}]
     answer = client.chat.completions.create(
@@ -111,7 +111,7 @@ def test_chat_streams(client: openai.OpenAI) -> None:
     assert all(c.usage is None for c in chunks[:-1])
 
 
-def test_errors_are_the_client_s(client: openai.OpenAI) -> None:
+def test_errors_in_the_official_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model=NAME, prompt="hi", temperature=3)
     assert bad.value.param == "temperature"
@@ -122,7 +122,7 @@ def test_errors_are_the_client_s(client: openai.OpenAI) -> None:
         client.completions.create(model=NAME, prompt="FAIL")
 
 
-def test_a_failure_in_mid_stream_is_an_error_frame(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_failure_within_a_stream_is_an_error_frame(client: openai.OpenAI, http: httpx.Client) -> None:
     body = {"prompt": "FAILabc", "max_tokens": 20, "stream": True}
     text = http.post("/v1/completions", json=body).text
     *_, last, rest = text.split("\n\n")
@@ -192,7 +192,7 @@ def test_a_stop_token(http: httpx.Client, stack: Stack) -> None:
     assert choice["token_ids"] == stack.tokenizer.encode("abc")
 
 
-def test_characters_of_many_tokens_come_whole(http: httpx.Client) -> None:
+def test_characters_of_several_tokens_are_sent_whole(http: httpx.Client) -> None:
     _, chunks = frames(http, "/v1/chat/completions", {"messages": [{"role": "user", "content": "né 🐳 漢"}]})
     pieces = [c["choices"][0]["delta"]["content"] for c in chunks]
     assert "".join(pieces) == "né 🐳 漢"
@@ -237,7 +237,7 @@ def test_answers_are_as_the_document_says(http: httpx.Client, logprobs: bool) ->
         openai_document.check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_the_rest_is_as_the_document_says(http: httpx.Client) -> None:
+def test_other_answers_match_the_document(http: httpx.Client) -> None:
     openai_document.check("ListModelsResponse", http.get("/v1/models").json())
     openai_document.check("Model", http.get(f"/v1/models/{NAME}").json())
     openai_document.check("ErrorResponse", http.get("/v1/models/gpt-17").json())
@@ -292,7 +292,7 @@ SAMPLING = {
 }
 
 
-def test_what_says_nothing_about_tokens_is_taken(http: httpx.Client) -> None:
+def test_fields_that_do_not_change_tokens_are_accepted(http: httpx.Client) -> None:
     body = {"prompt": "hi", "max_tokens": 2, "echo": False, "suffix": None, "best_of": 1, **DESCRIPTIVE, **SAMPLING}
     assert http.post("/v1/completions", json=body).status_code == 200
     body = {"messages": MESSAGES, **NEUTRAL_CHAT, **DESCRIPTIVE, **SAMPLING}

@@ -115,7 +115,7 @@ def test_every_route_is_in_it(stack: Stack, document: dict[str, Any]) -> None:
     assert not silent, f"give the functions of these routes a docstring: {', '.join(silent)}"
 
 
-def test_a_route_that_says_nothing_of_itself_is_named() -> None:
+def test_a_route_without_a_description_is_found() -> None:
     app = FastAPI()
 
     @app.get("/described", **documented(gives=answers.Load))
@@ -125,7 +125,7 @@ def test_a_route_that_says_nothing_of_itself_is_named() -> None:
     assert undocumented(app) == ["POST /silent"]
 
 
-def test_two_types_of_one_name_are_a_mistake() -> None:
+def test_two_types_with_one_name_are_an_error() -> None:
     class Load(TypedDict):
         other: str
 
@@ -139,7 +139,7 @@ def test_two_types_of_one_name_are_a_mistake() -> None:
         document_of(app)
 
 
-def test_whatever_is_in_it_is_served(http: httpx.Client, document: dict[str, Any]) -> None:
+def test_everything_in_the_document_is_served(http: httpx.Client, document: dict[str, Any]) -> None:
     for method, path, _ in operations(document):
         answer = http.request(method, re.sub("{.*?}", "x", path), content=b"{")
         error = {} if answer.is_success else answer.json()["error"]

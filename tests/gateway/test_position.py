@@ -76,7 +76,7 @@ def id_of(frame: bytes) -> bytes:
 
 
 @given(texts=TEXTS, fields=options(), data=st.data())
-def test_one_by_one_the_same_bytes_come(
+def test_single_events_give_the_same_bytes(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     all_events = events(model, texts, data, fields)
@@ -88,7 +88,7 @@ def test_one_by_one_the_same_bytes_come(
 
 
 @given(texts=TEXTS, fields=options(), data=st.data())
-def test_however_it_comes_each_thing_is_said_once(
+def test_each_event_is_sent_once_in_any_grouping(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     at_once = ChunkWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
@@ -122,7 +122,7 @@ def test_however_it_comes_each_thing_is_said_once(
         f"{REQUEST}:1:2",
     ],
 )
-def test_what_is_no_id_is_refused(id: str) -> None:
+def test_an_invalid_id_is_refused(id: str) -> None:
     with pytest.raises(ApiError, match="not the id of an event"):
         Position.parse(id)
 
@@ -142,14 +142,14 @@ def test_a_position_that_no_event_has_is_refused(model: ServedModel, indices: st
         Position.parse(f"{REQUEST}:{indices}").check(answer(model, 2, kind=kind).plan)
 
 
-def test_a_position_behind_the_end_is_refused_once_that_is_known(model: ServedModel) -> None:
+def test_a_position_after_the_end_is_refused_when_the_end_is_known(model: ServedModel) -> None:
     all_events = events_of(model, 0, model.tokenizer.encode("xyz"))
     writer = resumed(model, f"{REQUEST}:6".encode(), 1, {})
     with pytest.raises(ApiError, match="counts 6 events of choice 0, there are 4"):
         writer.write(all_events)
 
 
-def test_a_position_that_the_tokens_have_not_reached_is_waited_for(model: ServedModel) -> None:
+def test_a_position_that_the_tokens_have_not_reached_waits(model: ServedModel) -> None:
     """The pool lost tokens that the client has received; they arrive again and are not sent again."""
     tokens = model.tokenizer.encode("xyz")
     writer = resumed(model, f"{REQUEST}:2".encode(), 1, {})

@@ -75,7 +75,7 @@ def prompt(stack: Stack, path: str, body: dict[str, Any]) -> str:
         (COMPLETIONS, {"prompt": 2 * WHOLE, "truncate_prompt_tokens": -1, "max_tokens": 3}, (2 * WHOLE)[3 - ROOM :]),
     ],
 )
-def test_the_prompt_is_what_was_asked_for(beginning: Stack, path: str, body: dict[str, Any], expected: str) -> None:
+def test_the_tokens_of_the_prompt(beginning: Stack, path: str, body: dict[str, Any], expected: str) -> None:
     assert prompt(beginning, path, body) == expected
 
 

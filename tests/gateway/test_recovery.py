@@ -58,7 +58,7 @@ async def held(pool: RequestPool, *ids: str) -> list[list[int]]:
             await asyncio.sleep(0.05)
 
 
-async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway) -> None:
+async def test_a_request_is_put_back_with_its_tokens(pool: RequestPool, gateway: Gateway) -> None:
     fields = {"tenant": "t", "idempotency_key": "k", "body": b"plan", "resumable": True}
     buffer, committer = await submit(pool, gateway.reader, "a", choices=2, logprobs=0, **fields), Committer(pool)
     one, two = Logprobs(-1.0, [], PromptLogprobs([-3.0], [4], [7], [-0.5])), Logprobs(-2.0, [])
@@ -76,7 +76,7 @@ async def test_it_goes_back_with_its_tokens(pool: RequestPool, gateway: Gateway)
     assert await take(buffer, 2) == [(2, 7), (3, None)]
 
 
-async def test_who_follows_elsewhere_waits_for_that(pool: RequestPool, gateway: Gateway) -> None:
+async def test_followers_at_other_gateways_wait_for_it(pool: RequestPool, gateway: Gateway) -> None:
     buffer, committer = await submit(pool, gateway.reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
     assert await take(buffer, 1) == [(0, 5)]
@@ -93,7 +93,7 @@ async def test_who_follows_elsewhere_waits_for_that(pool: RequestPool, gateway: 
         assert await take(buffer, 2) == await take(follower, 2) == [(1, 6), (2, None)]
 
 
-async def test_what_nobody_puts_back_fails(
+async def test_a_request_that_is_not_put_back_fails(
     pool: RequestPool, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery_module, "PATIENCE", 0)
@@ -104,7 +104,7 @@ async def test_what_nobody_puts_back_fails(
         await asyncio.wait_for(buffer.take(), 10)
 
 
-async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gateway: Gateway) -> None:
+async def test_putting_back_is_retried_while_the_pool_is_full(pool: RequestPool, gateway: Gateway) -> None:
     await submit(pool, gateway.reader, "a")
     await lose_all(pool)
     await pool.submit(submission("first"))
@@ -116,7 +116,7 @@ async def test_it_is_tried_again_while_the_pool_is_full(pool: RequestPool, gatew
     assert await held(pool, "a/0") == [[]]
 
 
-async def test_what_no_pool_takes_is_given_up(pool: RequestPool, gateway: Gateway) -> None:
+async def test_a_request_that_no_pool_accepts_fails(pool: RequestPool, gateway: Gateway) -> None:
     buffer = await submit(pool, gateway.reader, "a")
     await lose_all(pool)
     pool.limits = Limits(max_bytes=100)
@@ -126,7 +126,7 @@ async def test_what_no_pool_takes_is_given_up(pool: RequestPool, gateway: Gatewa
     assert gateway.reader.lost == {}
 
 
-async def test_it_waits_where_it_did(pool: RequestPool, gateway: Gateway) -> None:
+async def test_a_request_keeps_its_place_in_the_queue(pool: RequestPool, gateway: Gateway) -> None:
     pool.limits = Limits(order="priority", ageing=60, ttft_target=10)
     for request, priority, ttft in (("plain", 0, 0.0), ("late", 1, 5.0), ("old", 1, 5.0)):
         buffer = await submit(pool, gateway.reader, request, priority=priority, ttft=ttft)
@@ -140,7 +140,7 @@ async def test_it_waits_where_it_did(pool: RequestPool, gateway: Gateway) -> Non
     assert claims[0].waited - claims[2].waited > 50
 
 
-async def test_a_key_that_is_another_s_by_now_does_not_stop_it(pool: RequestPool, gateway: Gateway) -> None:
+async def test_a_reused_idempotency_key_does_not_prevent_it(pool: RequestPool, gateway: Gateway) -> None:
     await submit(pool, gateway.reader, "a", idempotency_key="k")
     await lose_all(pool)
     await pool.submit(submission("b", idempotency_key="k"))
@@ -148,7 +148,7 @@ async def test_a_key_that_is_another_s_by_now_does_not_stop_it(pool: RequestPool
     assert await held(pool, "a/0") == [[]]
 
 
-async def test_nobody_follows_it_any_more(pool: RequestPool, gateway: Gateway) -> None:
+async def test_a_request_without_followers_is_not_put_back(pool: RequestPool, gateway: Gateway) -> None:
     buffer = await submit(pool, gateway.reader, "a")
     await lose_all(pool)
     gateway.reader.unfollow(buffer)

@@ -45,7 +45,7 @@ def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> R
 
 
 @given(data=st.data(), life=lives())
-def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
+def test_any_grouping_gives_the_same_events(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
     events = events_of(tokenizer, life)
     fine, coarse = Received(), Received()
     one, many = writer(tokenizer, life[1]), writer(tokenizer, life[1])
@@ -62,7 +62,7 @@ def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataOb
 
 
 @given(data=st.data(), life=lives())
-def test_a_resume_says_everything_after_and_nothing_before(
+def test_a_resumed_stream_has_the_events_after_its_position(
     tokenizer: Tokenizer, data: st.DataObject, life: Life
 ) -> None:
     events = events_of(tokenizer, life)

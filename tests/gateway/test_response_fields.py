@@ -102,7 +102,7 @@ OUTPUTS = [{"type": "function_call_output", "call_id": id, "output": f"of {id}"}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "because"}]}
 
 
-def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
+def test_calls_and_reasoning_belong_to_the_turn_of_the_assistant() -> None:
     """Items that agents send back are stored one by one, and the template receives turns."""
     user = {"role": "user", "content": "go"}
     fields = parsed(input=[user, REASONING, OUTPUT, *CALLS, *OUTPUTS, REASONING, *CALLS[:1], *OUTPUTS[:1], user])
@@ -117,7 +117,7 @@ def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
     assert [message["content"] for message in said if message["role"] == "tool"] == ["of c1", "of c2", "of c1"]
 
 
-def test_what_says_nothing_about_tokens_is_taken() -> None:
+def test_fields_that_do_not_change_tokens_are_accepted() -> None:
     assert parsed(**NEUTRAL).sampling(5, seed=1) == parsed().sampling(5, seed=1)
 
 
@@ -132,14 +132,14 @@ def test_sampling_is_as_in_chat() -> None:
 
 
 @pytest.mark.parametrize(("fields", "param"), INVALID.values(), ids=INVALID)
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         parsed(**fields)
     assert (refused.value.kind, refused.value.param) == (Kind.INVALID, param)
 
 
 @pytest.mark.parametrize(("fields", "param"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_is_not_served_is_named(fields: dict[str, Any], param: str) -> None:
+def test_errors_name_unsupported_fields(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         parsed(**fields)
     assert (refused.value.kind, refused.value.param) == (Kind.UNSUPPORTED, param)

@@ -78,7 +78,7 @@ def test_earlier_turns_keep_their_ids(client: openai.OpenAI) -> None:
     assert len({i.id for i in items}) == 5
 
 
-def test_an_id_that_was_given_stays_unless_it_is_taken(client: openai.OpenAI) -> None:
+def test_a_given_id_is_kept_unless_it_is_a_duplicate(client: openai.OpenAI) -> None:
     said: Any = [{"role": "user", "content": c, "id": id} for c, id in (("a", "mine"), ("b", "mine"), ("c", "x" * 65))]
     made = client.responses.create(model=NAME, input=said)
     ids = [item.id for item in client.responses.input_items.list(made.id, order="asc")]
@@ -117,14 +117,14 @@ def test_a_response_of_an_older_build_has_ids_too() -> None:
         ("include[]=x", "include"),
     ],
 )
-def test_a_wrong_page_is_named(client: openai.OpenAI, http: httpx.Client, query: str, named: str) -> None:
+def test_errors_name_a_wrong_page_parameter(client: openai.OpenAI, http: httpx.Client, query: str, named: str) -> None:
     id = client.responses.create(model=NAME, input="hi").id
     refused = http.get(f"{PATH}/{id}/input_items?{query}")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == named
 
 
-def test_what_is_not_there_has_no_items(client: openai.OpenAI) -> None:
+def test_an_unknown_response_has_no_items(client: openai.OpenAI) -> None:
     hidden = client.responses.create(model=NAME, input="hi", store=False).id
     for id in ("resp_0", hidden):
         with pytest.raises(openai.NotFoundError, match=id):
@@ -134,11 +134,11 @@ def test_what_is_not_there_has_no_items(client: openai.OpenAI) -> None:
 # --- what may be included ------------------------------------------------------------------------------------
 
 
-def test_the_document_s_list_is_ours() -> None:
+def test_the_document_s_list_of_includables() -> None:
     assert set(openai_document.schema("IncludeEnum")["enum"]) == INCLUDABLE
 
 
-def test_what_an_answer_of_text_never_has_may_be_included(client: openai.OpenAI) -> None:
+def test_all_values_of_include_are_accepted(client: openai.OpenAI) -> None:
     everything: Any = sorted(INCLUDABLE)
     made = client.responses.create(model=NAME, input="hi", include=everything, top_logprobs=1)
     (output,) = made.output
@@ -182,7 +182,7 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         ({"input": "a", "nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_be_counted_is_named(http: httpx.Client, fields: dict[str, Any], named: str) -> None:
+def test_errors_of_counting(http: httpx.Client, fields: dict[str, Any], named: str) -> None:
     refused = http.post(f"{PATH}/input_tokens", json=fields)
     assert refused.status_code in (400, 404)
     assert refused.json()["error"]["param"] == named
@@ -221,7 +221,7 @@ def test_a_turn_after_reasoning_has_the_prompt_of_the_whole_conversation(http: h
     assert again == named
 
 
-def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client) -> None:
+def test_calls_outputs_and_reasoning_are_listed_as_received(http: httpx.Client) -> None:
     items: list[dict[str, Any]] = [
         {"id": "m", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
         {"id": "r", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},

@@ -70,7 +70,7 @@ def test_create(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(made.id) == made
 
 
-def test_a_bound_makes_it_incomplete(client: openai.OpenAI) -> None:
+def test_a_response_that_reaches_its_maximum_is_incomplete(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hello world", max_output_tokens=2)
     assert made.status == "incomplete"
     assert made.incomplete_details is not None
@@ -105,7 +105,7 @@ def test_input_of_messages(client: openai.OpenAI) -> None:
     assert made.usage.input_tokens == len(["<system>", "a", "<eos>", "<assistant>", "h", "i", "<eos>"]) + 4
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+def test_a_conversation_continues(client: openai.OpenAI) -> None:
     first = client.responses.create(model=NAME, input="hi", instructions="not carried over")
     assert first.output_text == "not carried over"
     second = client.responses.create(model=NAME, input="a", previous_response_id=first.id)
@@ -118,7 +118,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert (second.output_text, third.output_text) == ("hi", asked.output_text)
 
 
-def test_a_conversation_that_cannot_go_on(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_conversation_that_cannot_continue(client: openai.OpenAI, http: httpx.Client) -> None:
     with pytest.raises(openai.NotFoundError, match="resp_0") as missing:
         client.responses.create(model=NAME, input="a", previous_response_id="resp_0")
     assert missing.value.param == "previous_response_id"
@@ -132,13 +132,13 @@ def test_a_conversation_that_cannot_go_on(client: openai.OpenAI, http: httpx.Cli
     client.responses.cancel(running.id)
 
 
-def test_what_the_template_refuses_is_named(client: openai.OpenAI) -> None:
+def test_messages_that_the_template_refuses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="The template refuses this") as refused:
         client.responses.create(model=NAME, input="refuse me")
     assert refused.value.param == "input"
 
 
-def test_what_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
+def test_a_response_that_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi", store=False)
     assert made.output_text == "hi"
     for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
@@ -218,7 +218,9 @@ def test_a_stream_after_every_event(client: openai.OpenAI, http: httpx.Client) -
         ("stream=true", "nonsense", "Last-Event-ID"),
     ],
 )
-def test_a_wrong_place_is_named(client: openai.OpenAI, http: httpx.Client, query: str, header: str, named: str) -> None:
+def test_a_wrong_position_is_an_error(
+    client: openai.OpenAI, http: httpx.Client, query: str, header: str, named: str
+) -> None:
     id = client.responses.create(model=NAME, input="hi").id
     headers = {"Last-Event-ID": header} if header else {}
     refused = http.get(f"{PATH}/{id}?{query}", headers=headers)
@@ -249,7 +251,7 @@ def test_log_probabilities(client: openai.OpenAI, http: httpx.Client) -> None:
         {"input": "hi", "background": True},
     ],
 )
-def test_all_is_as_the_document_says(http: httpx.Client, asked: dict[str, Any]) -> None:
+def test_answers_match_the_document(http: httpx.Client, asked: dict[str, Any]) -> None:
     events = events_of(http.post(PATH, json=asked | {"stream": True}).text)
     for event in events:
         openai_document.check(SCHEMAS[event["type"]], event)
@@ -258,7 +260,7 @@ def test_all_is_as_the_document_says(http: httpx.Client, asked: dict[str, Any]) 
     assert http.get(f"{PATH}/{last['id']}").json() == last
 
 
-def test_the_same_post_goes_on_after_an_event(http: httpx.Client) -> None:
+def test_the_same_post_resumes_after_an_event(http: httpx.Client) -> None:
     body, headers = {"input": "né 🐳 hello", "stream": True}, {"Idempotency-Key": "responses-2"}
     whole = events_of(http.post(PATH, json=body, headers=headers).text)
     id = whole[0]["response"]["id"]

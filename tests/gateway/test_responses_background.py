@@ -59,7 +59,7 @@ def test_create_returns_at_once_and_retrieve_shows_progress(client: openai.OpenA
     assert whole.output_text.startswith(part.output_text)
 
 
-def test_a_stream_goes_on_at_another_gateway(client: openai.OpenAI, other: openai.OpenAI) -> None:
+def test_a_stream_resumes_at_another_gateway(client: openai.OpenAI, other: openai.OpenAI) -> None:
     events = []
     with client.responses.create(background=True, stream=True, max_output_tokens=60, **SLOW) as stream:
         for event in stream:
@@ -88,7 +88,7 @@ async def end_of(pool: RequestPool, request: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_it_goes_on_when_its_gateway_has_gone_for_longer_than_the_grace(redis_url: str, tiny_folder: Path) -> None:
+def test_a_background_response_outlives_its_gateway(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "graceful", tiny_folder, Settings(grace=1)) as stack:
         with Stack(redis_url, "graceful", tiny_folder, stack.settings, engine=False) as gone, client_of(gone) as client:
             made = client.responses.create(background=True, max_output_tokens=100, **SLOW)
@@ -116,13 +116,13 @@ def test_cancel(client: openai.OpenAI, other: openai.OpenAI) -> None:
     assert following.status == "completed"
 
 
-def test_what_has_ended_is_not_cancelled(client: openai.OpenAI) -> None:
+def test_an_ended_response_is_not_cancelled(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi", background=True)
     wait_until(lambda: ended(client, made.id))
     assert client.responses.cancel(made.id).status == "completed"
 
 
-def test_only_the_background_is_cancelled(client: openai.OpenAI) -> None:
+def test_only_background_responses_can_be_cancelled(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi")
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(made.id)
@@ -138,13 +138,13 @@ def test_delete(client: openai.OpenAI, other: openai.OpenAI) -> None:
                 call(made.id)
 
 
-def test_deleted_as_openai_says_it(client: openai.OpenAI, stack: Stack) -> None:
+def test_deletion_matches_the_document(client: openai.OpenAI, stack: Stack) -> None:
     made = client.responses.create(model=NAME, input="hi")
     answer = httpx.delete(f"{stack.url}/v1/responses/{made.id}")
     assert answer.json() == {"id": made.id, "object": "response", "deleted": True}
 
 
-def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) -> None:
+def test_an_expired_response_is_not_found(redis_url: str, tiny_folder: Path) -> None:
     settings = Settings(keep_ended=1)
     with Stack(redis_url, "short", tiny_folder, settings) as stack, client_of(stack) as client:
         made = client.responses.create(model=NAME, input="hi", background=True)
@@ -169,7 +169,7 @@ async def lose(pool: RequestPool, request: str) -> None:
     assert await pool._server.command("EVAL", script, 4, *keys, f"{request}/0") == 3
 
 
-def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
+def test_a_response_that_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "lossy", tiny_folder, Settings()) as stack, client_of(stack) as client:
         # occupies all slots of the engine, so the other one waits
         first = client.responses.create(background=True, **LONG)
@@ -194,7 +194,7 @@ def guarded(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
         yield gateway
 
 
-def test_a_response_is_its_owner_s(guarded: Stack) -> None:
+def test_a_response_belongs_to_its_tenant(guarded: Stack) -> None:
     mine, yours = (client_of(guarded).with_options(api_key=key) for key in ("key-a", "key-b"))
     made = mine.responses.create(background=True, **LONG)
     for call in (yours.responses.retrieve, yours.responses.cancel, yours.responses.delete):

@@ -75,7 +75,7 @@ def test_from_the_first_token(http: httpx.Client, other: httpx.Client) -> None:
     assert again[0] == whole[0]
 
 
-def test_a_stream_s_header_names_it(http: httpx.Client, other: httpx.Client) -> None:
+def test_the_header_of_a_stream_names_its_request(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         request = response.headers["orca-request"]
@@ -83,7 +83,7 @@ def test_a_stream_s_header_names_it(http: httpx.Client, other: httpx.Client) -> 
     check_whole(read(other.get(f"/v1/streams/{request}")), unbroken)
 
 
-def test_two_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
+def test_two_clients_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         mine = events(response)
@@ -97,7 +97,7 @@ def test_two_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"seed": 7}, {"temperature": 0}])
-def test_with_a_key_it_is_computed_again(
+def test_a_lost_request_with_a_key_is_computed_again(
     stack: Stack, http: httpx.Client, other: httpx.Client, fields: dict[str, Any]
 ) -> None:
     path, body = STREAMS["two prompts, ids, usage"]
@@ -117,7 +117,7 @@ def test_with_a_key_it_is_computed_again(
             assert told(chunks, choice) == told([e.json() for e in unbroken[:-1]], choice)
 
 
-def test_without_a_key_it_is_not_found(stack: Stack, http: httpx.Client) -> None:
+def test_a_lost_request_without_a_key_is_not_found(stack: Stack, http: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     said = first(http, path, body | {"temperature": 0}, 2, Orca_Resumable="true")
     id = said[-1].id or ""
@@ -127,7 +127,7 @@ def test_without_a_key_it_is_not_found(stack: Stack, http: httpx.Client) -> None
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-def test_with_another_key_or_body_it_is_not_found(stack: Stack, http: httpx.Client) -> None:
+def test_a_lost_request_with_another_key_or_body_is_not_found(stack: Stack, http: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     said = first(http, path, body, 2, Idempotency_Key="kept")
     assert stack.call(stack.pool.delete(said[0].json()["id"]))
@@ -170,7 +170,7 @@ def check_refused(response: httpx.Response, status: int, text: str) -> None:
         ("one", "not the id of an event"),
     ],
 )
-def test_a_position_that_there_is_not(http: httpx.Client, ended: str, indices: str, text: str) -> None:
+def test_an_impossible_position(http: httpx.Client, ended: str, indices: str, text: str) -> None:
     request = ended.partition(":")[0]
     path, headers = f"/v1/streams/{request}", {"Last-Event-ID": f"{request}:{indices}"}
     check_refused(http.get(path, headers=headers), 400, text)
@@ -178,7 +178,7 @@ def test_a_position_that_there_is_not(http: httpx.Client, ended: str, indices: s
     check_refused(http.post(COMPLETIONS, json=body, headers=headers), 400, text)
 
 
-def test_a_position_behind_the_end(http: httpx.Client, stack: Stack) -> None:
+def test_a_position_after_the_end(http: httpx.Client, stack: Stack) -> None:
     stop = {"prompt": "over and out ", "stop": "d o", "stream": True, "max_tokens": 30}
     id = read(http.post(COMPLETIONS, json=stop, headers=RESUMABLE))[-2].id or ""
     request, _, count = id.partition(":")
@@ -186,7 +186,7 @@ def test_a_position_behind_the_end(http: httpx.Client, stack: Stack) -> None:
     check_refused(http.get(f"/v1/streams/{request}", headers=headers), 400, f"there are {count}")
 
 
-def test_the_last_event_has_only_the_end_behind_it(http: httpx.Client, ended: str) -> None:
+def test_only_the_end_follows_the_last_event(http: httpx.Client, ended: str) -> None:
     assert rest(http, ended) == [DONE]
 
 
@@ -215,6 +215,6 @@ def test_an_unknown_request(http: httpx.Client, name: str) -> None:
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-def test_a_switch_that_is_none(http: httpx.Client) -> None:
+def test_an_invalid_boolean_header(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "a"}, headers={"Orca-Resumable": "maybe"})
     check_refused(response, 400, "maybe")

@@ -29,7 +29,7 @@ def test_version_names_what_tokens_depend_on(http: httpx.Client, stack: Stack) -
     assert version["revision"] == stack.info.revision
 
 
-def test_what_a_client_felt_is_counted(redis_url: str, tiny_folder: Path) -> None:
+def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
     counted = {
         "vllm:time_to_first_token_seconds_count": 1,
         "vllm:inter_token_latency_seconds_count": 6,
@@ -71,7 +71,7 @@ def test_long_texts_are_tokenized_too(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"prompt": "hello world" * 500}).json()["count"] == 1000
 
 
-def test_the_client_s_request_id_comes_back(http: httpx.Client) -> None:
+def test_the_client_s_request_id_is_returned(http: httpx.Client) -> None:
     headers = {"x-request-id": "mine-17"}
     for response in (
         http.get("/health", headers=headers),
@@ -88,7 +88,7 @@ def test_other_names_of_health(http: httpx.Client) -> None:
         assert http.request(method, path).status_code == 200
 
 
-def test_load_counts_what_is_answered_now(http: httpx.Client) -> None:
+def test_load_counts_current_requests(http: httpx.Client) -> None:
     assert http.get("/load").json() == {"server_load": 0}
     body = {"prompt": "SLOWhello", "max_tokens": 300, "stream": True, "n": 2}
     with http.stream("POST", "/v1/completions", json=body) as stream:

@@ -30,7 +30,7 @@ def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
 
 
 @pytest.mark.parametrize("headers", [{}, RESUMABLE])
-def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
+def test_a_stream_resumes_at_another_gateway(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
     """The stream resumes after an id, or begins again without one."""
     stays, goes = pair
     said = []
@@ -52,7 +52,7 @@ def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str
     assert "".join(event.json()["choices"][0]["text"] for event in said) == ("SLOWab " * 9)[:60]
 
 
-def test_a_whole_answer_is_to_be_asked_for_again(pair: tuple[Stack, Stack]) -> None:
+def test_a_whole_answer_gets_an_error(pair: tuple[Stack, Stack]) -> None:
     stays, goes = pair
     connection = post(goes, BODY, Idempotency_Key="again")
     while stays.call(stays.pool.overview()).running == 0:

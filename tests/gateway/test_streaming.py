@@ -70,7 +70,7 @@ def test_an_error_after_a_comment_is_a_frame(lonely: Stack) -> None:
     connection.close()
 
 
-def test_an_error_before_is_a_status(lonely: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_the_first_frame_is_a_status(lonely: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     first = post(lonely, BODY)
     request = request_of(read_until(first, b": keep-alive\n\n"))
     monkeypatch.setattr(streams, "KEEP_ALIVE", 60)
@@ -91,7 +91,7 @@ async def taken(buffer: EventBuffer) -> list[TokenEvent]:
     return events
 
 
-async def test_events_beyond_the_bound_are_an_error_after_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_unread_events_are_an_error_after_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_buffer, "UNREAD", 10)
     slow = EventBuffer("r", ["r/0"])
     for index in range(1000):
@@ -102,7 +102,7 @@ async def test_events_beyond_the_bound_are_an_error_after_those_before(monkeypat
     assert not slow.open
 
 
-async def test_who_takes_meets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_that_takes_events_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_buffer, "UNREAD", 10)
     reader = EventBuffer("r", ["r/0", "r/1"])
     for index in range(100):
@@ -112,7 +112,7 @@ async def test_who_takes_meets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None
             assert len(await reader.take()) == 20
 
 
-async def test_a_long_snapshot_is_not_held_against_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_snapshot_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_buffer, "UNREAD", 10)
     follower = EventBuffer("r", ["r/0"])
     follower.catch_up(Snapshot("r/0", True, 3, 0, [7] * 100), 0.0)
@@ -132,7 +132,7 @@ class Frames:
         return b"data: error\n\n"
 
 
-async def test_a_stream_that_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
     closed: list[EventBuffer] = []
     generation = Generation(cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None)
@@ -156,7 +156,7 @@ def request_id(stack: Stack) -> str:
     return received.partition(b"orca-request: ")[2].partition(b"\r\n")[0].decode()
 
 
-def test_a_request_has_so_many_followers_at_most(
+def test_the_followers_of_a_request_are_limited(
     stack: Stack, http: httpx.Client, request_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert http.get(f"/v1/streams/{request_id}").status_code == 200

@@ -35,7 +35,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "text"), CASES)
-def test_the_text_is_what_was_asked_for(http: httpx.Client, fields: dict[str, Any], text: str, stream: bool) -> None:
+def test_the_text_of_the_answer(http: httpx.Client, fields: dict[str, Any], text: str, stream: bool) -> None:
     assert said(http, {"prompt": PROMPT} | fields, stream) == text
 
 
@@ -53,7 +53,7 @@ def test_stop_tokens(http: httpx.Client, eos: int, stream: bool) -> None:
     assert said(http, {"prompt": "hi<eos>no", "ignore_eos": True, "max_tokens": 5} | SHOW, stream) == "hi<eos>no"
 
 
-def test_chat_and_responses_have_them(http: httpx.Client) -> None:
+def test_chat_and_responses_have_the_fields(http: httpx.Client) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]} | INCLUDE | SHOW
     answered = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
     assert answered == "<user>hi<eos>"
