@@ -14,7 +14,7 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches.runner import MOST
+from gateway.batches.runner import MAX_RUNNING
 
 
 def test_a_tenant_sees_only_its_own(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
@@ -199,7 +199,7 @@ def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(
     alice: openai.OpenAI, bob: openai.OpenAI
 ) -> None:
     lines = jsonl([line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 300, "ignore_eos": True}) for i in range(100)])
-    batches = [(alice, create(alice, lines)) for _ in range(MOST + 1)]
+    batches = [(alice, create(alice, lines)) for _ in range(MAX_RUNNING + 1)]
     batches.append((bob, create(bob, lines)))
     try:
         until(bob, batches[-1][1].id, lambda batch: batch.status == "in_progress")

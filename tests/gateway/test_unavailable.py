@@ -199,7 +199,7 @@ def test_concurrent_metrics_requests_share_a_read(lonely: Stack, monkeypatch: py
     heartbeat = lonely.app.state.gateway.heartbeat
 
     async def ask() -> None:
-        await asyncio.gather(*(heartbeat.last_overview() for _ in range(200)))
+        await asyncio.gather(*(heartbeat.latest_overview() for _ in range(200)))
 
     lonely.call(ask())
     assert reads < 20  # one or two reads for them, and those of heartbeats meanwhile
