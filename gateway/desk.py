@@ -1,4 +1,4 @@
-"""The desk: where long bodies are worked on, off the event loop, so many at once and so many in line."""
+"""The desk: where long bodies and answers are worked on, off the event loop, so many at once and so many in line."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Desk:
         self._places, self._place_of_short = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
+        self._answers: Counter[str] = Counter()
         self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
 
     async def do(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -44,16 +45,26 @@ class Desk:
         if size <= INLINE:
             return function(*args, **kwargs)
         _check_room(self._waiting, tenant, size)
-        self._waiting[tenant] += size
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        return await self._in_turn(tenant, self._waiting, size, partial(function, *args, **kwargs))
+
+    async def answer(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for an answer of what is in memory already: it is never refused, and waits for other answers of the
+        tenant, not for its bodies."""
+        if size <= INLINE:
+            return function(*args, **kwargs)
+        return await self._in_turn(f"{tenant}\0answers", self._answers, size, partial(function, *args, **kwargs))
+
+    async def _in_turn(self, line: str, held: Counter[str], size: int, work: Callable[[], T]) -> T:
+        held[line] += size
+        turn = self._turns.setdefault(line, asyncio.Lock())
         try:
             async with turn, self._place_of_short if size <= SHORT and self._places.locked() else self._places:
-                work = partial(_done, size, partial(function, *args, **kwargs))
-                return await _finished(asyncio.get_running_loop().run_in_executor(self._threads, work))
+                doing = asyncio.get_running_loop().run_in_executor(self._threads, partial(_done, size, work))
+                return await _finished(doing)
         finally:
-            self._waiting[tenant] -= size
-            if not self._waiting[tenant]:
-                del self._waiting[tenant], self._turns[tenant]
+            held[line] -= size
+            if not held[line]:
+                del held[line], self._turns[line]
 
     def receive(self, tenant: str, size: int) -> None:
         """So many bytes more of a body are in memory, until `received`. Raises ApiError where there are too many."""

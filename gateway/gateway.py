@@ -16,7 +16,7 @@ from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.files.store import FileStore
 from gateway.model import ServedModel
 from gateway.pool_client.event_reader import EventReader
-from gateway.pool_client.generation import AbandonedRequests, Generations
+from gateway.pool_client.following import AbandonedRequests, Generations
 from gateway.pool_client.heartbeat import Heartbeat
 from gateway.pool_client.recovery import Recovery
 from gateway.validation import Validator
@@ -46,7 +46,7 @@ class Gateway:
         self.validator = Validator(self.id, model, settings, self.desk, self.figures)
         self.reader = EventReader(pool, self.id)
         self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self.abandoned, self.counters)
+        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.desk)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)

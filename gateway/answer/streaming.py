@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.generation import Generation, size_of
 from services.messages import TokenEvent
 
 CLIENT_CLOSED_REQUEST = 499  # only access logs show it
@@ -30,9 +30,6 @@ class WholeAnswer(Protocol):
 
     @property
     def error(self) -> ApiError | None: ...
-
-    @property
-    def slow_to_write(self) -> bool: ...
 
     def add(self, events: list[TokenEvent]) -> object:
         """Take the next events."""
@@ -63,13 +60,14 @@ class StreamWriter(Protocol):
 async def whole_response(generation: Generation, answer: WholeAnswer) -> Response:
     """The response with the whole answer. Closes the generation. Raises ApiError if there is no answer."""
     with generation:
+        size = 0
         while not answer.ended:
-            answer.add(await generation.take())
+            events = await generation.take()
+            size += size_of(events)
+            await generation.work(size_of(events), answer.add, events)
             if answer.error is not None:
                 raise answer.error
-        # the log probabilities of a long prompt take tens of milliseconds to write
-        body = await asyncio.to_thread(answer.body) if answer.slow_to_write else answer.body()
-        return Response(body, media_type="application/json")
+        return Response(await generation.work(size, answer.body), media_type="application/json")
 
 
 async def streaming_response(generation: Generation, make_writer: Callable[[], StreamWriter]) -> Response:
@@ -81,7 +79,7 @@ async def streaming_response(generation: Generation, make_writer: Callable[[], S
         writer = make_writer()
         while not first:
             events = await generation.take(until)
-            first = writer.write(events) if events else COMMENT
+            first = await generation.work(size_of(events), writer.write, events) if events else COMMENT
     except BaseException:
         generation.close()
         raise
@@ -135,7 +133,9 @@ class EventStream(Response):
         """The next frames, perhaps none; a comment at the loop's time `until`."""
         try:
             events = await self._generation.take(until)
-            return self._writer.write(events) if events else COMMENT
+            if not events:
+                return COMMENT
+            return await self._generation.work(size_of(events), self._writer.write, events)
         except ApiError as error:
             return self._writer.fail(error)
         except (ClientGone, GatewayStops, OSError):

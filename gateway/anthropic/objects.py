@@ -32,8 +32,6 @@ class MessageHead:
 class MessageAnswer:
     """The whole message; a `WholeAnswer`."""
 
-    slow_to_write = False
-
     def __init__(self, generation: Generation, model: ServedModel) -> None:
         self._head = MessageHead.of(generation, model)
         self._transcript = transcript_of(generation.plan, model)
@@ -47,8 +45,7 @@ class MessageAnswer:
         return self._transcript.error
 
     def add(self, events: list[TokenEvent]) -> None:
-        for event in events:
-            self._transcript.add(event)
+        self._transcript.add_all(events)
 
     def body(self) -> bytes:
         self._transcript.take()

@@ -118,7 +118,7 @@ class LineAnswerer:
         validated, request = replace(validated, submission=submission), submission.request
         self._on_request(number, request)
         try:
-            generation = await gateway.generations.submit(validated, None, None)
+            generation = await gateway.generations.submit(validated, None, None, caller.work_queue)
             return request, await self._whole(generation, caller)
         except ApiError as error:
             if error.kind in BROKEN:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord, Final
@@ -18,7 +19,7 @@ from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
 LEASE = 10.0  # seconds that a batch is owned without a renewal
-MAX_RUNNING = 8  # batches at once; further ones wait, the oldest first
+MAX_RUNNING = 8  # batches at once, and the first of each tenant; further ones wait, the oldest first
 
 INPUT_GONE = {
     "code": "input_file_gone",
@@ -37,6 +38,7 @@ class BatchRunner:
         self._gateway = gateway
         self._slots = asyncio.Semaphore(gateway.settings.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._of_tenant: Counter[str] = Counter()  # the number of runs by the tenant's folder
         self._unreadable: set[str] = set()  # batches that were logged as unreadable
 
     def start(self) -> None:
@@ -53,7 +55,9 @@ class BatchRunner:
         while True:
             await asyncio.sleep(PERIOD)
             for folder in await disk.in_thread(lambda: list(self._gateway.batches.open())):
-                if folder.id not in self._runs and len(self._runs) < MAX_RUNNING:
+                if folder.id not in self._runs and (
+                    len(self._runs) < MAX_RUNNING or not self._of_tenant[folder.tenant]
+                ):
                     try:
                         await self._try(folder)
                     except Exception:  # it concerns this batch only
@@ -77,7 +81,12 @@ class BatchRunner:
             if await lease.renew():
                 task = start(self._run(folder, record, lease), f"batch {folder.id}")
                 self._runs[folder.id] = task
-                task.add_done_callback(lambda _: self._runs.pop(folder.id))
+                self._of_tenant[folder.tenant] += 1
+                task.add_done_callback(lambda _: self._ended(folder))
+
+    def _ended(self, folder: BatchFolder) -> None:
+        del self._runs[folder.id]
+        self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
     async def _run(self, folder: BatchFolder, record: BatchRecord, lease: _Lease) -> None:
         run = asyncio.create_task(BatchRun(self._gateway, folder, record, lease.segment, self._slots).run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
@@ -42,13 +43,18 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 @router.get("", **documented(gives=FileList, parameters=LISTING, errors=ERRORS))
-async def listed(request: Request) -> dict[str, Any]:
+async def listed(request: Request) -> Response:
     """The tenant's files."""
     newest, limit = newest_first(request), limit_of(request, MAX_PAGE, MAX_PAGE)
     purpose = request.query_params.get("purpose")
-    files = await disk.in_thread(gateway_of(request).files.all, request.state.tenant, purpose, newest)
-    first = start_of(request, [file.id for file in files], newest)
-    return page([file.body() for file in files[first : first + limit]], len(files) > first + limit)
+
+    def body() -> bytes:
+        files = gateway_of(request).files.all(request.state.tenant, purpose, newest)
+        first = start_of(request, [file.id for file in files], newest)
+        chosen = [file.body() for file in files[first : first + limit]]
+        return orjson.dumps(page(chosen, len(files) > first + limit))
+
+    return Response(await disk.in_thread(body), media_type="application/json")
 
 
 @router.get("/{id}", **documented(gives=FileObject, errors=ERRORS))

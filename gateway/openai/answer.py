@@ -35,11 +35,6 @@ class Answer:
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
 
     @property
-    def slow_to_write(self) -> bool:
-        """Whether the body contains log probabilities of prompts."""
-        return self.plan.prompt_logprobs is not None or (self.plan.echo and self.plan.with_logprobs)
-
-    @property
     def ended(self) -> bool:
         """Whether every choice has ended with an answer."""
         return all(choice.ended for choice in self.choices)

@@ -34,6 +34,7 @@ class EventBuffer:
         # parallel to tokens, filled only if there is a submission
         self.logprobs: dict[str, list[Logprobs]] = {id: [] for id in self.next}
         self.submitted = False  # the pool knows the sequences; if it does not later, they are lost
+        self.behind: set[str] = set()  # sequences with events missing before `submitted` was set
         self.arrived = 0.0  # when the latest events arrived, in seconds of the loop's clock
         self._most = UNREAD * len(self.next)
         self._events: list[TokenEvent] = []
@@ -44,6 +45,11 @@ class EventBuffer:
     def open(self) -> bool:
         """Whether any sequence is unfinished."""
         return bool(self.next)
+
+    @property
+    def unread(self) -> bool:
+        """Whether events wait to be taken."""
+        return bool(self._events)
 
     def put(self, event: TokenEvent, now: float) -> bool:
         """Add an event unless it arrived before. If events before it are missing, returns False without adding it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from gateway.pool_client.event_buffer import EventBuffer
 from services.errors import PoolUnavailable
@@ -20,6 +20,7 @@ from services.pool.pool import RequestPool
 BLOCK = 1.0  # seconds a read waits for events
 SILENCE = 10.0  # seconds without an event after which a sequence is read from token storage
 ATTACH_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
+DISTRIBUTE_AT_ONCE = 1024  # tokens of snapshots, one or two milliseconds, before other tasks run
 PATIENCE = 5.0  # seconds after an outage within which gateways put back what the pool lost
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is unavailable
 
@@ -112,11 +113,29 @@ class EventReader:
 
     async def reread(self, ids: Iterable[str] | None = None) -> None:
         """Attach again to `ids`, or to all followed sequences, and add what token storage has of them."""
-        wanted = list(self._from_indices(self._buffers if ids is None else ids).items())
-        for start in range(0, len(wanted), ATTACH_AT_ONCE):
-            part = dict(wanted[start : start + ATTACH_AT_ONCE])
-            for snapshot in await self._pool.attach(self._gateway, part):
-                self._catch_up(snapshot)
+        wanted = self._from_indices(self._buffers if ids is None else ids)
+        async for snapshot in self._attach(wanted):
+            self._catch_up(snapshot, self._buffers.get(snapshot.id, ()))
+
+    async def catch_up(self, buffer: EventBuffer) -> None:
+        """Attach for a follower of a request that the pool has, and add what token storage has beyond the follower's
+        events. The other followers of the request have these already. Raises PoolUnavailable."""
+        async for snapshot in self._attach(dict(buffer.next)):
+            buffer.submitted = True
+            self._catch_up(snapshot, [buffer])
+        if buffer.behind:
+            await self.reread(buffer.behind)
+
+    async def _attach(self, wanted: dict[str, int]) -> AsyncIterator[Snapshot]:
+        """What token storage has of these sequences from these indices on. Other tasks run in between."""
+        items, distributed = list(wanted.items()), 0
+        for start in range(0, len(items), ATTACH_AT_ONCE):
+            for snapshot in await self._pool.attach(self._gateway, dict(items[start : start + ATTACH_AT_ONCE])):
+                yield snapshot
+                distributed += len(snapshot.tokens)
+                if distributed > DISTRIBUTE_AT_ONCE:
+                    distributed = 0
+                    await asyncio.sleep(0)
 
     async def reread_requests(self, requests: Iterable[str]) -> None:
         """The same for all sequences of these requests."""
@@ -136,11 +155,11 @@ class EventReader:
 
     def _distribute(self, events: list[TokenEvent]) -> set[str]:
         """Returns the ids of sequences with missing events."""
-        now, gaps = self._now(), set()
+        now, gaps = self._now(), set[str]()
         for event in events:
             for buffer in self._buffers.get(event.id, ()):
                 if not buffer.put(event, now):
-                    gaps.add(event.id)
+                    (gaps if buffer.submitted else buffer.behind).add(event.id)
         return gaps
 
     def _from_indices(self, ids: Iterable[str]) -> dict[str, int]:
@@ -152,8 +171,8 @@ class EventReader:
                 wanted[sequence] = min(standing)
         return wanted
 
-    def _catch_up(self, snapshot: Snapshot) -> None:
-        for buffer in self._buffers.get(snapshot.id, ()):
+    def _catch_up(self, snapshot: Snapshot, buffers: Iterable[EventBuffer]) -> None:
+        for buffer in buffers:
             if snapshot.known:
                 buffer.catch_up(snapshot, self._now())
                 self._found(buffer.request)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gateway.errors import ApiError, Kind
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import PATIENCE, EventReader
-from gateway.pool_client.generation import AbandonedRequests
+from gateway.pool_client.following import AbandonedRequests
 from gateway.refused import refused
 from services.errors import PoolUnavailable
 from services.messages import NewSequence, Submission

@@ -131,7 +131,7 @@ async def cancel(request: Request, id: str) -> Response:
         if not stored.ended:
             await gateway.pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
-        return Response(stored.body(), media_type="application/json")
+        return await stored.current()
 
 
 @router.delete("/{id}", **documented(gives=ResponseDeleted, errors=ERRORS))
@@ -156,7 +156,7 @@ def _streaming_response(stored: StoredResponse, after: int, with_ids: bool) -> R
 async def _current(stored: StoredResponse) -> Response:
     """The response object as it stands."""
     await stored.read(_now())
-    return Response(stored.body(), media_type="application/json")
+    return await stored.current()
 
 
 def _after(request: Request, id: str) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
+from starlette.responses import Response
 from starlette.types import Receive
 
 from gateway.answer.choice import transcript_of
@@ -15,7 +16,7 @@ from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel
-from gateway.pool_client.generation import Generation
+from gateway.pool_client.generation import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
 from gateway.schemas.chat import Message
 from services.background import start
@@ -53,8 +54,6 @@ class Extra:
 class StoredResponse:
     """A response and its events so far; a `WholeAnswer`. `generation.plan` must be that of a response."""
 
-    slow_to_write = False
-
     def __init__(self, generation: Generation, model: ServedModel) -> None:
         plan = generation.plan
         assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
@@ -64,6 +63,7 @@ class StoredResponse:
             generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
         )
         self.transcript = transcript_of(plan, model)
+        self._size = 0  # of the events that `read` added
 
     def close(self) -> None:
         """Stop following the response."""
@@ -84,13 +84,16 @@ class StoredResponse:
         return self.transcript.error
 
     def add(self, events: list[TokenEvent]) -> None:
-        for event in events:
-            self.transcript.add(event)
+        self.transcript.add_all(events)
         self.transcript.take(allow_empty=True)
 
     def body(self) -> bytes:
         """The response object as it stands, as JSON."""
         return orjson.dumps(response(self.head, self.transcript))
+
+    async def current(self) -> Response:
+        """The HTTP response with the events that `read` added."""
+        return Response(await self.generation.work(self._size, self.body), media_type="application/json")
 
     async def read(self, until: float) -> None:
         """Add events until the response ends or the loop's time `until`.
@@ -99,9 +102,10 @@ class StoredResponse:
         """
         while not self.ended:
             events = await self.generation.take(until)
-            self.add(events)
             if not events:
                 return
+            self._size += size_of(events)
+            await self.generation.work(size_of(events), self.add, events)
 
 
 async def find_response(

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.pool_client import generation
-from gateway.pool_client.generation import AbandonedRequests
+from gateway.pool_client import following
+from gateway.pool_client.following import AbandonedRequests
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams
@@ -16,7 +16,7 @@ from services.requests import SamplingParams
 async def test_an_error_does_not_leave_an_abandoned_request_running(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "PAUSE", 0.01)
+    monkeypatch.setattr(following, "PAUSE", 0.01)
     await pool.submit(Submission("r", "g", [NewSequence("r/0", [1], SamplingParams(5))]))
     detach, faults = pool.detach, 2
 

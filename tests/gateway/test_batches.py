@@ -14,7 +14,7 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches.runner import MAX_RUNNING
+from gateway.batches import runner
 
 
 def test_a_tenant_sees_only_its_own(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
@@ -196,13 +196,16 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
 
 
 def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(
-    alice: openai.OpenAI, bob: openai.OpenAI
+    alice: openai.OpenAI, bob: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = jsonl([line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 300, "ignore_eos": True}) for i in range(100)])
-    batches = [(alice, create(alice, lines)) for _ in range(MAX_RUNNING + 1)]
-    batches.append((bob, create(bob, lines)))
+    monkeypatch.setattr(runner, "MAX_RUNNING", 1)
+    monkeypatch.setattr(runner, "PERIOD", 0.05)
+    lines = jsonl([line("a", {"prompt": "SLOW", "max_tokens": 380, "ignore_eos": True})])
+    batches = [(alice, create(alice, lines)), (alice, create(alice, lines)), (bob, create(bob, lines))]
     try:
-        until(bob, batches[-1][1].id, lambda batch: batch.status == "in_progress")
+        for client, batch in (batches[0], batches[2]):
+            until(client, batch.id, lambda batch: batch.status == "in_progress")
+        assert alice.batches.retrieve(batches[1][1].id).status == "validating"
     finally:
         for client, batch in batches:
             client.batches.cancel(batch.id)

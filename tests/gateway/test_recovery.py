@@ -16,7 +16,7 @@ from stack import Server, Stack
 from gateway.errors import ApiError
 from gateway.pool_client import recovery as recovery_module
 from gateway.pool_client.event_reader import EventReader
-from gateway.pool_client.generation import AbandonedRequests
+from gateway.pool_client.following import AbandonedRequests
 from gateway.pool_client.recovery import Recovery
 from services.config import Settings
 from services.messages import Commit, Exchange, Logprobs, PromptLogprobs, Room

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +19,9 @@ from starlette.types import Message
 from gateway.answer import streaming as streams
 from gateway.answer.plan import Plan
 from gateway.answer.streaming import EventStream, StreamWriter
+from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
-from gateway.pool_client import event_buffer, generation
+from gateway.pool_client import event_buffer, following
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.generation import Generation
 from services.config import Settings
@@ -135,7 +137,9 @@ class Frames:
 async def test_a_stream_without_a_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
     closed: list[EventBuffer] = []
-    generation = Generation(cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None)
+    generation = Generation(
+        cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None, partial(Desk().answer, "a")
+    )
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -160,7 +164,7 @@ def test_the_followers_of_a_request_are_limited(
     stack: Stack, http: httpx.Client, request_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert http.get(f"/v1/streams/{request_id}").status_code == 200
-    monkeypatch.setattr(generation, "MOST_FOLLOWERS", 0)
+    monkeypatch.setattr(following, "MOST_FOLLOWERS", 0)
     refused = http.get(f"/v1/streams/{request_id}")
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "too_many_followers"
@@ -170,7 +174,7 @@ def test_the_followers_of_a_request_are_limited(
 def test_one_who_posts_again_under_its_key_is_a_follower_too(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "MOST_FOLLOWERS", 1)
+    monkeypatch.setattr(following, "MOST_FOLLOWERS", 1)
     body, headers = {"prompt": "SLOWabc", "max_tokens": 380, "stream": True}, {"Idempotency-Key": "followed"}
     with http.stream("POST", "/v1/completions", json=body, headers=headers) as first:
         assert first.status_code == 200
