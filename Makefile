@@ -1,27 +1,36 @@
-# make serve   set up, fetch the model, serve it on port 8000 (ORCA_PORT)
-# make test    set up, lint, types, import contracts, all tests
-# make chaos   the tests of faults that take long to get over, then random faults under load for five minutes
-# make fuzz    random requests, bodies, streams and pool calls, fifty times as many as in make test
-# make verify  the paper trace over HTTP, each output against generate() alone
-# make clients each client that people use, in an environment of its own, against a real server; CLIENTS="NAME ..." for some
-# make simulate  the real scheduler on virtual time: the paper's evaluation, chunked prefill, pools and their engines
+# make serve      set up, download the model, serve it on port 8000 (ORCA_PORT)
+# make test       set up, lint, types, import contracts, all tests but those of `make chaos`
+# make test-fast  the tests that start no server and load no model: less than a minute
+# make chaos      the tests of faults that take long to recover from, then random faults under load for five minutes
+# make fuzz       random requests, bodies, streams and pool calls, fifty times as many as in `make test`
+# make verify     the paper's trace over HTTP, each output compared with generate() for that request alone
+# make bench      the benchmarks of docs/benchmarks.md
+# make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
+# make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
+# make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
+# make schemas    download the documents of others that some tests compare with, into .schemas
 PYTHON ?= python3
 # where pip finds torch; empty: its usual index. See "CPU or CUDA" in the README
 TORCH_INDEX ?=
+HOST ?= http://127.0.0.1:8000
+FAST := $(addprefix tests/,services/scheduling services/text cli deploy docs packaging) $(wildcard tests/services/test_*.py)
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint constraints.txt
 
-# what a process compiled, the next one need not; images of containers often ask for the opposite
+# images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test chaos fuzz lint verify bench clients simulate clean
+.PHONY: serve test test-fast chaos fuzz lint verify bench locust clients simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
 	$(BIN)/python -m pytest -m 'not chaos' --numprocesses 3 --no-loadscope-reorder
+
+test-fast: .venv/test
+	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
 
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
@@ -36,24 +45,30 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-verify: .venv/serve
+verify: .venv/bench
 	$(BIN)/python -m load.verify
 
-bench: .venv/serve
+bench: .venv/bench
 	$(BIN)/python -m load.bench
+
+locust: .venv/bench
+	$(BIN)/locust -f load/locustfile.py --host $(HOST) $(LOCUST)
 
 clients: .venv/serve
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
 		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
 
-simulate: .venv/serve
+simulate: .venv/bench
 	$(BIN)/python -m load.simulate
+
+schemas:
+	$(PYTHON) tests/schemas.py
 
 .venv/python:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-# torch first and alone: another package asking for it would take the registry's newest build
+# torch comes first and alone: another package that asks for it would take the newest build of the registry
 .venv/torch: .venv/python constraints.txt
 	@echo "installing torch (about 200 MB for the CPU build)"
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
@@ -64,10 +79,15 @@ simulate: .venv/serve
 	$(PIP) --editable .
 	@touch $@
 
+.venv/bench: .venv/serve
+	@echo "installing what the benchmarks need"
+	$(PIP) --editable '.[bench]'
+	@touch $@
+
 .venv/test: .venv/serve
 	@echo "installing what the tests need"
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .clients .schemas build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

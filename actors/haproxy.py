@@ -23,9 +23,11 @@ from services.addresses import in_url, is_every
 from services.child_environment import least
 
 REFUSED = 1024  # connections above those that are served, which get a 503 at once, or are closed
+ONE_ADDRESS = 0.75  # of the connections that are served, for clients of one address
 OTHER_FILES = 128  # HAProxy's that are no connections of clients
 RETRY_AFTER = 5  # seconds: ten tries of a client last longer than a start of the cluster
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the connection's begin or the head's first byte
+CHECK_TIMEOUT = 5  # seconds for a gateway's answer to a check; one that is dead refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds in which a client that sends a body, or is sent an answer, takes or gives no byte
 UNSERVED = "no_gateway"  # `code` of the error
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # by which a cluster's processes are found
@@ -46,7 +48,10 @@ def mended(config: str, folder: Path, host: str = "", certificate: Path | None =
     config = re.sub(r"^( +maxconn) \d+$", rf"\1 {most}", config, flags=re.MULTILINE)
     refused = min(REFUSED, most // 2)
     down = f"http-request return {_answer('The server is starting or has no gateway; try again later.')}"
-    full = _answer(f"The server has {most - refused} connections, its most; try again later.")
+    share = int(ONE_ADDRESS * (most - refused))
+    full = _answer(
+        f"The server has {most - refused} connections, its most, or {share} from your address; try again later."
+    )
     changes = [
         # what no route is known for: nothing is known until Serve's controller was heard
         (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
@@ -60,17 +65,23 @@ def mended(config: str, folder: Path, host: str = "", certificate: Path | None =
         (r"^    errorfile (\d+) \S+$", lambda m: f"    errorfile {m[1]} {folder / 'unserved.http'}"),
         (
             r"^(defaults\n    mode http\n)",
-            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n"
+            rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
+            "    option disable-h2-upgrade\n"  # in HTTP/2 a hundred requests share what is counted, a connection
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),
         (
             rf"^(frontend {FRONTEND}\n    bind) (\S+):(\d+).*\n",
             lambda m: (
                 f"{m[1]} {_bound(host, m[3]) if host else f'{m[2]}:{m[3]}'}{tls}\n"
+                f"    stick-table type ipv6 size {2 * most} expire 60s store conn_cur\n"
+                "    tcp-request connection track-sc0 src\n"
                 f"    tcp-request connection reject if {{ fe_conn gt {most - refused // 4} }}\n"
+                f"    tcp-request connection reject if {{ sc0_conn_cur gt {share + refused // 4} }}\n"
                 f"    acl full fe_conn gt {most - refused}\n"
+                f"    acl full sc0_conn_cur gt {share}\n"
                 f"    acl aside {_ASIDE.strip('{} ')}\n"
                 f"    http-request return {full} if full !aside\n"
+                "    http-request del-header x-request-id unless { req.hdr(x-request-id) -m reg '^[ -~]*$' }\n"
                 "    http-after-response set-header Connection close if full\n"
             ),
         ),

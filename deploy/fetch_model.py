@@ -1,4 +1,4 @@
-"""Puts the model of the settings (`ORCA_MODEL`, `ORCA_CACHE_DIR`) into the cache, so that no server has to fetch it."""
+"""Downloads the model of the settings (`ORCA_MODEL`) into the cache (`ORCA_CACHE_DIR`), so that no server has to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Deploys a Serve config; ends when the cluster no longer knows the application, because its head was replaced.
-# Whoever runs this starts it again then. Deploying a config that runs already changes nothing.
+# Deploys a Serve config. Ends when the cluster no longer runs the application, because its head was replaced; Compose then
+# starts it again. To deploy a config that already runs changes nothing.
 #   keep_deployed.sh DASHBOARD_URL CONFIG
 set -eu
 serve deploy --address "$1" "$2"

@@ -17,13 +17,11 @@ from gateway.answer.streaming import CLIENT_CLOSED_REQUEST
 from gateway.anthropic import routes as anthropic_routes
 from gateway.batches import routes as batches_routes
 from gateway.batches.runner import BatchRunner
-from gateway.doors import Doors
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind, error_response
 from gateway.files import routes as files_routes
 from gateway.gateway import Gateway
 from gateway.http import openapi
-from gateway.http.auth import AuthenticationMiddleware
-from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.model import ServedModel
 from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
@@ -64,7 +62,7 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
     app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants)
-    app.add_middleware(Doors, settings=settings)
+    app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestIdMiddleware, echo_request_id=echo_request_id)
     if settings.allowed_origins:
         _allow_origins(app, settings)

@@ -9,6 +9,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Scope
 
+from services.refusals import Refusal
+
 MESSAGES_PATH = "/v1/messages"
 VERSION_HEADER = b"anthropic-version"  # every official client sends it on all routes
 OVERLOADED = 529  # Anthropic's status instead of 503; its clients retry
@@ -21,6 +23,14 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+}
+
+_BOUNDS = {
+    "waiting": "waiting choices",
+    "waiting_tokens": "prompt tokens of waiting choices",
+    "streams": "open requests",
+    "bytes": "bytes of open requests",
+    "message": "bytes in which a request is told to the pool",
 }
 
 
@@ -116,3 +126,23 @@ def anthropic_error_body(error: ApiError, request_id: str | None) -> dict[str, A
     """Anthropic's error object; within a stream it is the data of an `error` event."""
     details = {"type": _ANTHROPIC_TYPES.get(error.kind.status, "invalid_request_error"), "message": error.message}
     return {"type": "error", "error": details, "request_id": request_id}
+
+
+def pool_refusal(refusal: Refusal) -> ApiError:
+    """The error for a request that the pool refuses: a 400 if an empty pool would refuse it too, else a 429."""
+    if refusal.bound == "queue_wait":
+        text = (
+            f"A request of this API key would wait {refusal.held} s for an engine now, the most is {refusal.limit} s; "
+            f"try again in {refusal.retry_after} s."
+        )
+        return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)
+    whose = "API key" if refusal.own else "server"
+    what = _BOUNDS[refusal.bound]
+    if refusal.for_good:
+        text = f"This request needs {refusal.asked} {what}, this {whose} has a limit of {refusal.limit}."
+        return ApiError(Kind.INVALID, text)
+    text = (
+        f"This {whose} has {refusal.held} {what} of at most {refusal.limit}, this request needs {refusal.asked} more; "
+        f"try again in {refusal.retry_after} s."
+    )
+    return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from starlette.requests import HTTPConnection
 
 from gateway.batches.folder import BatchFolders
-from gateway.desk import Desk
 from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.executor import FairExecutor
 from gateway.files.store import FileStore
 from gateway.model import ServedModel
 from gateway.pool_client.event_reader import EventReader
@@ -42,11 +42,11 @@ class Gateway:
         self.model = model
         self.settings = settings
         self.counters = Counters()
-        self.desk = Desk()
-        self.validator = Validator(self.id, model, settings, self.desk, self.figures)
+        self.executor = FairExecutor()
+        self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.reader = EventReader(pool, self.id)
         self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.desk)
+        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
@@ -87,7 +87,7 @@ class Gateway:
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
-        self.desk.close()
+        self.executor.close()
 
     @property
     def alive(self) -> bool:

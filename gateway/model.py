@@ -1,6 +1,6 @@
 """The served model, and the token ids that its tokenizer makes of requests.
 
-Tokenizing a long text takes long: it is done at the desk, off the event loop.
+Tokenizing a long text takes long: it is done by the executor, off the event loop.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from gateway.body import parse
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import ServedModel, chat_tokens, text_tokens
 from gateway.schemas.answers import Load, Version
@@ -97,7 +97,9 @@ def _token_text(model: ServedModel, token: int) -> str:
 
 async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> Response:
     """The JSON of the result of `work`, which may be long."""
-    body = await gateway_of(request).desk.do(request.state.tenant, request.state.size, lambda: orjson.dumps(work()))
+    body = await gateway_of(request).executor.run(
+        request.state.tenant, request.state.size, lambda: orjson.dumps(work())
+    )
     return Response(body, media_type="application/json")
 
 

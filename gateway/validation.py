@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
+from gateway.executor import FairExecutor
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
 from gateway.schemas.chat import ChatRequest
@@ -36,8 +36,8 @@ class ValidatedRequest:
 class Validator:
     """Checks what a schema cannot: the model's name, its vocabulary and context length, an engine's KV slots.
 
-    Validation of long requests takes long: `validate` runs it at the desk, off the event loop. `figures` gives those of
-    the largest engine; it raises ApiError or PoolUnavailable.
+    Validation of long requests takes long: `validate` runs it in the executor, off the event loop. `figures` returns
+    those of the largest engine; it raises ApiError or PoolUnavailable.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Validator:
         gateway: str,
         model: ServedModel,
         settings: Settings,
-        desk: Desk,
+        executor: FairExecutor,
         figures: Callable[[], Awaitable[EngineFigures]],
     ) -> None:
         self._gateway = gateway
         self._model = model
         self._settings = settings
-        self._desk = desk
+        self._executor = executor
         self._figures = figures
 
     async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
@@ -67,9 +67,9 @@ class Validator:
     async def validate(
         self, caller: Caller, size: int, work: Callable[[EngineFigures], ValidatedRequest]
     ) -> ValidatedRequest:
-        """The result of `work`, which handles about `size` bytes, at the desk."""
+        """The result of `work`, which handles about `size` bytes, from the executor."""
         figures = await self._figures()
-        return await self._desk.do(caller.work_queue, size, work, figures)
+        return await self._executor.run(caller.work_queue, size, work, figures)
 
     def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
         self.check_model(fields.model)

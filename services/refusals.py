@@ -10,7 +10,7 @@ class Refusal:
     """The bound that a submission would pass.
 
     `bound`: `waiting` (sequences), `waiting_tokens` (of their prompts), `streams`, `bytes` (of requests that have not
-    ended), `queue_wait` (seconds that the first of them has waited), or `message` (bytes in which a request is told to
+    ended), `queue_wait` (seconds that it is expected to wait), or `message` (bytes in which a request is told to
     the pool). `held` is there, `asked` would come to it, `limit` is the most, of the tenant if `own`, else of all.
     `retry_after`: seconds until there may be place, as fast as things left of late.
     """

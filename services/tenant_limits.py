@@ -39,7 +39,7 @@ class BoundSettings(BaseSettings):
     ] = 20_000
     max_queue_wait: Annotated[
         float,
-        Field(ge=0, description="seconds the first of a tenant's requests may have waited, likewise; 0: any"),
+        Field(ge=0, description="seconds a request may be expected to wait for an engine, likewise; 0: any"),
     ] = 60.0
     max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
     max_stored: Annotated[

@@ -1,4 +1,4 @@
-"""Fixtures that several rooms use."""
+"""Fixtures and hooks for all tests."""
 
 import contextlib
 import os
@@ -12,7 +12,9 @@ from services.engine.native.build import NoKernels, compiled
 from services.models import resolve
 from services.user_folders import user_cache
 
-settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock is a judge
+# deadlines and health checks would make tests fail on slow machines
+settings.register_profile("orca", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", settings.get_profile("orca"), max_examples=10)  # of `make test-fast`
 settings.register_profile("fuzz", settings.get_profile("orca"), max_examples=5000)  # of `make fuzz`
 settings.load_profile("orca")
 
@@ -20,13 +22,13 @@ NICENESS = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts a server comes first: it takes longest."""
+    """Tests that start a server come first, as they take longest."""
     items.sort(key=lambda item: "cluster" not in item.keywords)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Who starts no server leaves the cores to who does."""
+    """Tests that start no server have a lower priority than those that do."""
     if "cluster" not in item.keywords:
         os.nice(max(0, NICENESS - os.nice(0)))
 
@@ -40,12 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels() -> None:
-    """The engine's kernels are there before any test: none waits for the compiler within its own patience."""
+    """Compile the engine's kernels before any test, as a test may time out while it waits for the compiler."""
     with contextlib.suppress(NoKernels):
         compiled(user_cache())
 
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The default model's folder, in the cache of this machine; fetched and converted when it is not there."""
+    """The folder of the default model in this machine's cache; downloaded and converted if it is not there."""
     return resolve("default", user_cache())

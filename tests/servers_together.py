@@ -1,4 +1,4 @@
-"""How several processes of pytest share the tests. Not part of conftest.py: a machine without xdist runs tests too."""
+"""How several processes of pytest share the tests. Apart from conftest.py, as machines without xdist run tests too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xdist.scheduler import LoadFileScheduling
 
 
 class ServersTogether(LoadFileScheduling):
-    """One process has all files that start servers, one after the other; the others have a file at a time."""
+    """One process runs all files that start servers, one after the other; the others take a file at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

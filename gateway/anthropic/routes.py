@@ -11,9 +11,9 @@ from gateway.answer.plan import AnswerKind
 from gateway.answer.streaming import streaming_response, whole_response
 from gateway.anthropic.events import message_event_writer
 from gateway.anthropic.objects import MessageAnswer
-from gateway.body import parse
 from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind
 from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADERS, documented
 from gateway.http.headers import Caller, Position
 from gateway.model import chat_tokens
@@ -75,7 +75,7 @@ async def count_tokens(request: Request) -> dict[str, int]:
     """The number of prompt tokens that the same message would have."""
     gateway = gateway_of(request)
     fields = await parse(request, CountTokensRequest)
-    prompt = await gateway.desk.do(request.state.tenant, request.state.size, _prompt, gateway, fields)
+    prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields)
     return {"input_tokens": len(prompt)}
 
 

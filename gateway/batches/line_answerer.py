@@ -16,9 +16,9 @@ from gateway.answer.streaming import whole_response
 from gateway.batches.journal import entry_id
 from gateway.batches.record import BatchRecord
 from gateway.batches.segments import LineAnswer
-from gateway.body import loads, validate
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
+from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
 from gateway.http.json_size import most_values
 from gateway.openai.answer import Answer
@@ -96,10 +96,10 @@ class LineAnswerer:
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
-        desk, most = self._gateway.desk, most_values(self._gateway.model.info.max_model_len)
+        executor, most = self._gateway.executor, most_values(self._gateway.model.info.max_model_len)
         while True:
             try:
-                return await desk.do(self._queue, len(line), loads, line, most)
+                return await executor.run(self._queue, len(line), loads, line, most)
             except ApiError as error:
                 if error.kind is not Kind.TOO_MANY_LONG:
                     raise
@@ -141,7 +141,7 @@ class LineAnswerer:
         return await validate_response(gateway, await self._fields(ResponseRequest, body, caller), caller)
 
     async def _fields(self, model: type[F], body: dict[str, Any], caller: Caller) -> F:
-        return await self._gateway.desk.do(caller.work_queue, caller.size, self._parsed, model, body)
+        return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, model, body)
 
     def _parsed(self, model: type[F], body: dict[str, Any]) -> F:
         fields = validate(model, body, ignore_unknown=self._gateway.settings.unknown_fields == "ignore")

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
-from gateway.body import parse
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
 from gateway.files.store import new_id, tenant_folder
 from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, documented
 from gateway.http.pages import AFTER, limit_of, limit_parameter, page, start_of
 from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, window_seconds

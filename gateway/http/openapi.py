@@ -14,10 +14,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import JSONResponse, Response
 
-from gateway.doors import PROBES
 from gateway.errors import ApiError, Kind
-from gateway.http.auth import OPEN_PATHS
 from gateway.http.documented import COMPONENTS, DOCUMENTED, JSON
+from gateway.http.middleware import OPEN_PATHS, PROBES
 from services.version import program_version
 
 DESCRIPTION = """OpenAI's API for one model, some of vLLM's routes, and streams that can be resumed.

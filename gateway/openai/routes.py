@@ -12,9 +12,9 @@ from starlette.responses import Response
 from gateway.answer.plan import AnswerKind
 from gateway.answer.streaming import streaming_response, whole_response
 from gateway.anthropic.events import message_event_writer
-from gateway.body import parse
 from gateway.errors import Kind
 from gateway.gateway import gateway_of
+from gateway.http.body import parse
 from gateway.http.documented import (
     ENDS_WITHOUT_ANSWER,
     GENERATION_ERRORS,

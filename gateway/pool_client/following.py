@@ -14,15 +14,14 @@ from functools import partial
 from starlette.types import Receive
 
 from gateway.answer.plan import Plan
-from gateway.desk import Desk
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, Kind, pool_refusal
+from gateway.executor import FairExecutor
 from gateway.http.headers import Position
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import PATIENCE, EventReader
 from gateway.pool_client.generation import Generation, Work
 from gateway.pool_client.latency import RequestLatency
 from gateway.pool_client.read_slots import ReadSlot, ReadSlots
-from gateway.refused import refused
 from gateway.validation import ValidatedRequest
 from services.background import start
 from services.errors import PoolUnavailable
@@ -41,13 +40,18 @@ class Generations:
     """`receive`, in every method, reports when the client disconnects; None: the caller closes the generation."""
 
     def __init__(
-        self, pool: RequestPool, reader: EventReader, abandoned: AbandonedRequests, counters: Counters, desk: Desk
+        self,
+        pool: RequestPool,
+        reader: EventReader,
+        abandoned: AbandonedRequests,
+        counters: Counters,
+        executor: FairExecutor,
     ) -> None:
         self._pool = pool
         self._reader = reader
         self._abandoned = abandoned
         self._counters = counters
-        self._desk = desk
+        self._executor = executor
         self._slots = ReadSlots()
 
     async def open(
@@ -78,7 +82,7 @@ class Generations:
             await self._abandoned.settled(request)
             reply = await self._pool.submit(submission)
             if reply.refused is not None:
-                raise refused(reply.refused)
+                raise pool_refusal(reply.refused)
             if reply.request != request:
                 self._abandoned.add(reply.request)
                 raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
@@ -145,7 +149,7 @@ class Generations:
         return slot
 
     def _work(self, queue: str) -> Work:
-        return partial(self._desk.answer, queue)
+        return partial(self._executor.run_answer, queue)
 
     def _check_followers(self, request: str) -> None:
         followers = len(self._reader.followers(request))

@@ -9,11 +9,10 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from gateway.errors import ApiError, Kind
+from gateway.errors import ApiError, Kind, pool_refusal
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import PATIENCE, EventReader
 from gateway.pool_client.following import AbandonedRequests
-from gateway.refused import refused
 from services.errors import PoolUnavailable
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
@@ -71,7 +70,7 @@ class Recovery:
             self._abandoned.add(reply.request)
             reply = await self._pool.submit(replace(submission, idempotency_key=None))
         if reply.refused is not None and reply.refused.for_good:
-            self._reader.give_up(buffer.request, refused(reply.refused))
+            self._reader.give_up(buffer.request, pool_refusal(reply.refused))
         elif reply.refused is None:
             log.warning("request %s, which the pool had lost, was put back", buffer.request)
 

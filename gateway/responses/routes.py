@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.answer.streaming import EventStream, whole_response
-from gateway.body import parse
 from gateway.errors import ApiError, Kind
 from gateway.gateway import gateway_of
+from gateway.http.body import parse
 from gateway.http.documented import (
     BODY_ERRORS,
     GENERATION_ERRORS,

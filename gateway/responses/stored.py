@@ -137,7 +137,7 @@ async def stored_response(gateway: Gateway, generation: Generation, queue: str) 
     """
     try:
         size = len(generation.plan.extra)
-        return await gateway.desk.do(queue, size, StoredResponse, generation, gateway.model)
+        return await gateway.executor.run(queue, size, StoredResponse, generation, gateway.model)
     except BaseException:
         generation.close()
         raise

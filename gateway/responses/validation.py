@@ -41,7 +41,7 @@ async def input_token_count(gateway: Gateway, fields: ResponseRequest, caller: C
     """The number of prompt tokens of such a response. Raises ApiError as `validate_response` does."""
     conversation, _ = await _conversation(gateway, fields, caller.tenant)
     size = caller.size + conversation_size(conversation)
-    prompt = await gateway.desk.do(caller.work_queue, size, _prompt, gateway, fields, conversation)
+    prompt = await gateway.executor.run(caller.work_queue, size, _prompt, gateway, fields, conversation)
     if fields.truncate_prompt_tokens is not None:
         figures = await gateway.figures()
         prompt = gateway.validator.truncated(AnswerKind.RESPONSE, fields, prompt, figures)

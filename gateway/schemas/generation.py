@@ -104,7 +104,9 @@ class GenerationFields(Strict, ABC):
     min_tokens: Id | None = None
     ignore_eos: bool | None = None
     bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words)] = ()
-    allowed_token_ids: Annotated[list[Id], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    allowed_token_ids: (
+        Annotated[list[Id], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = (

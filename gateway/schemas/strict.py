@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, get_args
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 NO_EFFORT = ("effort", "none")
+MAX_ITEMS = 4096  # of a list or an object: each wrong item is an error, and all errors are written in one call
+LONG_LISTS = frozenset({"prompt", "tokens", "allowed_token_ids"})  # token ids, read up to the first wrong one
 MAX_DEPTH = 128  # levels of lists and objects; pydantic can write at most 255, Python read about 1,000
 
 
@@ -66,11 +69,31 @@ def too_deep(value: Any) -> bool:
     """Whether parsed JSON is nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        parents = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [part for parent in parents for part in parent if isinstance(part, dict | list)]
+        level = [part for parent in level for part in _members(parent) if isinstance(part, dict | list)]
         if not level:
             return False
     return True
+
+
+def too_long(value: dict[str, Any]) -> str | None:
+    """The error of a list or object in parsed JSON (not nested too deep) with more than `MAX_ITEMS` items, except token
+    ids; None if there is none."""
+    if len(value) > MAX_ITEMS:
+        return f"An object has {len(value)} members; at most {MAX_ITEMS} are taken."
+    for name, part in value.items():
+        if name not in LONG_LISTS and (count := _longest(part)) > MAX_ITEMS:
+            return f"'{name[:64]}' has {count} items; at most {MAX_ITEMS} are taken."
+    return None
+
+
+def _longest(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return max(len(value), max(map(_longest, _members(value)), default=0)) if len(value) <= MAX_ITEMS else len(value)
+
+
+def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 @cache

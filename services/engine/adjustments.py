@@ -123,7 +123,7 @@ def adjusted(logits: torch.Tensor, index: torch.Tensor, columns: torch.Tensor, s
     """
     held_back, repetition, presence, frequency = settings.index_select(1, index // logits.shape[1])
     bias, end, seen, count, banned = columns
-    scores = logits.reshape(-1).index_select(0, index).float() + bias
+    scores: torch.Tensor = logits.reshape(-1).index_select(0, index).float() + bias
     scores.masked_fill_(end * held_back + banned > 0, -torch.inf)
     repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
     scores = torch.where(seen > 0, repeated, scores)

@@ -27,7 +27,8 @@ def width(vocab_size: int) -> int:
 
 def maxima(logits: torch.Tensor) -> torch.Tensor:
     """[requests, blocks] of `logits` [requests, vocab]; NaN where a block has one."""
-    return logits.unflatten(-1, (-1, width(logits.shape[-1]))).amax(dim=-1)
+    blocks: torch.Tensor = logits.unflatten(-1, (-1, width(logits.shape[-1])))
+    return blocks.amax(dim=-1)
 
 
 def kth(numbers: Floats, k: int) -> np.float32:

@@ -66,7 +66,7 @@ class KVCache:
 
 
 def _gather(store: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    found = store.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
+    found: torch.Tensor = store.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
     return found.transpose(1, 2).flatten(2, 3)
 
 

@@ -33,8 +33,9 @@ class Limits:
     Groups that ended make place earlier when the bytes are needed, or when there are more than `max_stored`. A tenant
     has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
 
-    While the first of a tenant's requests has waited longer than `max_queue_wait` seconds (0: any time), no other of it
-    enters that a client waits for, but one that goes before it.
+    A request that a client waits for does not enter where it would wait longer than `max_queue_wait` seconds (0: any
+    time), as fast as its tenant's are claimed while some wait. Where that is not known, because few were: where it
+    waits behind one that has waited for so long.
 
     Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
     `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds

@@ -34,7 +34,7 @@ from services.refusals import Refusal
 # Bytes of a submission's message at most: an eighth of what a server takes in one argument (`proto-max-bulk-len`).
 MESSAGE_BYTES = 64 << 20
 
-LAYOUT = 2  # of the keys in the server; to be counted up where a script of the build before could not read them
+LAYOUT = 3  # of the keys in the server; to be counted up where a script of the build before could not read them
 FEW = 64  # sequences that are packed at once: two thousand with long settings take a second
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

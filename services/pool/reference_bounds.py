@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import fields
 from math import ceil
 
 from services.messages import Submission
-from services.pool.limits import Bounds, behind
+from services.pool.limits import Bounds, Limits, behind
 from services.pool.reference_groups import Groups
-from services.pool.reference_state import Group
+from services.pool.reference_service_rate import ServiceRate
+from services.pool.reference_state import Clock, Group, Sequence
 from services.refusals import Refusal
 
 
 class Bounded(Groups):
+    def __init__(self, clock: Clock, limits: Limits | None = None) -> None:
+        super().__init__(clock, limits)
+        self._rates: defaultdict[str, ServiceRate] = defaultdict(ServiceRate)
+        self._claims: Counter[str] = Counter()  # by the call before, of each tenant
+
+    def _begin(self) -> None:
+        if self.limits.max_queue_wait:
+            self._note_rates()
+        super()._begin()
+
+    def _note_rates(self) -> None:
+        """What the call before changed."""
+        tenants = {group.tenant for group in self._groups.values()}
+        for tenant in tenants:
+            backlog = sum(map(_asked, self._turns.sequences(tenant)))
+            running = self._running(tenant)
+            self._rates[tenant].note(self._claims[tenant], backlog, running, self._stamp, self._resumed)
+        for tenant in self._rates.keys() - tenants:
+            del self._rates[tenant]
+        self._claims.clear()
+
+    def _running(self, tenant: str) -> int:
+        """Sequences of this tenant that run, but for lines of batches."""
+        running = (sequence for seat in self._seats.values() for sequence in seat.running.values())
+        return sum(sequence.group.tenant == tenant and _asked(sequence) for sequence in running)
+
     def _held(self, tenant: str | None = None) -> Bounds:
         """What a tenant has in the pool, or all have; of `bytes` only those of groups that have not ended."""
         return Bounds(*(self._count_of(bound.name, tenant) for bound in fields(Bounds)))
@@ -54,14 +82,20 @@ class Bounded(Groups):
         return None
 
     def _waits_too_long(self, submission: Submission, group: Group) -> Refusal | None:
-        """Judged by how long the first of the tenant's sequences has waited, unless the group goes before it."""
-        most, first = self.limits.max_queue_wait, next(self._turns.sequences(group.tenant), None)
-        if not most or first is None or first.charged or behind(first.group.priority):
+        """Judged by the wait that is to be expected, and by how long the tenant's first sequence has waited, unless the
+        group goes before it."""
+        most, now = self.limits.max_queue_wait, self._now
+        if not most:
             return None
-        if self.limits.order == "priority" and self._first_rank(submission, group) < first.rank:
-            return None
-        waited = self._now - first.group.arrival
-        return Refusal("queue_wait", True, ceil(waited), 0, ceil(most)) if waited > most else None
+        waiting = list(filter(_asked, self._turns.sequences(group.tenant)))
+        if self.limits.order == "priority":
+            rank = self._first_rank(submission, group)
+            waiting = [sequence for sequence in waiting if sequence.rank <= rank]
+        rate, running = self._rates[group.tenant], self._running(group.tenant)
+        wait = rate.expected_wait(len(waiting), running, now, self._resumed)
+        if waiting and not waiting[0].charged and not rate.known(running):
+            wait = max(wait, now - waiting[0].group.arrival)
+        return Refusal("queue_wait", True, ceil(wait), 0, ceil(most)) if wait > most else None
 
     def _bytes(self, tenant: str | None = None) -> int:
         return sum(group.bytes for group in self._groups.values() if tenant in (None, group.tenant))
@@ -119,3 +153,8 @@ class Bounded(Groups):
             return own
         above = [other for other in has if other != tenant and has[other] > share and self._stored(other)]
         return min(above, key=lambda other: (-has[other], other.encode()), default=own)
+
+
+def _asked(sequence: Sequence) -> bool:
+    """It is no line of a batch."""
+    return not behind(sequence.group.priority)

@@ -23,6 +23,7 @@ class Groups:
         self.limits = limits or Limits()
         self._clock = clock
         self._now = self._stamp = clock.now()
+        self._resumed = 0.0  # when the last outage ended
         self._rank = self._epochs = self._registrations = 0
         self._groups: dict[str, Group] = {}
         self._keys: dict[tuple[str, str], str] = {}
@@ -51,6 +52,7 @@ class Groups:
             if seat.epoch is not None and (gap < 0 or gap > seat.lease / 2):
                 seat.expires = self._now + seat.lease
         if gap < 0 or gap > OUTAGE:
+            self._resumed = self._now
             for gateway in self._gateways.values():
                 gateway.expires += gap
             for request in self._abandoned:

@@ -89,6 +89,7 @@ class Rules(Bounded):
             sequence.seat, sequence.group.deadline = seat, inf
             seat.running[sequence.id] = sequence
             claimed.append(sequence.id)
+            self._claims[sequence.group.tenant] += not behind(sequence.group.priority)
         self._turns.end_claim(self._now)
         return claimed
 

@@ -49,6 +49,7 @@ def serve_config(folder: Path, port: int, backend: int | None, most: int, host: 
                 path_prefix="/",
                 app_name="orca",
                 servers=[ServerConfig(name="replica", host="127.0.0.1", port=backend)],
+                health_check_inter="100ms",
                 fallback_server=ServerConfig(name="proxy", host="127.0.0.1", port=free_port()),
             )
         }
@@ -102,14 +103,17 @@ def _until_up(port: int) -> None:
 
 
 @contextlib.contextmanager
-def backend(handler: Handler) -> Iterator[int]:
-    """The port of a server that answers /health and checks itself, any other request by `handler`."""
+def backend(handler: Handler, checked: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """The port of a server that answers /health and checks itself, checks after `checked`, any other request by
+    `handler`."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
 
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            line = connection.makefile("rb").readline().decode()
+            line = connection.makefile("rb", buffering=0).readline().decode()
             if "health" in line:
+                if "/-/healthz" in line:
+                    checked()
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
             else:
                 handler(connection, line)

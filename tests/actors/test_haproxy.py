@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from actors.haproxy import MARK
 from actors.leftovers import processes_of
 from actors.listening import ports_of
 from services.config import Settings
+
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 def unserved(answer: httpx.Response) -> None:
@@ -41,6 +44,17 @@ def closed(connection: socket.socket) -> bytes:
     return b""
 
 
+def connected(port: int, source: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+
+
+def answer_to(port: int, source: str) -> bytes:
+    with connected(port, source) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        return closed(connection)
+    return b""
+
+
 def test_before_serve_knows_a_route_it_is_503_not_404(tmp_path: Path) -> None:
     with running(tmp_path) as port:
         unserved(ask(port))
@@ -49,6 +63,24 @@ def test_before_serve_knows_a_route_it_is_503_not_404(tmp_path: Path) -> None:
 def test_with_all_gateways_dead_it_is_503_not_the_404_of_serves_own_proxy(tmp_path: Path) -> None:
     with backend(lambda connection, _: None) as place, running(tmp_path, place) as port:
         unserved(ask(port))  # it closed without an answer
+
+
+def test_a_gateway_that_is_slow_to_answer_a_check_is_not_taken_for_dead(tmp_path: Path) -> None:
+    slow, checks = threading.Event(), []
+
+    def checked() -> None:
+        if slow.is_set():
+            checks.append(True)
+            time.sleep(0.3)
+
+    with (
+        backend(lambda connection, _: connection.sendall(EMPTY), checked) as place,
+        running(tmp_path, place) as port,
+    ):
+        slow.set()
+        while len(checks) < 4:  # two that fail are enough for it to be down
+            time.sleep(0.01)
+        assert ask(port).status_code == 200
 
 
 def test_half_a_request_is_answered_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,18 +95,53 @@ def test_above_the_bound_clients_are_refused_at_once_but_not_the_probes(
 ) -> None:
     monkeypatch.setattr(haproxy, "REFUSED", 20)
     with (
-        backend(lambda connection, _: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as place,
+        backend(lambda connection, _: connection.sendall(EMPTY)) as place,
         running(tmp_path, place, most=60, changed=True) as port,
         contextlib.ExitStack() as stack,
     ):
         assert ask(port).status_code == 200
-        for _ in range(45):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for number in range(45):
+            stack.enter_context(connected(port, f"127.0.0.{2 + number % 3}"))
         unserved(ask(port))
         assert ask(port).headers["connection"] == "close"
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        beyond = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(30)]
+        beyond = [stack.enter_context(connected(port, f"127.0.0.{2 + number % 3}")) for number in range(30)]
         assert closed(beyond[-1]) == b""  # not left to wait in the kernel's queue
+
+
+def test_one_address_does_not_get_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy, "REFUSED", 20)
+    monkeypatch.setattr(haproxy, "HEAD_TIMEOUT", 100)
+    with (
+        backend(lambda connection, _: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as place,
+        running(tmp_path, place, most=60, changed=True) as port,
+        contextlib.ExitStack() as stack,
+    ):
+        held = [stack.enter_context(connected(port, "127.0.0.2")) for _ in range(60)]
+        assert closed(held[-1]) == b""
+        assert ask(port).status_code == 200
+        with connected(port, "127.0.0.2") as own:
+            assert closed(own) == b""
+        for connection in held[32:]:
+            connection.close()
+        while b" 503 " not in answer_to(port, "127.0.0.2"):  # HAProxy hears of them one after the other
+            time.sleep(0.05)
+
+
+def test_a_request_id_that_is_no_text_does_not_arrive(tmp_path: Path) -> None:
+    """Serve's replicas fail on one, with an answer that is not ours."""
+    heads: list[bytes] = []
+
+    def keep(connection: socket.socket, _: str) -> None:
+        heads.append(connection.recv(1 << 16))
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with backend(keep) as place, running(tmp_path, place) as port:
+        for name in (b"a b", b"\xff"):
+            with connected(port, "127.0.0.1") as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\nX-Request-Id: " + name + b"\r\n\r\n")
+                assert b" 200 " in closed(connection)
+    assert [b"request-id" in head for head in heads] == [True, False]
 
 
 def test_a_connection_takes_one_request_at_a_time(tmp_path: Path) -> None:

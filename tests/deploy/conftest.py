@@ -1,8 +1,7 @@
-"""What the tests of deploy/ share: the schemas, and the manifests as kustomize builds them."""
+"""What the tests of deploy/ share: the files, and the manifests as kustomize builds them."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,14 +11,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def schemas() -> Path:
-    folder = os.environ.get("ORCA_SCHEMAS")
-    if not folder:
-        pytest.skip("ORCA_SCHEMAS does not say where the schemas of Compose and KubeRay are")
-    return Path(folder)
 
 
 @pytest.fixture(scope="session")

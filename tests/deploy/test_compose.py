@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 from typing import Any
 
 from jsonschema import Draft7Validator
 
 from services.config import Settings
+from tests import schemas
 from tests.deploy.conftest import ROOT
 
-ORCA = ("prepare", "head", "worker", "deploy", "locust")
+SERVER = ("prepare", "head", "worker", "deploy")
 
 
-def test_follows_the_specification(schemas: Path, compose: dict[str, Any]) -> None:
-    schema = json.loads((schemas / "compose_spec.json").read_text())
+def test_follows_the_specification(compose: dict[str, Any]) -> None:
+    schema = json.loads(schemas.document("compose_spec.json").read_text())
     assert [f"{e.json_path}: {e.message}" for e in Draft7Validator(schema).iter_errors(compose)] == []
 
 
@@ -37,8 +38,17 @@ def test_waiting_for_health_is_waiting_for_something(compose: dict[str, Any]) ->
                 assert "healthcheck" in services[name]
 
 
-def test_orca_runs_from_one_image(compose: dict[str, Any]) -> None:
-    assert {compose["services"][name]["image"] for name in ORCA} == {"orca"}
+def test_the_server_runs_from_one_image(compose: dict[str, Any]) -> None:
+    assert {compose["services"][name]["image"] for name in SERVER} == {"orca"}
+
+
+def test_the_image_of_locust_is_a_stage_of_the_dockerfile_and_the_server_is_the_last(compose: dict[str, Any]) -> None:
+    server, locust = compose["services"]["head"]["build"], compose["services"]["locust"]["build"]
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / server["dockerfile"]).read_text(), re.MULTILINE)
+    assert stages[-1] == "server"
+    assert "target" not in server
+    assert locust["target"] in stages
+    assert locust == server | {"target": locust["target"]}
 
 
 def test_all_ray_nodes_have_the_same_environment(compose: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The Dockerfile names what the tree has. It is not built here: there is no Docker engine."""
+"""The Dockerfile names files that the tree has. The image is not built here: there is no Docker engine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,13 @@ def test_what_is_copied_exists_and_is_let_through() -> None:
     assert ignored[0] == "*"
     for source in COPIED:
         assert (ROOT / source).exists(), source
-        assert f"!{source}" in ignored
+        assert f"!{source.split('/')[0]}" in ignored
 
 
 def test_all_packages_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert packages <= set(COPIED)
-
-
-def test_the_model_is_fetched_and_the_server_runs_without_root() -> None:
-    user = LINES.index("USER orca")
-    assert next(i for i, line in enumerate(LINES) if "fetch_model" in line) > user
-    assert next(i for i, line in enumerate(LINES) if line.startswith("CMD")) > user
 
 
 def test_the_deployer_is_a_shell_script_that_parses() -> None:

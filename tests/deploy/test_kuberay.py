@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+
+from tests import schemas
 
 
 def closed(schema: Any) -> Any:
@@ -25,8 +26,8 @@ def closed(schema: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def crd(schemas: Path) -> dict[str, Any]:
-    resource = yaml.load((schemas / "kuberay_rayservice_crd.yaml").read_text(), Loader=yaml.CSafeLoader)
+def crd() -> dict[str, Any]:
+    resource = yaml.load(schemas.document("kuberay_rayservice_crd.yaml").read_text(), Loader=yaml.CSafeLoader)
     (version,) = [v for v in resource["spec"]["versions"] if v["name"] == "v1"]
     return closed(version["schema"]["openAPIV3Schema"])
 

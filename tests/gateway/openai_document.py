@@ -1,16 +1,15 @@
-"""OpenAI's OpenAPI document from the folder ORCA_SCHEMAS. Tests that need it are skipped without it."""
+"""OpenAI's OpenAPI document, see tests/schemas.py. Tests that need it are skipped without it."""
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
+
+from tests import schemas
 
 PREFIX = "#/components/schemas/"
 
@@ -18,10 +17,7 @@ PREFIX = "#/components/schemas/"
 @cache
 def whole() -> dict[str, Any]:
     """The document as it is. Skips if it is missing."""
-    folder = os.environ.get("ORCA_SCHEMAS")
-    if not folder:
-        pytest.skip("ORCA_SCHEMAS does not name a folder with openai_openapi.yaml")
-    document: dict[str, Any] = yaml.load((Path(folder) / "openai_openapi.yaml").read_text(), yaml.CSafeLoader)
+    document: dict[str, Any] = yaml.load(schemas.document("openai_openapi.yaml").read_text(), yaml.CSafeLoader)
     return document
 
 

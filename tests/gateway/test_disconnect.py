@@ -84,14 +84,21 @@ class ServeCall:
         self.began.set()
 
 
+async def running(stack: Stack) -> None:
+    """Return when an engine runs a request."""
+    overview = await stack.pool.overview()
+    while not overview.running:
+        await asyncio.sleep(0.01)
+        overview = await stack.pool.overview()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
     """Ray Serve cancels the call when a client disconnects, without a message through `receive`."""
 
     async def client() -> None:
         call = ServeCall(stack, LONG | {"stream": stream}, asyncio.Event().wait)
-        # a stream has begun; a whole answer can be anywhere
-        await asyncio.wait_for(call.began.wait(), 5) if stream else await asyncio.sleep(0.2)
+        await asyncio.wait_for(call.began.wait() if stream else running(stack), 5)
         call.task.cancel()
         await asyncio.wait([call.task])
         assert call.task.cancelled()
@@ -156,7 +163,7 @@ def test_the_pool_is_unavailable_when_a_client_disconnects(tmp_path: Path, tiny_
         wait_until(lambda: busy(stack) == 1)
         server.call(server.server.stop())
         connection.close()
-        time.sleep(0.2)  # detaching from it fails
+        wait_until(lambda: stack.app.state.gateway.reader.requests == 0)  # it noticed, and cannot tell the pool
         server.call(server.server.start())
         wait_until(lambda: busy(stack) == 0)
 

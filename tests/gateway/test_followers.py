@@ -13,8 +13,8 @@ from committer import END, Committer, submission, submit, take
 
 from gateway.answer.choice import Transcript
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
+from gateway.executor import FairExecutor
 from gateway.openai.events import ChunkWriter
 from gateway.pool_client import read_slots
 from gateway.pool_client.event_buffer import EventBuffer
@@ -48,14 +48,14 @@ class Held:
 
 @pytest.fixture
 async def generations(pool: RequestPool) -> AsyncIterator[Generations]:
-    reader, desk = EventReader(pool, "gw"), Desk()
+    reader, executor = EventReader(pool, "gw"), FairExecutor()
     abandoned = AbandonedRequests(pool, "gw", reader.follows)
     for tenant in "ab":
         await pool.submit(submission(tenant, tenant=tenant, background=True, body=BODY))
     await Committer(pool).commit(*(Commit(f"{tenant}/0", 0, [7], end=END) for tenant in "ab"))
-    yield Generations(pool, reader, abandoned, Counters(), desk)
+    yield Generations(pool, reader, abandoned, Counters(), executor)
     await abandoned.stop()
-    desk.close()
+    executor.close()
 
 
 async def follow(generations: Generations, request: str) -> None:
@@ -150,7 +150,7 @@ def test_a_long_stored_stream_is_written_off_the_loop(http: httpx.Client, monkey
     names = threads_of(monkeypatch, ChunkWriter, "write")
     frames = http.get(f"/v1/streams/{said['id']}").text
     assert frames.endswith("data: [DONE]\n\n")
-    assert names == ["desk"]
+    assert names == ["executor"]
 
 
 def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +158,4 @@ def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: p
     made = http.post("/v1/responses", json=body | {"include": ["message.output_text.logprobs"]}).json()
     names = threads_of(monkeypatch, Transcript, "add_all")
     assert http.get(f"/v1/responses/{made['id']}").json() == made
-    assert names == ["desk"]
+    assert names == ["executor"]

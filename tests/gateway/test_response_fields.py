@@ -7,8 +7,8 @@ from typing import Any
 import openai_document
 import pytest
 
-from gateway.body import validate
 from gateway.errors import ApiError, Kind
+from gateway.http.body import validate
 from gateway.responses.validation import turns
 from gateway.schemas.responses import LOGPROBS, ResponseRequest
 

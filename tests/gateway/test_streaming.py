@@ -19,8 +19,8 @@ from starlette.types import Message
 from gateway.answer import streaming as streams
 from gateway.answer.plan import Plan
 from gateway.answer.streaming import EventStream, StreamWriter
-from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
+from gateway.executor import FairExecutor
 from gateway.pool_client import event_buffer, following
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.generation import Generation
@@ -138,7 +138,7 @@ async def test_a_stream_without_a_reader_is_closed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
     closed: list[EventBuffer] = []
     generation = Generation(
-        cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None, partial(Desk().answer, "a")
+        cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None, partial(FairExecutor().run_answer, "a")
     )
 
     async def send(message: Message) -> None:

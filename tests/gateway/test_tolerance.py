@@ -12,9 +12,9 @@ import openai
 import pytest
 from stack import NAME, Stack
 
-from gateway import body
-from gateway.body import validate
 from gateway.errors import ApiError
+from gateway.http import body
+from gateway.http.body import validate
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import MessageRequest

@@ -45,7 +45,7 @@ class Graphs:
         self._graphs[place].replay()
         return self._logits[: len(batch.ends)]
 
-    def _capture(self, run: Run, layout: Layout, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    def _capture(self, run: Run, layout: Layout, pool: torch.cuda._POOL_HANDLE) -> torch.cuda.CUDAGraph:
         """Of an iteration that computes its tokens and keeps nothing of them."""
         logits = self._logits[: layout.ends]
         inputs = layout.views(self._packed)

@@ -21,7 +21,7 @@ def connect(store: Store, rank: int, size: int, host: str, device: torch.device)
 
 
 def _gloo(store: Store, rank: int, size: int, host: str) -> Group:
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = PATIENCE
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     return ProcessGroupGloo(store, rank, size, options)

@@ -9,7 +9,7 @@
 --      5  group: msgpack {bytes, inputs (msgpack), [prompt (packed tokens), ...], [sampling (opaque), ...],
 --         [[id, number of its prompt, prompt + new tokens (text), asked (msgpack), tokens it has already (packed), their
 --         log probabilities [opaque, ...]], ...]}; see keys for inputs and asked
---      6  bounds: msgpack {of all, of the tenant, seconds that the first of a tenant may have waited}; of the former each
+--      6  bounds: msgpack {of all, of the tenant, seconds that a sequence may be expected to wait}; of the former each
 --         [waiting sequences, waiting prompt tokens, streams, bytes, ended groups], 0 for none
 --      7  us an ended group is kept
 --      8  tenant
@@ -104,8 +104,7 @@ end
 for i = 2, #samplings do
   redis.call("HSET", group_key, "sampling" .. i, samplings[i])
 end
-count(tenant, "waiting_sequences", #ids)
-count(tenant, "waiting_tokens", prompt_tokens)
+count_waiting(tenant, class, #ids, prompt_tokens, 1)
 count(tenant, "streams", stream)
 count(tenant, "bytes", bytes)
 if key ~= "" then

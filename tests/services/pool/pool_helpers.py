@@ -9,6 +9,7 @@ import redis.asyncio as redis
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
 from services.pool.group_packing import pack_group
+from services.pool.packing import pack, unpack
 from services.pool.pool import RequestPool
 from services.pool.sizes import score_bytes, token_bytes
 from services.requests import FinishReason, SamplingParams
@@ -19,6 +20,7 @@ CANCELLED = End(FinishReason.CANCELLED)
 FIGURES = EngineFigures("tiny", 128, 64, 16, 1000, "float32/cpu")
 NO_ROOM = Room(0, 0, 16)
 ROOM = Room(8, 64, 16)
+SINCE = 12  # place of `since` among the counts of lua/fragments/counts.lua
 
 
 class WallClock:
@@ -129,6 +131,21 @@ async def let_time_pass(pool, seconds):
             seat.vacant_since -= seconds
         for request in pool._abandoned:
             pool._abandoned[request] -= seconds
+
+
+async def let_wait(pool, seconds):
+    """As if what was claimed last, or began to wait, had been or done so this much earlier."""
+    if isinstance(pool, RequestPool):
+        run, prefix = pool._server.command, pool._prefix
+        tenants = await run("SMEMBERS", f"{prefix}holders")
+        for key in (f"{prefix}meta", *(f"{prefix}tenant:{tenant.decode()}" for tenant in tenants)):
+            counts = unpack(await run("HGET", key, "counts"))
+            counts[SINCE] -= seconds * 1e6
+            await run("HSET", key, "counts", pack(counts))
+    else:
+        pool._note_rates()
+        for rate in pool._rates.values():
+            rate.since -= seconds
 
 
 async def rung(pool, seat):

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import time
 
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from pool_helpers import FIGURES, WallClock, rung
 
@@ -19,6 +20,7 @@ GATEWAYS = ("g", "h")
 TENANTS = ("default", "é", "b")
 LEASE = 1000.0  # longer than any run: time plays no part here
 UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
+SECONDS = 2  # by which the two may differ in a wait
 names = itertools.count()
 
 
@@ -58,6 +60,15 @@ class PoolPair(RuleBasedStateMachine):
         return real
 
     # --- gateways ---
+
+    def submit_to_both(self, submission):
+        real, reference = self.each("submit", submission)
+        refused = [reply.refused for reply in (real, reference)]
+        if all(refused) and abs(refused[0].held - refused[1].held) <= SECONDS:
+            refused[1] = dataclasses.replace(refused[1], held=refused[0].held)
+            reference = dataclasses.replace(reference, refused=refused[1])
+        assert real == reference
+        return real
 
     def same_events(self, gateway):
         """What both tell the gateway; each token as it was told before, each end once."""
@@ -131,20 +142,30 @@ class PoolPair(RuleBasedStateMachine):
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
         assert real.waiting + real.running + real.ended <= self.submitted
         assert real.waiting + real.running + real.ended == len(self.reference._sequences)
+        self.reference._note_rates()
         for tenant in (None, *TENANTS):
-            assert self.loop.run_until_complete(held(self.real, tenant)) == self.reference._held(tenant)
+            held, rate = self.loop.run_until_complete(counted(self.real, tenant))
+            assert held == self.reference._held(tenant)
+            if tenant and self.reference.limits.max_queue_wait:
+                known = self.reference._rates[tenant]
+                expected = (known.backlog, self.reference._running(tenant), known.claimed, known.took)
+                assert rate == pytest.approx(expected, abs=SECONDS)
+                assert rate[2] == pytest.approx(known.claimed, rel=1e-3)
         for seat in SEATS:
             heard = [self.loop.run_until_complete(rung(pool, seat)) for pool in (self.real, self.reference)]
             assert heard[0] == heard[1]
 
 
-async def held(pool, tenant=None):
-    """What the server has counted of a tenant, or of all."""
+async def counted(pool, tenant=None):
+    """What the server has counted of a tenant, or of all: what is bounded; and, less lines of batches, sequences that
+    wait and that run, and those claimed in how many seconds."""
     key = pool._prefix + (f"tenant:{tenant}" if tenant else "meta")
     packed = await pool._server.command("HGET", key, "counts")
-    waiting, tokens, size, ended_size, streams, stored, _, *_ = unpack(packed) if packed else [0] * 7
+    counts = unpack(packed) if packed else [0] * 15
+    waiting, tokens, size, ended_size, streams, stored, _, *asked = counts
     assert await pool._server.command("ZCARD", f"{pool._prefix}ended" + (f":{tenant}" if tenant else "")) == stored
-    return Bounds(waiting, tokens, streams, size - ended_size, stored)
+    rate = (*asked[:2], asked[-2], asked[-1] / 1e6)
+    return Bounds(waiting, tokens, streams, size - ended_size, stored), rate
 
 
 def to_a_unit(claim):

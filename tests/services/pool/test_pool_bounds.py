@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from pool_helpers import ROOM, Owner, ended_size, group, size, stored
+from pool_helpers import Owner, ended_size, group, let_wait, size, stored
 
 from services.messages import Room, SubmitReply
 from services.pool import pool as pool_module
@@ -159,6 +159,7 @@ async def test_a_slow_pool_asks_for_two_minutes_at_most(server_pools):
         await pool.submit(group(f"a{i}", n=1000))
     await (await Owner.take(pool)).claim(Room(1, 64, 16))
     await pool.submit(group("b"))
+    await let_wait(pool, 60)
     assert (await refusal(pool, group("c", n=1900))).retry_after == 120
 
 
@@ -168,30 +169,3 @@ def test_bounds_of_a_tenant(share):
     half = Bounds(5, 0, 0, 500) if share < 1 else Bounds()
     assert limits.bounds_of("other") == half
     assert limits.bounds_of("a") == replace(half, waiting=3, bytes=0)
-
-
-async def test_while_the_first_has_waited_for_long_no_other_enters_that_a_client_waits_for(pools):
-    pool = await pools(max_queue_wait=50.0)
-    await pool.submit(replace(group("first", tenant="a"), waited=60.0))  # what the pool lost had been let in
-    refusal = (await pool.submit(group("second", tenant="a"))).refused
-    assert (refusal.bound, refusal.own, refusal.limit, refusal.for_good) == ("queue_wait", True, 50, False)
-    assert 60 <= refusal.held <= 70
-    assert (await pool.submit(group("another's", tenant="b"))).refused is None
-    assert (await pool.submit(replace(group("nobody waits", tenant="a"), background=True))).refused is None
-    assert (await pool.submit(replace(group("a line", tenant="a"), priority=BATCH_CLASS))).refused is None
-    assert (await pool.submit(group("first", tenant="a"))).existed
-
-    owner = await Owner.take(pool)
-    assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
-    assert (await pool.submit(group("second", tenant="a"))).refused is None
-    await pool.release(owner.seat, owner.epoch)
-    assert (await pool.submit(group("third", tenant="a"))).refused is None, "who had its turn does not wait for one"
-
-
-async def test_what_goes_before_the_first_is_not_judged_by_how_long_that_has_waited(pools):
-    """A request of a late class may wait for long while those of earlier classes are served."""
-    pool = await pools(max_queue_wait=50.0, order="priority", ageing=60.0, ttft_target=10.0)
-    await pool.submit(replace(group("late", tenant="a"), priority=5, waited=60.0))
-    assert (await refusal(pool, replace(group("as late", tenant="a"), priority=5))).bound == "queue_wait"
-    assert await refusal(pool, replace(group("early", tenant="a"), priority=0)) is None
-    assert await (await Owner.take(pool)).claim() == ["early/0", "late/0"]

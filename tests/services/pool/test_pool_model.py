@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, initialize, multiple, rule, run_state_machine_as_test
-from pool_helpers import CANCELLED, STOP, group
+from pool_helpers import CANCELLED, STOP, group, let_wait
 from pool_pair import GATEWAYS, LEASE, TENANTS, UNIT, PoolPair, names
 
 from services.messages import Commit, Exchange, Logprobs, Room
@@ -13,7 +13,9 @@ from services.pool.limits import Bounds, Limits
 from services.requests import BATCH_CLASS
 
 LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
-RANKED = dataclasses.replace(LIMITS, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
+# bound the wait that is to be expected: some waits here pass it, and none comes near
+WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
+RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
 # two tenants, and bounds that each meets, of its own and of both
 SHARED = dataclasses.replace(
     LIMITS, max_waiting_tokens=60, max_streams=6, max_stored=5, tenant_share=0.7, tenants={"é": Bounds(4, stored=2)}
@@ -38,7 +40,7 @@ class PoolMachine(PoolPair):
     requests = Bundle("requests")
     dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
 
-    @initialize(limits=st.sampled_from([LIMITS, RANKED, SHARED]))
+    @initialize(limits=st.sampled_from([LIMITS, WAITING, RANKED, SHARED]))
     def start(self, limits):
         self.open(limits)
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
@@ -71,7 +73,7 @@ class PoolMachine(PoolPair):
         sequences = [with_output(s, output) for s in submission.sequences]
         more |= {"sequences": sequences, "resumable": resumable, "background": background}
         submission = dataclasses.replace(submission, **more)
-        reply = self.both("submit", submission)
+        reply = self.submit_to_both(submission)
         if reply.existed or reply.refused:
             return multiple()
         self.submitted += n
@@ -90,7 +92,7 @@ class PoolMachine(PoolPair):
             submission = group(f"r{next(names)}", 1, "g", range(length), 8, tenant=tenant)
             sequences = [with_output(s, output) for s in submission.sequences]
             submission = dataclasses.replace(submission, sequences=sequences, priority=priority)
-            if not self.both("submit", submission).refused:
+            if not self.submit_to_both(submission).refused:
                 submitted.append(submission)
         self.submitted += len(submitted)
         self.exchange_now(seat, [], room, False)
@@ -98,12 +100,18 @@ class PoolMachine(PoolPair):
 
     @rule(submission=requests, gateway=gateways)
     def submit_again(self, submission, gateway):
-        reply = self.both("submit", dataclasses.replace(submission, gateway=gateway))
+        reply = self.submit_to_both(dataclasses.replace(submission, gateway=gateway))
         if not reply.existed and not reply.refused:  # it had been deleted, or forgotten to make place
             self.submitted += len(submission.sequences)
             for each in GATEWAYS:
                 self.read_events(each)
             self.forget(submission)
+
+    @rule(units=st.integers(1, 3))
+    def wait_long(self, units):
+        """For what waits, at least: leases and deadlines know nothing of it."""
+        self.loop.run_until_complete(let_wait(self.real, units * UNIT))
+        self.loop.run_until_complete(let_wait(self.reference, units * UNIT))
 
     @rule(submission=requests)
     def cancel(self, submission):

@@ -14,26 +14,30 @@ local function refusal_of(i, counts, own, need, limit)
   return { BOUNDS[i], own and 1 or 0, held, need, limit, seconds }
 end
 
--- Us that the first of the tenant's sequences has waited for its turn. None if what is to be judged, of this rank (false:
--- behind all that is there), goes before it.
-local function first_waited(tenant, rank)
-  local first = redis.call("ZRANGE", P .. "waiting:" .. tenant, 0, 0, "WITHSCORES")
-  local s = first[1] and redis.call("HMGET", P .. "seq:" .. first[1], "group", "payer", "class")
-  if not s or s[2] or s[3] == "lines" or rank and rank < tonumber(first[2]) then
-    return 0
+-- Us that what is to be judged, of this rank (false: behind all that is there but lines of batches), is expected to wait.
+-- Where no rate is known, that is not less than what the tenant's first sequence has waited for its turn, unless it goes
+-- before that.
+local function wait_of(tenant, rank)
+  local own, queue = book_of(tenant), P .. "waiting:" .. tenant
+  local before = rank and redis.call("ZCOUNT", queue, "-inf", string.format("%.0f", rank)) or own.backlog
+  local wait = expected_wait(own, before)
+  if before > 0 and not rate_known(own) then
+    local s = redis.call("HMGET", P .. "seq:" .. redis.call("ZRANGE", queue, 0, 0)[1], "group", "payer")
+    if not s[2] then
+      wait = math.max(wait, now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival")))
+    end
   end
-  return now - tonumber(redis.call("HGET", P .. "group:" .. s[1], "arrival"))
+  return wait
 end
 
--- The refusal of one that a client would wait for too long, judged by how long the first of its tenant has waited: a
--- burst is taken in, and what comes on and on is not let in faster than it goes. False if it may enter.
+-- The refusal of one that a client would wait for too long. False if it may enter.
 local function waits_too_long(tenant, most, rank)
-  local waited = most > 0 and first_waited(tenant, rank) / 1e6 or 0
-  if waited <= most then
+  local wait = most > 0 and wait_of(tenant, rank) / 1e6 or 0
+  if wait <= most then
     return false
   end
-  local seconds = math.ceil(waited - (1 - FREE_FIRST) * most)
-  return { "queue_wait", 1, math.ceil(waited), 0, math.ceil(most), math.max(1, math.min(RETRY_MOST, seconds)) }
+  local seconds = math.ceil(wait - (1 - FREE_FIRST) * most)
+  return { "queue_wait", 1, math.ceil(wait), 0, math.ceil(most), math.max(1, math.min(RETRY_MOST, seconds)) }
 end
 
 -- The refusal of a submission of this tenant that needs so much of each bound; false if it passes none. Ended groups

@@ -70,7 +70,7 @@ local function give(seat, id, tenant, turn, s)
     count = count + PROMPT_TOKEN * s.prompt
   end
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
-  count_waiting(tenant, s.prompt, -1)
+  count_claim(tenant, s.class, s.prompt)
   redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
   redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "payer", counter .. ":" .. tenant)
   redis.call("SADD", P .. "running:" .. seat, id)

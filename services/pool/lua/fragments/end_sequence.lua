@@ -34,7 +34,7 @@ end
 -- The one place where a sequence ends. The caller took it from `waiting` or `running:<seat>` and tells listeners.
 local function end_sequence(id, blob)
   local key = P .. "seq:" .. id
-  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked")
+  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked", "class")
   redis.call("HSET", key, "state", "ended", "end", blob)
   redis.call("HDEL", key, "seat")
   for _, box in ipairs(all_outboxes()) do
@@ -43,7 +43,9 @@ local function end_sequence(id, blob)
   local request, group_key = s[1], P .. "group:" .. s[1]
   local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream")
   if s[2] == "waiting" then
-    count_waiting(g[1], s[3], -1)
+    count_waiting(g[1], s[6], 1, s[3], -1)
+  else
+    count_running(g[1], s[6], -1)
   end
   count(g[1], "ended", 1)
   local less = unmade(id, tonumber(s[3]), tonumber(s[4]), s[5])

@@ -1,6 +1,6 @@
 -- The keys of one pool. All start with the pool's prefix, `orca:{<name>}:`, and so share one hash tag.
 --
---   meta            hash: stamp (us), tick (us, see time), rank (last one given in order of arrival), figures, counts
+--   meta            hash: stamp (us), tick and resumed (us, see time), rank (last one given in order of arrival), figures, counts
 --                   (of all tenants), served and lines (see turns: the largest counter with which a tenant had a turn)
 --   tenant:<name>   hash: counts (msgpack, see counts), while anything of the tenant is there
 --   holders         set: tenants of which anything is there

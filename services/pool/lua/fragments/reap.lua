@@ -4,7 +4,7 @@ local SEAT_KEPT = 3600000000 -- us a seat without an owner stays visible
 -- A sequence that its seat gives up waits again at its rank, with its tokens; a cancelled one ends. The caller
 -- takes it from the seat's sets. Returns whether it waits.
 local function give_up(id)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len")
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len", "class")
   if state[2] then
     cancel_now(id)
     return false
@@ -13,7 +13,8 @@ local function give_up(id)
   redis.call("HDEL", P .. "seq:" .. id, "seat")
   local tenant = string.match(state[3], ":(.*)$")
   wait(tenant, id, state[1])
-  count_waiting(tenant, state[4], 1)
+  count_waiting(tenant, state[5], 1, state[4], 1)
+  count_running(tenant, state[5], -1)
   return true
 end
 

@@ -1,4 +1,4 @@
-"""The HTTP body: read within a bound, parsed as strict JSON, turned into a schema object or an error that names it."""
+"""The HTTP body: read within a limit, parsed as strict JSON, and validated as a schema object."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.desk import Desk
-from gateway.doors import check_json
 from gateway.errors import ApiError, ClientGone, Kind
+from gateway.executor import FairExecutor
 from gateway.gateway import gateway_of
 from gateway.http.json_size import MOST_VALUES, most_values, too_many
-from gateway.schemas.strict import MAX_DEPTH, too_deep
+from gateway.http.middleware import is_json
+from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
 
-MOST_WARNINGS = 1000  # unknown names that are logged, each once: a client must not be able to fill the log
+MAX_WARNINGS = 1000  # unknown names that are logged, each once, so that clients cannot fill the log
 
 log = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -28,24 +29,32 @@ _warned: set[str] = set()
 async def parse(request: Request, model: type[M]) -> M:
     """The body of `request` as a `model`.
 
-    Raises ApiError for another content type than JSON's, for a body over the setting `max_body_bytes` (with or without
-    a content length), for one of too many values, for what is not a JSON object (NaN and invalid UTF-8 included), for
-    nesting over `MAX_DEPTH` levels and for the first field that is wrong.
+    Raises ApiError for a content type other than JSON's, a body over the setting `max_body_bytes` (with or without a
+    content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
+    `MAX_DEPTH` levels, and the first wrong field.
     """
-    check_json(request.headers)
+    _check_json(request.headers)
     gateway = gateway_of(request)
     settings, tenant = gateway.settings, request.state.tenant
-    body = await _read(request, settings.max_body_bytes, gateway.desk)
+    body = await _read(request, settings.max_body_bytes, gateway.executor)
     request.state.size = len(body)
 
     def parsed() -> M:
         value = loads(body, most_values(gateway.model.info.max_model_len))
         return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
 
-    return await gateway.desk.do(tenant, len(body), parsed)
+    return await gateway.executor.run(tenant, len(body), parsed)
 
 
-async def _read(request: Request, max_bytes: int, desk: Desk) -> bytes:
+def _check_json(headers: Headers) -> None:
+    """Raises ApiError for a Content-Type other than JSON's. A body without one is accepted, except from web pages."""
+    given = headers.get("content-type", "")
+    if given and not is_json(given):
+        text = f"The body's Content-Type is '{given[:100]}'; send it as application/json"
+        raise ApiError(Kind.NOT_JSON, f"{text} (curl: -H 'Content-Type: application/json').")
+
+
+async def _read(request: Request, max_bytes: int, executor: FairExecutor) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
@@ -54,13 +63,13 @@ async def _read(request: Request, max_bytes: int, desk: Desk) -> bytes:
         async for part in request.stream():
             if size + len(part) > max_bytes:
                 raise _too_large(max_bytes)
-            desk.receive(request.state.tenant, len(part))
+            executor.reserve(request.state.tenant, len(part))
             size += len(part)
             parts.append(part)
     except ClientDisconnect:
         raise ClientGone from None
     finally:
-        desk.received(request.state.tenant, size)
+        executor.release(request.state.tenant, size)
     return b"".join(parts)
 
 
@@ -69,7 +78,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
-    """The JSON object in `body`, of so many values at most. Raises ApiError."""
+    """The JSON object in `body`, with at most `values` values. Raises ApiError."""
     if (reason := too_many(body, values)) is not None:
         raise ApiError(Kind.BODY_TOO_LARGE, f"The body has {reason}.")
     try:
@@ -82,10 +91,12 @@ def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
 
 
 def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False) -> M:
-    """`value` as a `model`, or ApiError about its first wrong field. `ignore_unknown`: unknown fields are removed from
-    `value` and logged instead."""
+    """`value` as a `model`. Raises ApiError about the first wrong field. `ignore_unknown`: unknown fields are removed
+    from `value` and logged instead."""
     if too_deep(value):
         raise ApiError(Kind.INVALID, f"The body is nested more than {MAX_DEPTH} levels deep.")
+    if (reason := too_long(value)) is not None:
+        raise ApiError(Kind.INVALID, reason)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -100,7 +111,7 @@ def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False
 
 
 def _remove(value: Any, path: Path) -> None:
-    """Remove the field at `path`. Steps that name a variant of a union are no part of the value."""
+    """Remove the field at `path`. Steps of the path that name a variant of a union do not exist in the value."""
     *steps, name = path
     for step in steps:
         known = isinstance(value, list) if isinstance(step, int) else step in value
@@ -110,7 +121,7 @@ def _remove(value: Any, path: Path) -> None:
 
 def _warn(unknown: list[Path]) -> None:
     for name in {str(path[-1])[:64] for path in unknown} - _warned:
-        if len(_warned) < MOST_WARNINGS:
+        if len(_warned) < MAX_WARNINGS:
             _warned.add(name)
             log.warning("ignored the unknown parameter %r (unknown_fields=ignore); logged once for each name", name)
 
@@ -133,7 +144,7 @@ def _explain(errors: list[Any]) -> ApiError:
 
 
 def _path(loc: Path) -> str:
-    """OpenAI's way to name a field: `messages[0].content`."""
+    """The name of a field in OpenAI's notation: `messages[0].content`."""
     path = ""
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}" if path else part[:64]

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stack import Stack
 
-from gateway import desk as desk_module
+from gateway import executor as executor_module
 from gateway import model as model_module
-from gateway.desk import AT_ONCE, IN_LINE, IN_LINE_EACH, INLINE, SHORT, Desk
 from gateway.errors import ApiError, Kind
+from gateway.executor import INLINE, MAX_PENDING, MAX_PENDING_PER_TENANT, SHORT, WORKERS, FairExecutor
 from gateway.http.json_size import MOST_MEMBERS, MOST_VALUES, _outside_strings, too_many
 from services.text import Tokenizer
 
@@ -26,73 +26,103 @@ LONG = INLINE + 1
 
 
 async def test_long_work_is_off_the_loop_and_short_work_is_not() -> None:
-    desk = Desk()
-    assert await desk.do("a", INLINE, threading.current_thread) is threading.current_thread()
-    assert (await desk.do("a", LONG, threading.current_thread)).name.startswith("desk")
-    desk.close()
+    executor = FairExecutor()
+    assert await executor.run("a", INLINE, threading.current_thread) is threading.current_thread()
+    assert (await executor.run("a", LONG, threading.current_thread)).name.startswith("executor")
+    executor.close()
+
+
+async def test_short_work_is_done_piece_by_piece_between_turns_of_the_loop() -> None:
+    """However many requests come at once: whoever else wants the loop has it after a piece."""
+    executor, done = FairExecutor(), list[int]()
+    pieces = [asyncio.create_task(executor.run("a", 1, done.append, i)) for i in range(20)]
+    seen = 0
+    await asyncio.sleep(0)
+    pieces[5].cancel()
+    while not all(piece.done() for piece in pieces):
+        assert len(done) - seen <= 1
+        seen = len(done)
+        await asyncio.sleep(0)
+    assert done == [i for i in range(20) if i != 5]
+    assert await executor.run("a", 1, lambda: "at once, where nobody is before it") is not None
+    executor.close()
+
+
+async def test_tenants_take_turns_with_short_work() -> None:
+    executor, done = FairExecutor(), list[str]()
+    flood = [asyncio.create_task(executor.run("a", 1, done.append, "a")) for _ in range(20)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(executor.run(name, 1, done.append, name)) for name in ("b", "c", "b")]
+    await asyncio.gather(*others, *flood)
+    assert "".join(done).startswith("aaabcab"), "one of each tenant, by turns, once others are there"
+    executor.close()
 
 
 async def test_a_tenant_waits_for_itself_and_lets_others_by() -> None:
-    desk, go = Desk(), threading.Event()
-    blocked = [asyncio.create_task(desk.do("a", LONG, go.wait, 20)) for _ in range(AT_ONCE + 1)]
+    executor, go = FairExecutor(), threading.Event()
+    blocked = [asyncio.create_task(executor.run("a", LONG, go.wait, 20)) for _ in range(WORKERS + 1)]
     await asyncio.sleep(0)
-    assert await desk.do("b", LONG, lambda: "done") == "done"
+    assert await executor.run("b", LONG, lambda: "done") == "done"
     go.set()
     assert await asyncio.gather(*blocked) == [True] * len(blocked)
-    desk.close()
+    executor.close()
 
 
 async def test_short_work_waits_for_no_long_work_of_others() -> None:
-    desk, go = Desk(), threading.Event()
-    blocked = [asyncio.create_task(desk.do(tenant, SHORT + 1, go.wait, 20)) for tenant in "abcd"]
+    executor, go = FairExecutor(), threading.Event()
+    blocked = [asyncio.create_task(executor.run(tenant, SHORT + 1, go.wait, 20)) for tenant in "abcd"]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        done = await asyncio.gather(*(desk.do(tenant, SHORT, lambda: "done") for tenant in "efg"))
+        done = await asyncio.gather(*(executor.run(tenant, SHORT, lambda: "done") for tenant in "efg"))
     assert done == ["done"] * 3
     assert not any(call.done() for call in blocked)
     go.set()
     assert await asyncio.gather(*blocked) == [True] * 4
-    desk.close()
+    executor.close()
 
 
 async def test_too_much_in_line_is_refused_for_a_tenant_and_in_all() -> None:
-    desk, go = Desk(), threading.Event()
-    tenants = [f"tenant {number}" for number in range(IN_LINE // IN_LINE_EACH + 1)]
-    calls = [asyncio.create_task(desk.do(t, IN_LINE_EACH // 2, go.wait, 20)) for t in tenants for _ in range(2)]
+    executor, go = FairExecutor(), threading.Event()
+    tenants = [f"tenant {number}" for number in range(MAX_PENDING // MAX_PENDING_PER_TENANT + 1)]
+    calls = [
+        asyncio.create_task(executor.run(t, MAX_PENDING_PER_TENANT // 2, go.wait, 20))
+        for t in tenants
+        for _ in range(2)
+    ]
     await asyncio.sleep(0)
     assert [call.exception().kind for call in calls if call.done()] == [Kind.TOO_MANY_LONG]  # type: ignore[union-attr]
     with pytest.raises(ApiError) as refused:
-        await desk.do(tenants[0], LONG, lambda: None)
+        await executor.run(tenants[0], LONG, lambda: None)
     assert refused.value.kind is Kind.TOO_MANY_LONG
-    newcomer = asyncio.create_task(desk.do("another", LONG, lambda: "let in"))
-    assert await desk.do(tenants[0], INLINE, lambda: "short") == "short"
+    newcomer = asyncio.create_task(executor.run("another", LONG, lambda: "let in"))
+    assert await executor.run(tenants[0], INLINE, lambda: "short") == "short"
     go.set()
     assert await newcomer == "let in"
     await asyncio.gather(*calls, return_exceptions=True)
-    assert await desk.do(tenants[0], LONG, lambda: "later") == "later"
-    desk.close()
+    assert await executor.run(tenants[0], LONG, lambda: "later") == "later"
+    executor.close()
 
 
 async def test_many_clients_of_a_tenant_are_let_in_at_once() -> None:
-    desk, go = Desk(), threading.Event()
-    calls = [asyncio.create_task(desk.do("a", 16 << 10, go.wait, 20)) for _ in range(500)]
+    executor, go = FairExecutor(), threading.Event()
+    calls = [asyncio.create_task(executor.run("a", 16 << 10, go.wait, 20)) for _ in range(500)]
     await asyncio.sleep(0)
     go.set()
     assert await asyncio.gather(*calls) == [True] * len(calls)
-    desk.close()
+    executor.close()
 
 
 async def test_a_thread_that_works_for_nobody_keeps_its_place() -> None:
     """Otherwise a client that sends and disconnects repeatedly could occupy all threads."""
-    desk, begun, go = Desk(), threading.Semaphore(0), threading.Event()
+    executor, begun, go = FairExecutor(), threading.Semaphore(0), threading.Event()
 
     def work() -> bool:
         begun.release()
         return go.wait(20)
 
     calls = []
-    for _ in range(AT_ONCE + 1):
-        calls.append(asyncio.create_task(desk.do("a", LONG, work)))
+    for _ in range(WORKERS + 1):
+        calls.append(asyncio.create_task(executor.run("a", LONG, work)))
         if len(calls) == 1:
             await asyncio.to_thread(begun.acquire)
         await asyncio.sleep(0)
@@ -100,15 +130,15 @@ async def test_a_thread_that_works_for_nobody_keeps_its_place() -> None:
         await asyncio.sleep(0)
     try:
         async with asyncio.timeout(20):
-            assert await desk.do("b", LONG, lambda: "done") == "done"
+            assert await executor.run("b", LONG, lambda: "done") == "done"
         assert not begun.acquire(blocking=False)
         assert [call.done() for call in calls] == [False, True, True]
     finally:
         go.set()
     await asyncio.wait(calls)
     assert all(call.cancelled() for call in calls)
-    assert await desk.do("a", LONG, lambda: "later") == "later"
-    desk.close()
+    assert await executor.run("a", LONG, lambda: "later") == "later"
+    executor.close()
 
 
 JSON = st.recursive(
@@ -210,7 +240,7 @@ def test_the_texts_behind_one_that_proved_too_long_are_not_tokenized(
 def test_bodies_of_which_the_rest_is_still_to_come_are_bounded(
     stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "IN_LINE_EACH", 80_000)
+    monkeypatch.setattr(executor_module, "MAX_PENDING_PER_TENANT", 80_000)
     body = orjson.dumps({"prompt": "hi", "max_tokens": 1, "metadata": {"a": "b"}}).ljust(60_000)
     host, port = stack.url.removeprefix("http://").split(":")
     half = socket.create_connection((host, int(port)))

@@ -1,0 +1,151 @@
+"""`max_queue_wait`: who is expected to wait for longer than that is not let in."""
+
+from dataclasses import replace
+
+from pool_helpers import ROOM, STOP, Owner, commit, group, let_time_pass, let_wait
+
+from services.messages import Room
+from services.pool.limits import Limits
+from services.pool.reference_service_rate import FEWEST
+from services.requests import BATCH_CLASS
+
+MOST = 50  # seconds
+WIDE = Room(FEWEST, 10_000, 16)
+
+
+async def refused(pool, submission):
+    """The seconds it was expected to wait, and was not let in for; None if it was."""
+    refusal = (await pool.submit(submission)).refused
+    if refusal is None:
+        return None
+    assert (refusal.bound, refusal.own, refusal.limit, refusal.for_good) == ("queue_wait", True, MOST, False)
+    return refusal.held
+
+
+async def measured(pool, seconds, waiting, **more):
+    """A pool in which `waiting` of tenant a's wait, which were claimed at a rate of `FEWEST` in so many seconds."""
+    await pool.submit(replace(group("first", n=waiting + 2 * FEWEST, tenant="a"), **more))
+    owner = await Owner.take(pool)
+    for _ in range(2):
+        await let_wait(pool, seconds)
+        ids = await owner.claim(WIDE)
+        assert len(ids) == FEWEST
+        await owner.exchange(*(commit(id, 0, end=STOP) for id in ids))
+    return owner
+
+
+async def test_who_would_wait_for_too_long_is_not_let_in(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await measured(pool, seconds=8.0, waiting=6 * FEWEST)
+    assert await refused(pool, group("within", n=8, tenant="a")) is None
+    assert await refused(pool, group("above", tenant="a")) in range(52, 60)
+    assert await refused(pool, group("another's", tenant="b")) is None
+    assert await refused(pool, replace(group("nobody waits", tenant="a"), background=True)) is None
+    assert await refused(pool, replace(group("a line", tenant="a"), priority=BATCH_CLASS)) is None
+    assert await refused(pool, replace(group("lost", tenant="a"), waited=1.0)) is None
+    assert (await pool.submit(group("within", tenant="a"))).existed
+    assert await refused(pool, group("above", tenant="a")) is not None
+    await pool.cancel("first")
+    assert await refused(pool, group("above", tenant="a")) is None
+    await pool.release(owner.seat, owner.epoch)
+
+
+async def test_the_time_to_come_again_is_that_until_a_tenth_is_free(server_pools):
+    pool = await server_pools(Limits(max_queue_wait=MOST))
+    await measured(pool, seconds=8.0, waiting=7 * FEWEST)
+    assert (await pool.submit(group("above", tenant="a"))).refused.retry_after in range(11, 20)
+
+
+async def test_a_burst_on_an_idle_server_is_let_in(pools):
+    """Until its first claims, or the want of them, show how fast it is served."""
+    pool = await pools(max_queue_wait=MOST)
+    for name in "abc":
+        assert await refused(pool, group(name, n=500, tenant="a")) is None
+        await let_wait(pool, 0.5)
+    await let_wait(pool, 3.0)
+    assert await refused(pool, group("later", tenant="a")) in range(421, 500)
+
+
+async def test_a_claim_that_leaves_nothing_waiting_shows_no_rate(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await Owner.take(pool)
+    for i in range(2 * FEWEST):
+        await pool.submit(group(f"one{i}", tenant="a"))
+        await let_wait(pool, 20.0)
+        [id] = await owner.claim(WIDE)
+        await owner.exchange(commit(id, 0, end=STOP))
+    await pool.submit(group("many", n=10 * FEWEST, tenant="a"))
+    assert await refused(pool, group("next", tenant="a")) is None
+
+
+async def test_a_rate_is_remembered_for_a_while(pools):
+    pool = await pools(max_queue_wait=MOST)
+    owner = await measured(pool, seconds=8.0, waiting=1)
+    await owner.claim(WIDE)
+    await pool.submit(group("many", n=10 * FEWEST, tenant="a"))
+    assert await refused(pool, group("next", tenant="a")) in range(79, 89)
+    await pool.cancel("many")
+    await let_wait(pool, 3600.0)
+    await pool.submit(group("many again", n=10 * FEWEST, tenant="a"))
+    assert await refused(pool, group("next", tenant="a")) is None
+
+
+async def test_lines_of_batches_neither_wait_before_others_nor_show_a_rate(pools):
+    pool = await pools(max_queue_wait=MOST)
+    await pool.submit(replace(group("lines", n=10 * FEWEST, tenant="a"), priority=BATCH_CLASS))
+    owner = await Owner.take(pool)
+    for _ in range(4):
+        await let_wait(pool, 100.0)
+        ids = await owner.claim(WIDE)
+        await owner.exchange(*(commit(id, 0, end=STOP) for id in ids))
+    for name in ("many", "next"):
+        assert await refused(pool, group(name, n=4 * FEWEST, tenant="a")) is None
+    await pool.release(owner.seat, owner.epoch)
+    await pool.cancel("many")
+    await pool.cancel("next")
+    await measured(pool, seconds=8.0, waiting=4 * FEWEST)
+    assert await refused(pool, group("behind no lines", tenant="a")) is None
+
+
+async def test_only_what_goes_before_counts(pools):
+    """A request of a late class may wait for long while those of earlier classes are served."""
+    pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
+    await measured(pool, seconds=8.0, waiting=8 * FEWEST, priority=5)
+    assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) is not None
+    assert await refused(pool, replace(group("early", tenant="a"), priority=0)) is None
+
+
+async def test_an_outage_of_the_server_does_not_count(pools):
+    pool = await pools(max_queue_wait=MOST)
+    await measured(pool, seconds=1.0, waiting=2 * FEWEST)
+    await let_wait(pool, 1000.0)
+    assert await refused(pool, group("waits long", tenant="a")) > 1000
+    await let_time_pass(pool, 1000.0)
+    assert await refused(pool, group("after an outage", tenant="a")) is None
+
+
+async def test_while_no_rate_is_known_it_is_judged_by_how_long_the_first_has_waited(pools):
+    pool = await pools(max_queue_wait=MOST)
+    await pool.submit(replace(group("first", tenant="a"), waited=60.0))  # what the pool lost had been let in
+    assert await refused(pool, group("second", tenant="a")) in range(60, 70)
+    assert await refused(pool, group("another's", tenant="b")) is None
+
+    owner = await Owner.take(pool)
+    assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
+    assert await refused(pool, group("second", tenant="a")) is None
+    await pool.release(owner.seat, owner.epoch)
+    assert await refused(pool, group("third", tenant="a")) is None, "who had its turn does not wait for one"
+
+
+async def test_how_long_the_first_has_waited_does_not_count_once_a_rate_is_known(pools):
+    pool = await pools(max_queue_wait=MOST)
+    await measured(pool, seconds=1.0, waiting=FEWEST, waited=60.0)
+    assert await refused(pool, group("next", tenant="a")) is None
+
+
+async def test_what_goes_before_the_first_is_not_judged_by_how_long_that_has_waited(pools):
+    pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
+    await pool.submit(replace(group("late", tenant="a"), priority=5, waited=60.0))
+    assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) in range(60, 70)
+    assert await refused(pool, replace(group("early", tenant="a"), priority=0)) is None
+    assert await (await Owner.take(pool)).claim() == ["early/0", "late/0"]
