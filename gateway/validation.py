@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gateway.answer.plan import AnswerKind, Plan
 from gateway.errors import ApiError, Kind
 from gateway.executor import FairExecutor
+from gateway.feasibility import check_choice, check_logprobs
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
 from gateway.schemas.chat import ChatRequest
@@ -121,6 +122,8 @@ class Validator:
         self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.request_name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
+        check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
+        check_logprobs(kind, fields, prompts, sequences)
         tier = _service_tier(kind, fields, self._settings.order)
         plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
         submission = Submission(

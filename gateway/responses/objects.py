@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.answer.choice import Transcript, failure
 from gateway.answer.plan import AnswerKind
+from gateway.errors import Kind
 from services.messages import End
 from services.requests import FinishReason
 
@@ -54,7 +55,9 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
-        made["error"] = {"code": "server_error", "message": str(failure(end))}
+        error = failure(end)
+        code = "invalid_prompt" if error is not None and error.kind is Kind.INVALID else "server_error"
+        made["error"] = {"code": code, "message": str(error)}
     return made
 
 
