@@ -42,7 +42,7 @@ def check_logprobs(
             f"{count} log probabilities (choices x tokens x those of each) were requested, at most {MAX_LOGPROBS} are"
         )
         param = "prompt_logprobs" if fields.requested_logprobs is None else "logprobs"
-        raise ApiError(Kind.INVALID, f"{text} taken in one answer. Ask for fewer, or split the request.", param)
+        raise ApiError(Kind.INVALID, f"{text} are taken in one answer. Ask for fewer, or split the request.", param)
 
 
 def _each(likeliest: int | None) -> int:

@@ -207,7 +207,7 @@ def failure(end: End) -> ApiError | None:
             Kind.QUEUE_TIMEOUT, "The request timed out: no engine had begun it by the end of its queue timeout."
         )
     if end.error == NO_TOKEN_LEFT:
-        return ApiError(Kind.INVALID, f"The request left off: {end.error}.")
+        return ApiError(Kind.INVALID, f"The request was stopped: {end.error}.")
     if end.reason is FinishReason.ERROR:
         return ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
     if end.reason is FinishReason.CANCELLED:

@@ -1,4 +1,4 @@
-"""A body that is wrong in each of its values costs no more than one that is wrong once."""
+"""A body with many wrong values costs no more than a body with one."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ async def test_long_work_is_off_the_loop_and_short_work_is_not() -> None:
 
 
 async def test_short_work_is_done_piece_by_piece_between_turns_of_the_loop() -> None:
-    """However many requests come at once: whoever else wants the loop has it after a piece."""
+    """However many requests arrive at once, other tasks run on the event loop after each piece of work."""
     executor, done = FairExecutor(), list[int]()
     pieces = [asyncio.create_task(executor.run("a", 1, done.append, i)) for i in range(20)]
     seen = 0

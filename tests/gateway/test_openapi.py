@@ -110,7 +110,7 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
 def test_every_route_is_in_it(stack: Stack, document: dict[str, Any]) -> None:
     assert set(served(stack.app.routes)) == {(method, path) for method, path, _ in operations(document)}
     missing = undocumented(stack.app)
-    assert not missing, f"give these routes **documented(...) of gateway.documented: {', '.join(missing)}"
+    assert not missing, f"give these routes **documented(...) of gateway.http.documented: {', '.join(missing)}"
     silent = [f"{method} {path}" for method, path, operation in operations(document) if "description" not in operation]
     assert not silent, f"give the functions of these routes a docstring: {', '.join(silent)}"
 
