@@ -38,9 +38,7 @@ def check_logprobs(
         made = sum(sequence.sampling.max_new_tokens for sequence in sequences) if held else 0
         count += (echoed + made) * _each(fields.requested_logprobs)
     if count > MAX_LOGPROBS:
-        text = (
-            f"{count} log probabilities (choices x tokens x those of each) were requested, at most {MAX_LOGPROBS} are"
-        )
+        text = f"{count} log probabilities (choices x tokens x those of each) were requested, at most {MAX_LOGPROBS}"
         param = "prompt_logprobs" if fields.requested_logprobs is None else "logprobs"
         raise ApiError(Kind.INVALID, f"{text} are taken in one answer. Ask for fewer, or split the request.", param)
 
