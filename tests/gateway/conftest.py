@@ -55,6 +55,12 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
     """A second gateway on the same pool."""

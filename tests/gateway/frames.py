@@ -41,6 +41,7 @@ def events_of(
 
 
 def read(frames: bytes) -> tuple[list[str], list[Any]]:
+    """The ids and data of a stream that ends with [DONE]."""
     assert frames.endswith(b"\n\ndata: [DONE]\n\n")
     split = [event.split("\ndata: ") for event in frames.decode().split("\n\n")[:-2]]
     return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,30 @@ RESUMABLE = {"Orca-Resumable": "true"}  # its events have ids
 
 def events(response: httpx.Response) -> Iterator[Event]:
     """The events of a stream without comments."""
+    return events_of(response.iter_lines())
+
+
+def events_of(lines: Iterable[str]) -> Iterator[Event]:
+    """The same, of the lines of a stream."""
     id = None
-    for line in response.iter_lines():
+    for line in lines:
         if line.startswith("id: "):
             id = line[4:]
         elif line.startswith("data: "):
             yield Event(id, line[6:])
             id = None
+
+
+def chunks(lines: Iterable[str]) -> list[Any]:
+    """The chunks of a whole stream of a completion or chat completion, which ends with [DONE]."""
+    *events, done = events_of(lines)
+    assert done.data == DONE.data
+    return [event.json() for event in events]
+
+
+def completion_text(lines: Iterable[str]) -> str:
+    """The text of a streamed completion with one choice."""
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks(lines))
 
 
 def some(response: httpx.Response, count: int) -> list[Event]:

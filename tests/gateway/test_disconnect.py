@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import get, post, show_an_engine, wait_until
+from sse_client import chunks, completion_text
 from stack import Server, Stack
 
 from services.config import Settings
@@ -182,10 +183,9 @@ def test_a_request_with_a_key_continues_and_is_found_again(stack: Stack, http: h
     ended = http.post("/v1/completions", json=body, headers={"Idempotency-Key": "again"}).json()
     assert ended == whole
     text = http.post("/v1/completions", json=body | {"stream": True}, headers={"Idempotency-Key": "again"}).text
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
-    assert chunks[0]["id"] == whole["id"]
-    assert chunks[0]["created"] == whole["created"]
+    assert completion_text(text.splitlines()) == whole["choices"][0]["text"]
+    first = chunks(text.splitlines())[0]
+    assert (first["id"], first["created"]) == (whole["id"], whole["created"])
 
 
 def test_two_requests_at_once_with_one_key_get_the_same_tokens(stack: Stack, http: httpx.Client) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import openai_document
 import pytest
+from frames import read
 from stack import NAME, Stack
 
 from gateway.schemas.chat import ChatRequest
@@ -18,22 +18,13 @@ from gateway.schemas.completions import CompletionRequest
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def frames(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """The ids and data of a stream that ends with [DONE]."""
     response = http.post(path, json={"stream": True} | body, headers={"Orca-Resumable": "true"})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    split = [event.split("\ndata: ") for event in events]
-    return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]
+    return read(response.content)
 
 
 # --- the official client -------------------------------------------------------------------------------------

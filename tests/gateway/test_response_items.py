@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from gateway.schemas.responses import INCLUDABLE
 from services.config import Settings
 
 PATH = "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def texts(items: Any) -> list[str]:

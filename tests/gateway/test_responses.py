@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import openai_document
 import pytest
-from stack import NAME, Stack
+from stack import NAME
 
 from gateway.schemas.responses import LOGPROBS
 
@@ -28,12 +27,6 @@ SCHEMAS = {
     "response.failed": "ResponseFailedEvent",
 }
 PATH = "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

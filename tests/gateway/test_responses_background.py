@@ -36,12 +36,6 @@ def other(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[openai.Op
         yield client
 
 
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with client_of(stack) as client:
-        yield client
-
-
 def ended(client: openai.OpenAI, id: str) -> bool:
     return client.responses.retrieve(id).status not in ("queued", "in_progress")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 from frames import PIECES, STOPS, answer, events_of
 from hypothesis import given
 from hypothesis import strategies as st
+from sse_client import completion_text
 
 from gateway.model import ServedModel
 
@@ -119,5 +119,4 @@ def said(http: httpx.Client, body: dict[str, Any], stream: bool) -> str:
     assert answered.status_code == 200, answered.text
     if not stream:
         return str(answered.json()["choices"][0]["text"])
-    data = [line.removeprefix("data: ") for line in answered.text.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(one)["choices"][0]["text"] for one in data)
+    return completion_text(answered.text.splitlines())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import post, show_an_engine, wait_until
+from sse_client import completion_text
 from stack import NAME, Server, Stack
 
 from services.config import Settings
@@ -122,10 +122,7 @@ def test_an_outage_of_the_pool(tmp_path: Path, tiny_folder: Path) -> None:
         check(http.get("/ready"), 503, "pool_unavailable")
         assert http.get("/health").status_code == 200
         server.call(server.server.start())
-        chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
-        assert chunks.pop() == "[DONE]"
-        text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
-        assert text == "SLOWabc " * 10
+        assert completion_text([*begun, *lines]) == "SLOWabc " * 10
         assert http.post("/v1/completions", json=BODY).status_code == 200
 
 
@@ -142,9 +139,7 @@ def test_a_pool_with_full_memory_continues_its_requests(stack: Stack, http: http
             check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
             wait_until(lambda: http.get("/ready").status_code == 503)
             check(http.get("/ready"), 503, "pool_unavailable")
-            chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
-        assert chunks.pop() == "[DONE]"
-        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "SLOWabc " * 10
+            assert completion_text([*begun, *lines]) == "SLOWabc " * 10
     finally:
         memory("0")
     assert http.post("/v1/completions", json=BODY).status_code == 200
