@@ -36,7 +36,14 @@ from services.requests import BATCH_CLASS
 F = TypeVar("F", bound=GenerationFields)
 
 # temporary errors: the line is tried again
-TEMPORARY = {Kind.TOO_MANY_LONG, Kind.POOL_FULL, Kind.NO_ENGINE, Kind.POOL_UNAVAILABLE, Kind.STOPPING}
+TEMPORARY = {
+    Kind.TOO_MANY_LONG,
+    Kind.TOO_MANY_FOLLOWERS,
+    Kind.POOL_FULL,
+    Kind.NO_ENGINE,
+    Kind.POOL_UNAVAILABLE,
+    Kind.STOPPING,
+}
 # the line's request was cancelled from outside or its tokens diverged: it is submitted again
 BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
 _KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {

@@ -14,7 +14,9 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches import runner
+from gateway.batches import line_answerer, runner
+from gateway.errors import ApiError, Kind
+from gateway.pool_client.following import Generations
 
 
 def test_a_tenant_sees_only_its_own(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
@@ -193,6 +195,24 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
     before = counted()
     ended(alice, create(alice, jsonl([line("a", {"prompt": "x"}), line("b", {"prompt": "x"}), line("c", {})])))
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])
+
+
+def test_a_line_waits_while_too_many_reads_wait(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[str] = []
+    check = Generations._check_followers
+
+    def refuse_the_first(generations: Generations, request: str) -> None:
+        if not refused:
+            refused.append(request)
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, "too many")
+        check(generations, request)
+
+    monkeypatch.setattr(Generations, "_check_followers", refuse_the_first)
+    monkeypatch.setattr(line_answerer, "PAUSE", 0.05)
+    monkeypatch.setattr(runner, "PERIOD", 0.05)
+    counts = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})]))).request_counts
+    assert counts is not None
+    assert (len(refused), counts.completed) == (1, 1)
 
 
 def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(

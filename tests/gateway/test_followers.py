@@ -20,7 +20,9 @@ from gateway.pool_client import read_slots
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
-from services.messages import Commit, Snapshot
+from services.messages import Commit, Logprobs, Snapshot
+from services.pool import packing
+from services.pool import pool as pool_module
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
 
@@ -131,7 +133,7 @@ async def test_tokens_committed_while_a_follower_reads_reach_it(
     assert await take(late, 3) == [(0, 5), (1, 6), (2, None)]
 
 
-def threads_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
     """The names of the threads that call this method, appended at each call."""
     names: list[str] = []
     function: Callable[..., Any] = getattr(owner, name)
@@ -151,6 +153,23 @@ def test_a_long_stored_stream_is_written_off_the_loop(http: httpx.Client, monkey
     frames = http.get(f"/v1/streams/{said['id']}").text
     assert frames.endswith("data: [DONE]\n\n")
     assert names == ["executor"]
+
+
+async def test_a_long_reply_of_the_pool_is_unpacked_off_the_loop(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = EventReader(pool, "gw")
+    await submit(pool, reader, "a", logprobs=20)
+    logprobs = Logprobs(-1.0, [(i, -1.0) for i in range(20)])
+    await Committer(pool).commit(Commit("a/0", 0, [5], [logprobs]))
+    names = threads_of(monkeypatch, packing, "read_snapshots")
+    await reader.reread(["a/0"])
+    monkeypatch.setattr(pool_module, "LONG_REPLY", 100)
+    await reader.reread(["a/0"])
+    second = reader.follow("a", ["a/0"])
+    await reader.catch_up(second)
+    assert names == ["MainThread", "MainThread", "asyncio"]
+    assert (await second.take())[0].logprobs == logprobs
 
 
 def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
