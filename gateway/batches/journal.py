@@ -52,14 +52,10 @@ class BatchJournal:
         self.lines = InputLines(folder.input, checked)
         found = entry_locations(folder.segments())
         self.pending = [number for number in range(len(checked)) if number not in found]
-        completed = sum(place.ok for place in found.values())
+        completed = sum(location.ok for location in found.values())
         self._counts = Counts(len(checked), completed, len(found) - completed)
         self._progress = Progress(earlier.in_progress_at if earlier else _now())
         self._saved: Progress | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._counts.completed + self._counts.failed == self._counts.total
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
         return [self.lines.read(number) for number in numbers]
@@ -138,14 +134,14 @@ class BatchJournal:
         self, numbers: Sequence[int], found: dict[int, EntryLocation], segments: Sequence[Path], status: Status
     ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
-            used = {place.segment for number in numbers if (place := found.get(number))}
+            used = {location.segment for number in numbers if (location := found.get(number))}
             files = {index: stack.enter_context(segments[index].open("rb")) for index in used}
             for number in numbers:
-                place = found.get(number)
-                if place is None:
+                location = found.get(number)
+                if location is None:
                     yield self._unanswered(number, status)
                 else:
-                    yield os.pread(files[place.segment].fileno(), place.length, place.start)
+                    yield os.pread(files[location.segment].fileno(), location.length, location.start)
 
     def _unanswered(self, number: int, status: Status) -> bytes:
         code, message = UNANSWERED[status]

@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.strict import Strict
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_WINDOW = 30 * 86_400  # seconds
 _WINDOW = re.compile(r"([0-9]{1,7})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
