@@ -30,7 +30,7 @@ _BOUNDS = {
     "waiting_tokens": "prompt tokens of waiting choices",
     "streams": "open requests",
     "bytes": "bytes of open requests",
-    "message": "bytes in which a request is told to the pool",
+    "message": "bytes of a request in the pool's format",
 }
 
 
@@ -132,8 +132,8 @@ def pool_refusal(refusal: Refusal) -> ApiError:
     """The error for a request that the pool refuses: a 400 if an empty pool would refuse it too, else a 429."""
     if refusal.bound == "queue_wait":
         text = (
-            f"A request of this API key would wait {refusal.held} s for an engine now, the most is {refusal.limit} s; "
-            f"try again in {refusal.retry_after} s."
+            f"A request of this API key would wait {refusal.held} s for an engine now, the maximum is "
+            f"{refusal.limit} s; try again in {refusal.retry_after} s."
         )
         return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)
     whose = "API key" if refusal.own else "server"

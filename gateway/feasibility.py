@@ -40,7 +40,7 @@ def check_logprobs(
     if count > MAX_LOGPROBS:
         text = f"{count} log probabilities (choices x tokens x those of each) were requested, at most {MAX_LOGPROBS}"
         param = "prompt_logprobs" if fields.requested_logprobs is None else "logprobs"
-        raise ApiError(Kind.INVALID, f"{text} are taken in one answer. Ask for fewer, or split the request.", param)
+        raise ApiError(Kind.INVALID, f"{text} are accepted in one answer. Ask for fewer, or split the request.", param)
 
 
 def _each(likeliest: int | None) -> int:

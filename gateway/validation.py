@@ -217,7 +217,7 @@ class Validator:
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)
         if count > limit:
-            text = f"{count} choices (prompts x n) were requested, at most {limit} are taken in one request."
+            text = f"{count} choices (prompts x n) were requested, at most {limit} are accepted in one request."
             raise ApiError(Kind.INVALID, text, "prompt")
 
     def check_ids(self, ids: list[int], param: str) -> None:

@@ -38,7 +38,7 @@ def check(path: Path, endpoint: str, max_lines: int, max_values: int = MOST_VALU
     with path.open("rb") as file:
         for count, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
-                text = f"This line is longer than the {MAX_LINE_BYTES} bytes that are taken."
+                text = f"This line is longer than the maximum of {MAX_LINE_BYTES} bytes."
                 checked.errors.append({"code": "line_too_long", "message": text, "param": None, "line": count})
                 return checked
             if line.strip():

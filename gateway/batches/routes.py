@@ -80,7 +80,7 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         raise ApiError(error.kind, error.message, "input_file_id") from None
     open_ = sum(folder.tenant == name for folder in batches.open())
     if open_ >= MAX_OPEN:
-        text = f"{open_} batches have not ended, at most {MAX_OPEN} of a tenant are taken; try again later."
+        text = f"{open_} batches have not ended, at most {MAX_OPEN} of a tenant are accepted; try again later."
         raise ApiError(Kind.TOO_MANY_BATCHES, text)
     store.check_count(tenant)  # the results will be files
     now = int(time.time())

@@ -163,7 +163,7 @@ class _Form:
         name = self._name = options.get(b"name", b"").decode(errors="replace")
         if name == "file":
             if self.filename is not None:
-                raise ApiError(Kind.INVALID, "There are two parts 'file', one is taken.", "file")
+                raise ApiError(Kind.INVALID, "There are two parts 'file', one is accepted.", "file")
             self.filename = options.get(b"filename", b"file.jsonl").decode(errors="replace")
         elif name not in _KNOWN or name in self.fields or len(self.fields) >= MAX_FIELDS:
             raise ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {name[:64]}.", name[:64])
@@ -188,6 +188,6 @@ class _Form:
 def _within(data: bytes) -> bytes:
     if len(data) > MAX_FIELD_BYTES:
         raise ApiError(
-            Kind.INVALID, f"A part that is no file has more than the {MAX_FIELD_BYTES} bytes that are taken."
+            Kind.INVALID, f"A part other than the file has more than the maximum of {MAX_FIELD_BYTES} bytes."
         )
     return data

@@ -1,4 +1,4 @@
-"""What the headers of a request say: who sends it (`Caller`), and where its client is in a stream (`Position`)."""
+"""The headers of a request: its caller (`Caller`), and the position of its client in a stream (`Position`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Caller:
         """Raises ApiError naming the header that is wrong."""
         key = request.headers.get("idempotency-key")
         if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
-            text = f"'Idempotency-Key' has {len(key)} characters, 1 to {MAX_KEY_CHARS} are taken."
+            text = f"'Idempotency-Key' has {len(key)} characters, 1 to {MAX_KEY_CHARS} are accepted."
             raise ApiError(Kind.INVALID, text)
         resumable = request.headers.get("orca-resumable", "false")
         if resumable.lower() not in _BOOLEANS:

@@ -25,9 +25,9 @@ def too_many(body: bytes, most_values: int = MOST_VALUES) -> str | None:
         return None
     outside = _outside_strings(body)
     if (members := _members(outside)) > MOST_MEMBERS:
-        return f"{members} lists, objects and names of members; at most {MOST_MEMBERS} are taken"
+        return f"{members} lists, objects and names of members; at most {MOST_MEMBERS} are accepted"
     if (values := outside.count(b",")) > most_values:
-        return f"{values} values; at most {most_values} are taken"
+        return f"{values} values; at most {most_values} are accepted"
     return None
 
 

@@ -1,6 +1,6 @@
 """Following requests: `Generations` submits a request or finds it in the pool, and opens a `Generation` of it.
 
-When nobody at this gateway follows a request any more, `AbandonedRequests` tells the pool.
+`AbandonedRequests` reports to the pool when a request has no follower at this gateway any more.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Generations:
     def _check_followers(self, request: str) -> None:
         followers = len(self._reader.followers(request))
         if followers >= MOST_FOLLOWERS:
-            text = f"Request '{request}' has {followers} followers at this gateway, its most."
+            text = f"Request '{request}' has {followers} followers at this gateway, the maximum."
             raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
 
     async def _group(self, request: str, tenant: str) -> Group:
@@ -179,7 +179,7 @@ class Generations:
 
 
 class AbandonedRequests:
-    """Tells the pool which requests nobody at this gateway follows any more.
+    """Reports to the pool which requests have no follower at this gateway any more.
 
     `follows`: whether this gateway has a follower of a request, perhaps a new one.
     """

@@ -47,7 +47,7 @@ class ReadSlots:
         """Raises ApiError if too many reads of the tenant wait."""
         reads = self._reads[tenant]
         if reads >= MOST_WAITING:
-            text = f"{reads} reads of stored requests of yours wait at this gateway, its most; try again later."
+            text = f"{reads} reads of stored requests of yours wait at this gateway, the maximum; try again later."
             raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
         self._reads[tenant] += 1
         slots = self._slots.setdefault(tenant, asyncio.Semaphore(AT_ONCE))

@@ -51,7 +51,7 @@ def page_of_items(stored: StoredResponse, query: PageQuery) -> dict[str, Any]:
     if query.after is not None:
         place = next((i for i, item in enumerate(items) if item["id"] == query.after), None)
         if place is None:
-            text = f"Invalid 'after': '{query.after[:100]}' is no input item of response '{stored.head.id}'."
+            text = f"Invalid 'after': '{query.after[:100]}' is not an input item of response '{stored.head.id}'."
             raise ApiError(Kind.INVALID, text, "after")
         items = items[place + 1 :]
     return page(items[: query.limit], len(items) > query.limit)

@@ -32,7 +32,7 @@ def stop_strings(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
         raise ValueError("must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
-        raise ValueError(f"has {len(stops)} strings, at most {MAX_STOPS} are taken")
+        raise ValueError(f"has {len(stops)} strings, at most {MAX_STOPS} are accepted")
     for stop in stops:
         if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
             raise ValueError(f"a stop string has {len(stop.encode())} bytes, it must have 1 to {MAX_STOP_BYTES}")
@@ -45,7 +45,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise ValueError("must be an object of token id to bias")
     if len(value) > MAX_LOGIT_BIAS:
-        raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are taken")
+        raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are accepted")
     for token, bias in value.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise ValueError("a key is not a token id")
@@ -59,7 +59,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError("must be a list of strings")
     if len(words) > MAX_BAD_WORDS:
-        raise ValueError(f"has {len(words)} strings, at most {MAX_BAD_WORDS} are taken")
+        raise ValueError(f"has {len(words)} strings, at most {MAX_BAD_WORDS} are accepted")
     for word in words:
         if not 1 <= len(word.encode()) <= MAX_BAD_WORD_BYTES:
             raise ValueError(f"a word has {len(word.encode())} bytes, it must have 1 to {MAX_BAD_WORD_BYTES}")

@@ -79,10 +79,10 @@ def too_long(value: dict[str, Any]) -> str | None:
     """The error of a list or object in parsed JSON (not nested too deep) with more than `MAX_ITEMS` items, except token
     ids; None if there is none."""
     if len(value) > MAX_ITEMS:
-        return f"An object has {len(value)} members; at most {MAX_ITEMS} are taken."
+        return f"An object has {len(value)} members; at most {MAX_ITEMS} are accepted."
     for name, part in value.items():
         if name not in LONG_LISTS and (count := _longest(part)) > MAX_ITEMS:
-            return f"'{name[:64]}' has {count} items; at most {MAX_ITEMS} are taken."
+            return f"'{name[:64]}' has {count} items; at most {MAX_ITEMS} are accepted."
     return None
 
 

@@ -30,7 +30,7 @@ BODIES: list[tuple[type[BaseModel], Callable[[int], dict[str, Any]]]] = [
 def test_a_long_list_is_refused_before_its_items_are_read(
     model: type[BaseModel], body: Callable[[int], dict[str, Any]]
 ) -> None:
-    with pytest.raises(ApiError, match=f"at most {MAX_ITEMS} are taken"):
+    with pytest.raises(ApiError, match=f"at most {MAX_ITEMS} are accepted"):
         validate(model, body(MAX_ITEMS + 1))
     with pytest.raises(ValidationError) as wrong:
         model.model_validate(body(MAX_ITEMS))

@@ -181,7 +181,7 @@ def test_errors_of_counting(http: httpx.Client, fields: dict[str, Any], named: s
     assert refused.json()["error"]["param"] == named
 
 
-# --- what was answered is taken back -------------------------------------------------------------------------
+# --- answers in the history -------------------------------------------------------------------------
 
 
 def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
