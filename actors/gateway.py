@@ -10,9 +10,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.replica import find_model, listen_on_node_address, open_pool
-from gateway.app import create_app
+from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
-from gateway.process import settle
 from services.settings.sources import load
 from services.text import Tokenizer
 
@@ -31,5 +30,5 @@ class GatewayReplica:
         name = settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
         app = create_app(open_pool(settings, info), model, settings, echo_request_id=False)
-        settle()
+        prepare_process()
         return app

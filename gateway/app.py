@@ -1,7 +1,9 @@
-"""The FastAPI app of a gateway: plain ASGI, whoever serves it."""
+"""The FastAPI app of a gateway: its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,30 +12,31 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from gateway import docs_routes, routes, side_routes, stream_routes
-from gateway.batches import routes as batches
+from gateway import server_routes
+from gateway.answer.streaming import CLIENT_CLOSED_REQUEST
+from gateway.anthropic import routes as anthropic_routes
+from gateway.batches import routes as batches_routes
 from gateway.batches.runner import BatchRunner
-from gateway.doors import Doors
-from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
-from gateway.files import routes as files
+from gateway.errors import ApiError, ClientGone, GatewayStops, Kind, error_response
+from gateway.files import routes as files_routes
 from gateway.gateway import Gateway
-from gateway.keys import Keys
-from gateway.messages import routes as messages
-from gateway.messages.errors import error_response
-from gateway.middleware import Envelope
+from gateway.http import openapi
+from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
 from gateway.model import ServedModel
-from gateway.responses import routes as responses
-from gateway.streams import CLIENT_CLOSED_REQUEST
+from gateway.openai import routes as openai_routes
+from gateway.responses import routes as responses_routes
+from services.config import Settings
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
 
+SWITCH_INTERVAL = 0.001  # seconds that a thread may run while the event loop waits; Python's default of 5 ms adds up
+
 
 def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_request_id: bool = True) -> FastAPI:
-    """The app for `model` on `pool`. Its lifespan connects the pool (or waits for it), reads, beats, and closes it.
+    """The app that serves `model` on `pool`. Its lifespan runs the gateway, which connects to the pool and closes it.
 
-    `echo_request_id`: a client's `x-request-id` comes back; false where the server around the app does that, as Ray
-    Serve does, or the header would be there twice.
+    `echo_request_id`: return a client's `x-request-id`; false if the server around the app does so, as Ray Serve does.
     """
 
     @asynccontextmanager
@@ -47,29 +50,28 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
         await gateway.stop()
 
     app = FastAPI(title="Orca", lifespan=lifespan, openapi_url=None)
-    app.include_router(routes.router)
-    app.include_router(stream_routes.router)
-    app.include_router(responses.router)
-    app.include_router(messages.router)
-    app.include_router(files.router)
-    app.include_router(batches.router)
-    app.include_router(side_routes.router)
-    app.include_router(docs_routes.router)
+    app.include_router(openai_routes.router)
+    app.include_router(responses_routes.router)
+    app.include_router(anthropic_routes.router)
+    app.include_router(files_routes.router)
+    app.include_router(batches_routes.router)
+    app.include_router(server_routes.router)
+    app.include_router(openapi.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(GatewayStops, _stopping)
-    app.add_middleware(Keys, tenants=settings.tenants)
-    app.add_middleware(Doors, settings=settings)
-    app.add_middleware(Envelope, echo_request_id=echo_request_id)
+    app.add_middleware(AuthenticationMiddleware, tenants=settings.tenants)
+    app.add_middleware(OriginMiddleware, settings=settings)
+    app.add_middleware(RequestIdMiddleware, echo_request_id=echo_request_id)
     if settings.allowed_origins:
         _allow_origins(app, settings)
     return app
 
 
 def _allow_origins(app: FastAPI, settings: Settings) -> None:
-    """CORS around all else: a preflight carries no key, and a page must be able to read errors too."""
+    """CORS is the outermost middleware: a preflight carries no key, and pages must be able to read errors."""
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
@@ -86,7 +88,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The framework's own: no such route, no such method on it."""
+    """An error of the framework: an unknown route or method."""
     assert isinstance(error, HTTPException)
     kind = Kind.METHOD_NOT_ALLOWED if error.status_code == 405 else Kind.NOT_FOUND
     text = f"{request.method} {request.url.path[:200]}: {error.detail}"
@@ -94,8 +96,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _pool_unavailable(request: Request, error: Exception) -> Response:
-    away = ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.")
-    return error_response(away, request.scope)
+    unavailable = ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.")
+    return error_response(unavailable, request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -104,3 +106,11 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _stopping(request: Request, error: Exception) -> Response:
     return error_response(ApiError(Kind.STOPPING, "This gateway is shutting down; ask again."), request.scope)
+
+
+def prepare_process() -> None:
+    """To be called once all modules and the tokenizer are loaded. Garbage collection skips these objects, which would
+    block the event loop for 100 ms, and threads yield to the event loop sooner."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL)

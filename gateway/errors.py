@@ -1,4 +1,4 @@
-"""The closed set of errors a client can see, each an OpenAI error object with its status."""
+"""The closed set of errors that a client can see, in OpenAI's and Anthropic's formats."""
 
 from __future__ import annotations
 
@@ -7,10 +7,35 @@ from typing import Any
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Scope
+
+from services.refusals import Refusal
+
+MESSAGES_PATH = "/v1/messages"
+VERSION_HEADER = b"anthropic-version"  # every official client sends it on all routes
+OVERLOADED = 529  # Anthropic's status instead of 503; its clients retry
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+_BOUNDS = {
+    "waiting": "waiting choices",
+    "waiting_tokens": "prompt tokens of waiting choices",
+    "streams": "open requests",
+    "bytes": "bytes of open requests",
+    "message": "bytes of a request in the pool's format",
+}
 
 
 class Kind(Enum):
-    """status, `type`, `code`, seconds after which a retry makes sense. The name is the label in the metrics."""
+    """HTTP status, `type`, `code`, seconds after which a retry makes sense. The name is the label in the metrics."""
 
     INVALID = (400, "invalid_request_error", None, None)
     UNSUPPORTED = (400, "invalid_request_error", "unsupported_parameter", None)
@@ -47,8 +72,8 @@ class Kind(Enum):
 
 
 class ApiError(Exception):
-    """An error for the client: what kind, a message with value and limit, the field it is about, the seconds after
-    which to try again if they are others than the kind's."""
+    """An error for the client. `message` has the value and the limit, `param` names the field; `retry_after`: seconds,
+    if different from those of the kind."""
 
     def __init__(self, kind: Kind, message: str, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -58,7 +83,7 @@ class ApiError(Exception):
         self.retry_after = kind.value[3] if retry_after is None else retry_after
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object; in mid-stream it travels as a `data:` frame."""
+        """OpenAI's error object; within a stream it is the data of an event."""
         _, type_, code, _ = self.kind.value
         return {"error": {"message": self.message, "type": type_, "param": self.param, "code": code}}
 
@@ -67,13 +92,57 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
         if self.kind is Kind.QUEUE_TIMEOUT:
-            headers["x-should-retry"] = "false"  # official clients come back after a 408 unless told so
+            headers["x-should-retry"] = "false"  # otherwise official clients retry after a 408
         return Response(orjson.dumps(self.body()), self.kind.status, headers, "application/json")
 
 
 class ClientGone(Exception):
-    """The client closed its connection: nobody is left to answer."""
+    """The client closed its connection."""
 
 
 class GatewayStops(Exception):
-    """This gateway ends; what it followed goes on elsewhere."""
+    """This gateway stops; the requests that it followed continue elsewhere."""
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the client of this HTTP request expects Anthropic's errors."""
+    path: str = scope["path"]
+    of_messages = path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+    return of_messages or any(name == VERSION_HEADER for name, _ in scope["headers"])
+
+
+def error_response(error: ApiError, scope: Scope, headers: dict[str, str] | None = None) -> Response:
+    """The error in the format that the client of this HTTP request expects."""
+    response = error.response(headers)
+    if speaks_anthropic(scope):
+        status = OVERLOADED if response.status_code == 503 else response.status_code
+        body = orjson.dumps(anthropic_error_body(error, scope.get("state", {}).get("request_id")))
+        del response.headers["content-length"]  # that of OpenAI's body
+        return Response(body, status, dict(response.headers))
+    return response
+
+
+def anthropic_error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+    """Anthropic's error object; within a stream it is the data of an `error` event."""
+    details = {"type": _ANTHROPIC_TYPES.get(error.kind.status, "invalid_request_error"), "message": error.message}
+    return {"type": "error", "error": details, "request_id": request_id}
+
+
+def pool_refusal(refusal: Refusal) -> ApiError:
+    """The error for a request that the pool refuses: a 400 if an empty pool would refuse it too, else a 429."""
+    if refusal.bound == "queue_wait":
+        text = (
+            f"A request of this API key would wait {refusal.held} s for an engine now, the maximum is "
+            f"{refusal.limit} s; try again in {refusal.retry_after} s."
+        )
+        return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)
+    whose = "API key" if refusal.own else "server"
+    what = _BOUNDS[refusal.bound]
+    if refusal.for_good:
+        text = f"This request needs {refusal.asked} {what}, this {whose} has a limit of {refusal.limit}."
+        return ApiError(Kind.INVALID, text)
+    text = (
+        f"This {whose} has {refusal.held} {what} of at most {refusal.limit}, this request needs {refusal.asked} more; "
+        f"try again in {refusal.retry_after} s."
+    )
+    return ApiError(Kind.POOL_FULL, text, retry_after=refusal.retry_after)

@@ -1,4 +1,4 @@
-"""One gateway process: its parts, and their life."""
+"""One gateway process: its parts and their life."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Iterator
 
 from starlette.requests import HTTPConnection
 
 from gateway.batches.folder import BatchFolders
-from gateway.desk import Desk
-from gateway.door import Door
 from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.executor import FairExecutor
 from gateway.files.store import FileStore
-from gateway.generations import Generations
-from gateway.heartbeat import Heartbeat
-from gateway.leaving import Leaving
 from gateway.model import ServedModel
-from gateway.put_back import PutBack
-from gateway.reader import Reader
-from services.background import keep_running, start
+from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.following import AbandonedRequests, Generations
+from gateway.pool_client.heartbeat import Heartbeat
+from gateway.pool_client.recovery import Recovery
+from gateway.validation import Validator
+from services.background import persist, start
+from services.config import Settings
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
 from services.metrics import Counters
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Its id is random: a restarted gateway is another one."""
+    """Its id is random: a restarted gateway is a new one."""
 
     def __init__(self, pool: RequestPool, model: ServedModel, settings: Settings) -> None:
         self.id = secrets.token_hex(8)
@@ -42,54 +43,61 @@ class Gateway:
         self.model = model
         self.settings = settings
         self.counters = Counters()
-        self.reader = Reader(pool, self.id)
+        self.executor = FairExecutor()
+        self.validator = Validator(self.id, model, settings, self.executor, self.figures)
+        self.reader = EventReader(pool, self.id)
+        self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
+        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
+        self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
-        self.leaving = Leaving(pool, self.id, self.reader.follows)
-        self.put_back = PutBack(pool, self.reader, self.leaving)
-        self.desk = Desk()
-        self.generations = Generations(pool, self.reader, self.leaving, self.counters, self.desk)
-        self.door = Door(self.id, model, settings)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
 
     def overview(self) -> Overview:
-        """The pool as of the last second, at no cost to it. Raises PoolUnavailable while it is away."""
-        if self.reader.away:
-            raise PoolUnavailable("the pool is away")
-        return self.heartbeat.known()
+        """The overview of the last second, at no cost to the pool. Raises PoolUnavailable."""
+        if self.reader.pool_unavailable:
+            raise PoolUnavailable("the pool is unavailable")
+        return self.heartbeat.last_overview()
 
     async def figures(self) -> EngineFigures:
-        """What the largest engine can take. Raises ApiError while there has not been an engine, PoolUnavailable."""
+        """The limits of the largest engine. Raises ApiError until there has been an engine; PoolUnavailable."""
         figures = await self.heartbeat.figures()
         if figures is None:
             raise ApiError(Kind.NO_ENGINE, "No engine has been attached yet; try again later.")
         return figures
 
+    @contextlib.contextmanager
+    def rejections_counted(self) -> Iterator[None]:
+        """Count the ApiError with which a request is rejected, if any."""
+        try:
+            yield
+        except ApiError as error:
+            self.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
+            raise
+
     async def start(self) -> None:
-        """Begin to live; a pool that is away is waited for in the background."""
+        """Start the parts in the background, where they wait for a pool that is unavailable."""
         self._life = start(self._live(), "the gateway")
 
     async def stop(self) -> None:
-        """Stop reading, break the streams that are open, and say goodbye to the pool if it is there."""
+        """Stop reading, close the open streams, and unregister from the pool if it is available."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
-        await self.leaving.stop()
+        await self.abandoned.stop()
         self.reader.fail_all(GatewayStops())
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
-        self.desk.close()
+        self.executor.close()
 
     @property
     def alive(self) -> bool:
-        """Whether its parts run. One that has started and does not would submit requests and hear no token of them."""
+        """Whether the parts run. A gateway whose parts have ended would submit requests and receive no tokens."""
         return not self._life.done()
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(
-            keep_running(self.heartbeat.run), keep_running(self.reader.run), keep_running(self.put_back.run)
-        )
+        await asyncio.gather(persist(self.heartbeat.run), persist(self.reader.run), persist(self.recovery.run))
 
     async def _connect(self) -> None:
         while True:
@@ -102,7 +110,7 @@ class Gateway:
             await asyncio.sleep(RECONNECT)
 
 
-def of(connection: HTTPConnection) -> Gateway:
-    """The gateway that this request came to."""
+def gateway_of(connection: HTTPConnection) -> Gateway:
+    """The gateway that received this request."""
     gateway: Gateway = connection.app.state.gateway
     return gateway

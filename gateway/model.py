@@ -1,18 +1,28 @@
-"""The model that this gateway answers for."""
+"""The served model, and the token ids that its tokenizer makes of requests.
+
+Tokenizing a long text takes long: it is done by the executor, off the event loop.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.errors import ApiError, Kind
+from gateway.schemas.chat import Message
+from gateway.schemas.generation import GenerationFields
 from services.models import ModelInfo
 from services.text import Tokenizer
+
+PART = 1 << 18  # characters that are tokenized in one call
+Words = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model's name in the API, its text side and its figures; `created` is in Unix seconds."""
+    """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds."""
 
     name: str
     tokenizer: Tokenizer
@@ -20,7 +30,7 @@ class ServedModel:
     created: int
 
     def card(self) -> dict[str, Any]:
-        """The model object of OpenAI and of Anthropic, whose fields do not clash; `max_model_len` is vLLM's."""
+        """The model object with the fields of OpenAI, Anthropic and vLLM (`max_model_len`)."""
         return {
             "id": self.name,
             "object": "model",
@@ -32,3 +42,95 @@ class ServedModel:
             "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "lifecycle": "active",
         }
+
+
+def text_tokens(
+    model: ServedModel, texts: Sequence[str], add_special_tokens: bool, param: str, whole: bool = False
+) -> list[list[int]]:
+    """The token ids of each text. Raises ApiError for a text that certainly exceeds the context length. `whole`: the
+    texts will not be truncated, so the rest of a long list is not tokenized after one that exceeds it."""
+    for text in texts:
+        _check_length(model, text, param)
+    ids: list[list[int]] = []
+    for part in _in_parts(texts):
+        if whole and (longest := max(map(len, ids), default=0)) > model.info.max_model_len:
+            raise _too_long(model, param, str(longest))
+        ids += model.tokenizer.encode_batch(part, add_special_tokens)
+    return ids
+
+
+def chat_tokens(
+    model: ServedModel,
+    messages: list[Message],
+    add_generation_prompt: bool | None = None,
+    param: str = "messages",
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """The prompt of a conversation. `param`: the field with the messages. By default the prompt ends with the beginning
+    of an answer unless the final message is continued.
+
+    Raises ApiError if the chat template refuses the messages or the prompt exceeds the context length."""
+    begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    conversation = [message.for_template() for message in messages]
+    try:
+        text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message)
+        return text_tokens(model, [text], add_special_tokens, param)[0]
+    except ValueError as error:
+        raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None
+
+
+def conversation_size(messages: Sequence[Message]) -> int:
+    """The approximate number of characters of a conversation."""
+    return sum(32 + message.size for message in messages)
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> Words:
+    """The token ids of `bad_words` as vLLM has them: each word at the beginning of a text and, if that gives as many
+    tokens with another first one, after a space. Leading spaces of a word are ignored. Raises ApiError for a word
+    without tokens."""
+    if not words:
+        return ()
+    bare = [word.lstrip() for word in words]
+    encoded = tokenizer.encode_batch([*bare, *(f" {word}" for word in bare)], add_special_tokens=False)
+    found: list[tuple[int, ...]] = []
+    for word, plain, spaced in zip(words, encoded[: len(bare)], encoded[len(bare) :], strict=True):
+        if not plain:
+            raise ApiError(Kind.INVALID, f"Invalid 'bad_words': {word!r} has no tokens.", "bad_words")
+        found.append(tuple(plain))
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(tuple(spaced))
+    return tuple(dict.fromkeys(found))
+
+
+def truncated(prompt: list[int], fields: GenerationFields, max_prompt_tokens: int) -> list[int]:
+    """The tokens that `truncate_prompt_tokens` keeps: the last ones, or with `truncation_side` right the first ones; -1
+    keeps `max_prompt_tokens`."""
+    keep = fields.truncate_prompt_tokens
+    if keep is None or keep >= len(prompt):
+        return prompt
+    if keep < 0:
+        keep = max_prompt_tokens
+    return prompt[:keep] if fields.truncation_side == "right" else prompt[max(0, len(prompt) - keep) :]
+
+
+def _check_length(model: ServedModel, text: str, param: str) -> None:
+    """To be called before tokenizing, which takes seconds and hundreds of bytes per character for a very long text."""
+    least, most = model.tokenizer.least_tokens(text), model.info.max_model_len
+    if least > most:
+        raise _too_long(model, param, f"at least {least}")
+
+
+def _too_long(model: ServedModel, param: str, tokens: str) -> ApiError:
+    words = f"This model's maximum context length is {model.info.max_model_len} tokens, but '{param}' has {tokens}."
+    return ApiError(Kind.CONTEXT_LENGTH, words, param)
+
+
+def _in_parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Consecutive parts of `texts`, each with enough characters to occupy a few cores."""
+    begin = size = 0
+    for end, text in enumerate(texts, start=1):
+        size += len(text)
+        if size >= PART or end == len(texts):
+            yield texts[begin:end]
+            begin, size = end, 0

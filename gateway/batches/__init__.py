@@ -1,1 +1,1 @@
-"""Batches: the lines of a file, answered behind everybody else."""
+"""Batches: the lines of a file, answered after all other requests."""

@@ -1,13 +1,13 @@
-"""BatchFolder: a batch on disk, which is all there is of it.
+"""BatchFolder: the state of a batch, which is only on disk.
 
 | | |
 |---|---|
-| `record` | what was asked for, written last when the batch is created |
+| `record` | the request; written last when the batch is created |
 | `input` | a link to the content of the input file |
-| `segment-<epoch>` | what the owner of this epoch has answered, see `segments.py` |
-| `progress` | for clients that look; nothing depends on it |
-| `cancel` | when it was cancelled |
-| `final` | how it ended: whoever creates it first has ended the batch |
+| `segment-<epoch>` | the answers of the owner of this epoch, see `segments.py` |
+| `progress` | for clients only |
+| `cancel` | the time at which it was cancelled |
+| `final` | how the batch ended; creating this file ends it |
 
 All methods block; call them in a thread.
 """
@@ -33,20 +33,20 @@ M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 SEGMENT = "segment-"
-STILLBORN = 3600.0  # seconds that the creation of a batch takes at most
+MAX_CREATION = 3600.0  # seconds that the creation of a batch can take
 
 
 class BatchFolder:
-    """At `path`; its name is the batch's id."""
+    """The folder of a batch; its name is the batch's id."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
-        self.tenant = path.parent.parent.name  # the name of its folder
+        self.tenant = path.parent.parent.name  # the name of the tenant's folder
         self.input = path / "input"
 
     def create(self, record: BatchRecord, content: Path) -> None:
-        """Raises FileNotFoundError where the input's `content` is gone."""
+        """Raises FileNotFoundError if the input's `content` does not exist."""
         self.path.mkdir(parents=True)
         try:
             _link(content, self.input)
@@ -57,7 +57,7 @@ class BatchFolder:
         disk.sync_folder(self.path.parent)
 
     def record(self) -> BatchRecord | None:
-        """None where there is no such batch, or it is just being created."""
+        """None if the batch does not exist or is being created."""
         return _read(self.path / "record", BatchRecord)
 
     def final(self) -> Final | None:
@@ -80,44 +80,44 @@ class BatchFolder:
         disk.create(self.path / "cancel", str(now).encode())
 
     def end(self, final: Final) -> bool:
-        """False where it has ended before."""
+        """Returns False if the batch has ended before."""
         return disk.create(self.path / "final", wire.pack(final))
 
     def tidy(self) -> None:
-        """It has ended: remove what only its lines needed."""
+        """Remove the files that an ended batch does not need."""
         for path in (self.input, self.path / "progress", *self.path.glob(".progress.*.tmp"), *self.segments()):
             path.unlink(missing_ok=True)
 
     def segments(self) -> list[Path]:
-        """By epoch."""
+        """In the order of their epochs."""
         return sorted(self.path.glob(SEGMENT + "*"), key=_epoch)
 
     def segment(self, epoch: str) -> Path:
         return self.path / f"{SEGMENT}{epoch}"
 
     def body(self) -> dict[str, Any] | None:
-        """OpenAI's batch object; None where there is no such batch, or none that this build can read."""
+        """OpenAI's batch object; None if the batch does not exist or this build cannot read it."""
         try:
             record = self.record()
             if record is None:
                 return None
             progress, cancelled_at = self.progress(), self.cancelled_at()
             return batch_object(record, progress, cancelled_at, self.final())
-        except Unreadable as error:  # the tenant's others are well
+        except Unreadable as error:  # the tenant's other batches can be listed
             log.warning("%s: %s", self.path, error)
             return None
 
 
 class BatchFolders:
-    """All batches: `<root>/<tenant>/batches/<id>`, and under `<root>/open/` a file `<id>` with the tenant's folder for
-    each that has not ended, so that nobody need look through the others."""
+    """All batches: the folders `<root>/<tenant>/batches/<id>`, and for each unfinished batch a file `<root>/open/<id>`
+    with the name of the tenant's folder, so that these are found without a search."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._open = root / "open"
 
     def of_tenant(self, tenant: str) -> list[BatchFolder]:
-        """`tenant` is the name of its folder. By creation."""
+        """In the order of creation. `tenant`: the name of its folder."""
         folder = self._root / tenant / "batches"
         names = sorted(os.listdir(folder)) if folder.is_dir() else []
         return [BatchFolder(folder / name) for name in names]
@@ -126,7 +126,7 @@ class BatchFolders:
         return BatchFolder(self._root / tenant / "batches" / id)
 
     def open(self) -> Iterator[BatchFolder]:
-        """Those that have not ended, by creation."""
+        """The unfinished batches in the order of creation."""
         names = os.listdir(self._open) if self._open.is_dir() else []
         for name in sorted(name for name in names if name.startswith("batch_")):
             try:
@@ -139,11 +139,11 @@ class BatchFolders:
         self._open.mkdir(parents=True, exist_ok=True)
         disk.replace(self._open / id, tenant.encode())
 
-    def forget_stillborn(self, id: str) -> None:
-        """There is no batch of this id yet. After a while there will be none: whoever created it died."""
+    def forget_uncreated(self, id: str) -> None:
+        """Forget an id without a batch if it is old: the process that was creating the batch died."""
         marker = self._open / id
         with contextlib.suppress(FileNotFoundError):
-            if marker.stat().st_mtime < time.time() - STILLBORN:
+            if marker.stat().st_mtime < time.time() - MAX_CREATION:
                 marker.unlink()
 
     def mark_ended(self, id: str) -> None:
@@ -151,7 +151,7 @@ class BatchFolders:
 
 
 def _link(content: Path, name: Path) -> None:
-    """The same content under another name; a copy where the file system has no links."""
+    """Another name for the same content; a copy if the file system has no links."""
     try:
         os.link(content, name)
     except FileNotFoundError:

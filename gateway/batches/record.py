@@ -1,4 +1,4 @@
-"""What is kept of a batch, and the object that clients see."""
+"""The stored data of a batch, and its object in the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Status = Literal["completed", "failed", "expired", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What was asked for; never changed. Times in Unix seconds, `output_life` in seconds."""
+    """The request, which never changes. Times in Unix seconds, `output_life` in seconds."""
 
     id: str
     tenant: str
@@ -26,7 +26,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Lines: in all, in the output file, in the error file."""
+    """The number of lines: all, in the output file, in the error file."""
 
     total: int = 0
     completed: int = 0
@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an owner has come, written every now and then."""
+    """The progress of an owner, written periodically."""
 
     in_progress_at: int
     counts: Counts = field(default_factory=Counts)
@@ -57,7 +57,7 @@ class Final:
 def batch_object(
     record: BatchRecord, progress: Progress | None, cancelling_at: int | None, final: Final | None
 ) -> dict[str, Any]:
-    """OpenAI's batch object; what is not there yet is null."""
+    """OpenAI's batch object; what is not known yet is null."""
     progress = final.progress if final else progress
     counts = progress.counts if progress else Counts()
     return {

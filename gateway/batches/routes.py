@@ -9,19 +9,19 @@ from fastapi import APIRouter, Request
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord
-from gateway.body import parse
-from gateway.documented import BODY_ERRORS, documented
 from gateway.errors import ApiError, Kind
 from gateway.files import disk
-from gateway.files.pages import AFTER, after_of, limit_of, limit_query, page
 from gateway.files.store import new_id, tenant_folder
-from gateway.gateway import Gateway, of
-from gateway.schemas.batches import BatchRequest, window_seconds
-from gateway.schemas.file_answers import BatchList, BatchObject
+from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
+from gateway.http.documented import BODY_ERRORS, documented
+from gateway.http.pages import AFTER, limit_of, limit_parameter, page, start_of
+from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, window_seconds
 
-PAGE, LONGEST_PAGE = 20, 100
-OPEN_MOST = 100  # batches of a tenant that have not ended
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+MAX_OPEN = 100  # unfinished batches per tenant
 
+LISTING = (limit_parameter(DEFAULT_PAGE, MAX_PAGE), AFTER)
 ERRORS = (Kind.INVALID, Kind.NO_SUCH_OBJECT, Kind.INTERNAL)
 
 router = APIRouter(prefix="/v1/batches")
@@ -36,33 +36,33 @@ router = APIRouter(prefix="/v1/batches")
     ),
 )
 async def create(request: Request) -> dict[str, Any]:
-    """Begins to answer the lines of a file, behind all other requests."""
-    gateway = of(request)
+    """Begins to answer the lines of a file, after all other requests."""
+    gateway = gateway_of(request)
     fields = await parse(request, BatchRequest)
     folder = await disk.in_thread(_create, gateway, request.state.tenant, fields)
     return await _body(folder)
 
 
-@router.get("", **documented(gives=BatchList, parameters=(limit_query(PAGE, LONGEST_PAGE), AFTER), errors=ERRORS))
+@router.get("", **documented(gives=BatchList, parameters=LISTING, errors=ERRORS))
 async def listed(request: Request) -> dict[str, Any]:
     """The tenant's batches, the newest first."""
-    limit = limit_of(request, PAGE, LONGEST_PAGE)
-    folders = await disk.in_thread(of(request).batches.of_tenant, tenant_folder(request.state.tenant))
+    limit = limit_of(request, DEFAULT_PAGE, MAX_PAGE)
+    folders = await disk.in_thread(gateway_of(request).batches.of_tenant, tenant_folder(request.state.tenant))
     folders.reverse()
-    first = after_of(request, [folder.id for folder in folders], newest_first=True)
+    first = start_of(request, [folder.id for folder in folders], newest_first=True)
     bodies = await disk.in_thread(lambda: [folder.body() for folder in folders[first : first + limit]])
     return page([body for body in bodies if body is not None], len(folders) > first + limit)
 
 
 @router.get("/{id}", **documented(gives=BatchObject, errors=ERRORS))
 async def retrieve(request: Request, id: str) -> dict[str, Any]:
-    """How far a batch has come."""
+    """The batch with its progress."""
     return await _body(_found(request, id))
 
 
 @router.post("/{id}/cancel", **documented(gives=BatchObject, errors=ERRORS))
 async def cancel(request: Request, id: str) -> dict[str, Any]:
-    """Ends a batch; what was answered stays."""
+    """Ends a batch; its answers so far remain available."""
     folder = _found(request, id)
     status = (await _body(folder))["status"]
     if status in ("completed", "failed", "expired"):
@@ -79,10 +79,10 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
     except ApiError as error:
         raise ApiError(error.kind, error.message, "input_file_id") from None
     open_ = sum(folder.tenant == name for folder in batches.open())
-    if open_ >= OPEN_MOST:
-        text = f"{open_} batches have not ended, at most {OPEN_MOST} of a tenant are taken; try again later."
+    if open_ >= MAX_OPEN:
+        text = f"{open_} batches have not ended, at most {MAX_OPEN} of a tenant are accepted; try again later."
         raise ApiError(Kind.TOO_MANY_BATCHES, text)
-    store.check_count(tenant)  # its results will be files
+    store.check_count(tenant)  # the results will be files
     now = int(time.time())
     record = BatchRecord(
         id=f"batch_{new_id()}",
@@ -97,7 +97,7 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         output_life=fields.output_expires_after.seconds if fields.output_expires_after else None,
     )
     folder = batches.at(name, record.id)
-    batches.mark_open(name, record.id)  # before there is a batch: one that is there is always found
+    batches.mark_open(name, record.id)  # before it is created, so that every existing batch is found
     try:
         folder.create(record, store.content(tenant, fields.input_file_id))
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
 def _found(request: Request, id: str) -> BatchFolder:
     if not (id.startswith("batch_") and id.removeprefix("batch_").isalnum() and len(id) < 64):
         raise _missing(id)
-    return of(request).batches.at(tenant_folder(request.state.tenant), id)
+    return gateway_of(request).batches.at(tenant_folder(request.state.tenant), id)
 
 
 async def _body(folder: BatchFolder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""BatchRunner: a gateway's part that looks for batches which nobody owns, and runs them."""
+"""BatchRunner: the part of a gateway that looks for batches without an owner and runs them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from services.background import keep_running, start
 from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
-LEASE = 10.0  # seconds a batch is owned without a sign of life
-MOST = 8  # batches that run here at once, and the first of each tenant; the others wait, the oldest first
+LEASE = 10.0  # seconds that a batch is owned without a renewal
+MAX_RUNNING = 8  # batches at once, and the first of each tenant; further ones wait, the oldest first
 
 INPUT_GONE = {
     "code": "input_file_gone",
@@ -32,20 +32,20 @@ log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Of several gateways one owns a batch: whoever holds its name in the pool. The others ask each `PERIOD`."""
+    """One gateway owns a batch: the one that holds its name in the pool. The others try each `PERIOD`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._places = asyncio.Semaphore(gateway.settings.lines_in_flight)
+        self._slots = asyncio.Semaphore(gateway.settings.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._of_tenant: Counter[str] = Counter()  # how many of them, by the tenant's folder
-        self._unreadable: set[str] = set()  # batches of which the log has said so
+        self._of_tenant: Counter[str] = Counter()  # the number of runs by the tenant's folder
+        self._unreadable: set[str] = set()  # batches that were logged as unreadable
 
     def start(self) -> None:
         self._life = start(keep_running(self._look), "batches")
 
     async def stop(self) -> None:
-        """Leave the batches to others."""
+        """Stop running batches; other gateways take them over."""
         tasks = [self._life, *self._runs.values()]
         for task in tasks:
             task.cancel()
@@ -55,50 +55,52 @@ class BatchRunner:
         while True:
             await asyncio.sleep(PERIOD)
             for folder in await disk.in_thread(lambda: list(self._gateway.batches.open())):
-                if folder.id not in self._runs and (len(self._runs) < MOST or not self._of_tenant[folder.tenant]):
+                if folder.id not in self._runs and (
+                    len(self._runs) < MAX_RUNNING or not self._of_tenant[folder.tenant]
+                ):
                     try:
                         await self._try(folder)
-                    except Exception:  # it is about this batch alone: those behind it go on
+                    except Exception:  # it concerns this batch only
                         if folder.id not in self._unreadable:
                             log.exception("batch %s cannot be read; it is tried again each second", folder.id)
                         self._unreadable.add(folder.id)
 
     async def _try(self, folder: BatchFolder) -> None:
-        """Run it if nobody does."""
+        """Run the batch if no gateway does."""
         record = await disk.in_thread(folder.record)
         if record is None:
-            await disk.in_thread(self._gateway.batches.forget_stillborn, folder.id)
+            await disk.in_thread(self._gateway.batches.forget_uncreated, folder.id)
             return
         if record.model != self._gateway.model.name and time.time() < record.expires_at:
-            return  # a server of its model may come back until then
-        if await disk.in_thread(folder.final) is not None:  # its owner died before it could say so
+            return  # a server of its model may return until then
+        if await disk.in_thread(folder.final) is not None:  # its owner died before it could remove the marker
             await disk.in_thread(self._tidy, folder)
             return
-        hold = _Hold(self._gateway, folder.id)
+        lease = _Lease(self._gateway, folder.id)
         with contextlib.suppress(PoolUnavailable):
-            if await hold.renew():
-                task = start(self._run(folder, record, hold), f"batch {folder.id}")
+            if await lease.renew():
+                task = start(self._run(folder, record, lease), f"batch {folder.id}")
                 self._runs[folder.id] = task
                 self._of_tenant[folder.tenant] += 1
                 task.add_done_callback(lambda _: self._ended(folder))
 
     def _ended(self, folder: BatchFolder) -> None:
         del self._runs[folder.id]
-        self._of_tenant -= Counter([folder.tenant])  # which drops those that have none
+        self._of_tenant -= Counter([folder.tenant])  # this also removes tenants without runs
 
-    async def _run(self, folder: BatchFolder, record: BatchRecord, hold: _Hold) -> None:
-        run = asyncio.create_task(BatchRun(self._gateway, folder, record, hold.segment, self._places).run())
-        keeping = asyncio.create_task(hold.keep())
+    async def _run(self, folder: BatchFolder, record: BatchRecord, lease: _Lease) -> None:
+        run = asyncio.create_task(BatchRun(self._gateway, folder, record, lease.segment, self._slots).run())
+        keeping = asyncio.create_task(lease.keep())
         try:
             await asyncio.wait({run, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
                 await disk.in_thread(self._tidy, folder)
             else:
-                log.warning("batch %s is another gateway's by now", folder.id)
+                log.warning("batch %s is now owned by another gateway", folder.id)
         except FileNotFoundError:
             if not await disk.in_thread(self._end_without_input, folder):
-                log.exception("batch %s cannot be run: a part of it is gone", folder.id)
+                log.exception("batch %s cannot be run: a part of it is missing", folder.id)
                 await asyncio.sleep(LEASE)
         except Exception:
             log.exception("batch %s failed here; it is tried again", folder.id)
@@ -108,14 +110,14 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(run, keeping, return_exceptions=True)
             with contextlib.suppress(PoolUnavailable):
-                await hold.give_up()
+                await lease.give_up()
 
     def _end_without_input(self, folder: BatchFolder) -> bool:
-        """Whether the batch has ended by now: one whose input is gone fails."""
+        """Whether the batch has ended. A batch whose input is missing fails."""
         if folder.final() is None:
             if folder.input.exists():
                 return False
-            log.error("batch %s fails: its input is gone from the disk", folder.id)
+            log.error("batch %s fails: its input is missing on the disk", folder.id)
             folder.end(Final("failed", int(time.time()), folder.progress(), errors=[INPUT_GONE]))
         self._tidy(folder)
         return True
@@ -125,8 +127,8 @@ class BatchRunner:
         self._gateway.batches.mark_ended(folder.id)
 
 
-class _Hold:
-    """The name of a batch in the pool, under one epoch."""
+class _Lease:
+    """The ownership of a batch under one epoch: its name, held in the pool."""
 
     def __init__(self, gateway: Gateway, id: str) -> None:
         self._pool = gateway.pool
@@ -136,19 +138,19 @@ class _Hold:
 
     @property
     def segment(self) -> str:
-        """What this owner's segment is named by: the epoch, and what no other owner has, whatever the pool lost."""
+        """The name of this owner's segment: the epoch, and an id that is unique even if the pool lost the epoch."""
         return f"{self._epoch}-{self._holder}"
 
     async def keep(self) -> None:
-        """Renew it each `PERIOD`; returns when it is another's."""
+        """Renew the lease each `PERIOD`; return when another gateway owns the batch."""
         while True:
             if not await self.renew():
                 return
             await asyncio.sleep(PERIOD)
 
     async def renew(self) -> bool:
-        """Whether the batch is ours. While the pool is away nobody else can take it; at first that raises
-        PoolUnavailable."""
+        """Whether this gateway owns the batch. No other can take it while the pool is unavailable. The first call
+        raises PoolUnavailable then."""
         try:
             epoch = await self._pool.hold(self._name, self._holder, LEASE)
         except PoolUnavailable:

@@ -1,9 +1,9 @@
-"""Segments: what owners of a batch have answered, each in a file of its own, which it alone appends to.
+"""Segments: the answers of a batch's owners. Each owner appends to a file of its own.
 
 An entry is a line: a checksum of the rest, the number of the line in the input, 1 for the output file or 0 for the
-error file, and the JSON that goes there. What a process that was killed, or a machine that lost power, left unfinished
-has no right checksum and does not count. An owner that lost its lease and does not know it can do no harm: the next one
-has another file, and of two entries for one line the earlier owner's counts.
+error file, and the JSON for that file. An entry that a killed process or a power failure left incomplete has a wrong
+checksum and is ignored. An owner that has lost its lease without knowing it does no harm: the next owner has another
+file, and of two entries for one line that of the earlier owner counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _HEAD = 9  # bytes: the checksum and a space
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What becomes of line `number`, which counts from 0: an entry of the output file, or of the error file."""
+class LineAnswer:
+    """The answer to line `number`, counted from 0: an entry of the output file if `ok`, else of the error file."""
 
     number: int
     ok: bool
@@ -28,8 +28,8 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the entry of a line is: which segment, from where, how many bytes."""
+class EntryLocation:
+    """Where the entry of a line is: index of the segment, first byte, length in bytes."""
 
     segment: int
     start: int
@@ -38,12 +38,12 @@ class Place:
 
 
 class SegmentWriter:
-    """Creates the segment at `path`, where there must be none."""
+    """Creates the segment at `path`, which must not exist."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("xb", buffering=0)
 
-    def append(self, answers: Iterable[Answered]) -> None:
+    def append(self, answers: Iterable[LineAnswer]) -> None:
         """Durable when this returns."""
         data = memoryview(b"".join(map(_packed, answers)))
         while data:
@@ -54,16 +54,16 @@ class SegmentWriter:
         self._file.close()
 
 
-def places(segments: Iterable[Path]) -> dict[int, Place]:
-    """The entry that counts of each line that has one."""
-    found: dict[int, Place] = {}
+def entry_locations(segments: Iterable[Path]) -> dict[int, EntryLocation]:
+    """The location of the valid entry of each answered line."""
+    found: dict[int, EntryLocation] = {}
     for index, segment in enumerate(segments):
-        for number, place in _entries(index, segment):
-            found.setdefault(number, place)
+        for number, location in _entries(index, segment):
+            found.setdefault(number, location)
     return found
 
 
-def _entries(index: int, segment: Path) -> Iterator[tuple[int, Place]]:
+def _entries(index: int, segment: Path) -> Iterator[tuple[int, EntryLocation]]:
     start = 0
     with segment.open("rb") as file:
         for line in file:
@@ -71,11 +71,11 @@ def _entries(index: int, segment: Path) -> Iterator[tuple[int, Place]]:
             if line.endswith(b"\n") and line[:_HEAD] == _checksum(rest):
                 number, ok, _ = rest.split(b" ", 2)
                 head = _HEAD + len(number) + len(ok) + 2
-                yield int(number), Place(index, start + head, len(line) - head - 1, ok == b"1")
+                yield int(number), EntryLocation(index, start + head, len(line) - head - 1, ok == b"1")
             start += len(line)
 
 
-def _packed(answer: Answered) -> bytes:
+def _packed(answer: LineAnswer) -> bytes:
     rest = b"%d %d %b" % (answer.number, answer.ok, answer.entry)
     return _checksum(rest) + rest + b"\n"
 

@@ -1,1 +1,1 @@
-"""Files of tenants on disk: uploads, and what batches write."""
+"""The files of tenants on disk: uploads, and the output of batches."""

@@ -1,4 +1,4 @@
-"""Writing to disk so that what was acknowledged survives: whole under its name, or not there at all."""
+"""Atomic and durable writes: a file exists with its whole content or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Their own: a slow disk must not hold up prompts that are tokenized in the loop's threads.
+# Threads apart from the loop's default ones, which a slow disk must not block.
 _threads = ThreadPoolExecutor(8, "disk")
 
 
@@ -24,12 +24,12 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` for what is to get that name when it is whole."""
+    """A name beside `path` for a file that is renamed to `path` when it is complete."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def replace(path: Path, data: bytes, durable: bool = True) -> None:
-    """`data` under this name, in place of what was there. `durable`: also after a loss of power."""
+    """Write `data` to `path`, replacing its content. `durable`: the file survives a power failure."""
     written = _write(path, data, durable)
     written.replace(path)
     if durable:
@@ -37,7 +37,7 @@ def replace(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """`data` under this name, durable; False and nothing done where the name is taken. One of several wins."""
+    """Write `data` to a new file, durably. Returns False if the file exists; of concurrent calls one succeeds."""
     written = _write(path, data, durable=True)
     try:
         os.link(written, path)
@@ -50,7 +50,7 @@ def create(path: Path, data: bytes) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable."""
+    """Make the names in `folder` durable."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -66,7 +66,7 @@ def _write(path: Path, data: bytes, durable: bool) -> Path:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-    except BaseException:  # the disk is full: what is left would keep it so
+    except BaseException:  # the disk may be full: do not leave the file there
         written.unlink(missing_ok=True)
         raise
     return written

@@ -1,4 +1,4 @@
-"""An upload: the parts of a multipart body, its file written to disk as it comes."""
+"""An upload: a multipart body whose file is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gateway.errors import ApiError, ClientGone, Kind
 from gateway.files import disk
 from gateway.files.store import FileStore, StoredFile, new_id
 
-MAX_FIELD_BYTES = 4096  # of a part that is no file, and of a part's headers
+MAX_FIELD_BYTES = 4096  # of a part other than the file, and of a part's headers
 MAX_FIELDS = 16
-LEAST_LIFE, LONGEST_LIFE = 3600, 2_592_000  # seconds, OpenAI's bounds of `expires_after`
+MIN_LIFE, MAX_LIFE = 3600, 2_592_000  # seconds, OpenAI's bounds of `expires_after`
 _KNOWN = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
 
 async def receive(request: Request, store: FileStore, tenant: str) -> StoredFile:
-    """Store the file that `request` brings. Raises ApiError naming what is wrong, the value and the limit."""
+    """Store the uploaded file. Raises ApiError naming the field, its value and the limit."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise ApiError(Kind.INVALID, "A file is sent as multipart/form-data, with the parts 'file' and 'purpose'.")
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-    if size > _longest_body(store):
+    if size > _max_body_bytes(store):
         raise _too_large(store.max_file_bytes)
     await disk.in_thread(store.check_room, tenant, size)
     id = "file-" + new_id()
@@ -51,7 +51,7 @@ async def _read(request: Request, form: _Form, store: FileStore) -> None:
     try:
         async for chunk in request.stream():
             size += len(chunk)
-            if size > _longest_body(store):  # in headers, or behind the last boundary: parts have bounds of their own
+            if size > _max_body_bytes(store):  # in headers or after the last boundary; parts have their own limits
                 raise _too_large(store.max_file_bytes)
             if chunk:
                 await disk.in_thread(form.feed, chunk)
@@ -70,23 +70,23 @@ def _store(store: FileStore, tenant: str, id: str, form: _Form, content: Path) -
         raise ApiError(Kind.UNSUPPORTED, text, "purpose")
     created = int(time.time())
     life = _life(form.fields)
-    store.check_room(tenant, 0)  # it is there already, in a temporary file
+    store.check_room(tenant, 0)  # the content is already there, in a temporary file
     file = StoredFile(id, form.size, created, form.filename, purpose, created + life if life else None)
     store.add(tenant, file, content)
     return file
 
 
 def _life(fields: dict[str, str]) -> int | None:
-    """Seconds, of `expires_after`."""
+    """The seconds of `expires_after`; None without it."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
         raise ApiError(Kind.INVALID, "Invalid 'expires_after[anchor]': must be 'created_at'.", "expires_after")
     number = int(seconds) if seconds and seconds.isascii() and seconds.isdigit() and len(seconds) < 10 else 0
-    if not LEAST_LIFE <= number <= LONGEST_LIFE:
+    if not MIN_LIFE <= number <= MAX_LIFE:
         got = (seconds or "nothing")[:20]
-        text = f"Invalid 'expires_after[seconds]': must be {LEAST_LIFE} to {LONGEST_LIFE} (got {got})."
+        text = f"Invalid 'expires_after[seconds]': must be {MIN_LIFE} to {MAX_LIFE} (got {got})."
         raise ApiError(Kind.INVALID, text, "expires_after")
     return number
 
@@ -95,7 +95,7 @@ def _invalid(error: FormParserError) -> ApiError:
     return ApiError(Kind.INVALID, f"The body is not valid multipart/form-data: {error}")
 
 
-def _longest_body(store: FileStore) -> int:
+def _max_body_bytes(store: FileStore) -> int:
     return store.max_file_bytes + MAX_FIELDS * MAX_FIELD_BYTES
 
 
@@ -104,7 +104,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 class _Form:
-    """Takes the body piece by piece. The part `file` goes into `file`, others into `fields`."""
+    """Parses the body in chunks. The part `file` is written to `file`, the other parts go into `fields`."""
 
     def __init__(self, file: BinaryIO, boundary: bytes, max_bytes: int) -> None:
         self.fields: dict[str, str] = {}
@@ -137,7 +137,7 @@ class _Form:
             raise _invalid(error) from None
 
     def end(self) -> None:
-        """All was fed: make the file durable."""
+        """Make the file durable, after the last chunk."""
         if not self._ended:
             raise ApiError(Kind.INVALID, "The multipart body ends before its last boundary.")
         self._file.flush()
@@ -163,7 +163,7 @@ class _Form:
         name = self._name = options.get(b"name", b"").decode(errors="replace")
         if name == "file":
             if self.filename is not None:
-                raise ApiError(Kind.INVALID, "There are two parts 'file', one is taken.", "file")
+                raise ApiError(Kind.INVALID, "There are two parts 'file', one is accepted.", "file")
             self.filename = options.get(b"filename", b"file.jsonl").decode(errors="replace")
         elif name not in _KNOWN or name in self.fields or len(self.fields) >= MAX_FIELDS:
             raise ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {name[:64]}.", name[:64])
@@ -188,6 +188,6 @@ class _Form:
 def _within(data: bytes) -> bytes:
     if len(data) > MAX_FIELD_BYTES:
         raise ApiError(
-            Kind.INVALID, f"A part that is no file has more than the {MAX_FIELD_BYTES} bytes that are taken."
+            Kind.INVALID, f"A part other than the file has more than the maximum of {MAX_FIELD_BYTES} bytes."
         )
     return data

@@ -1,21 +1,20 @@
-"""The objects of the Responses API: the response itself, its one message, the text in it."""
+"""The objects of the Responses API: the response, its message and the text part of the message."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.choice import failure
+from gateway.answer.choice import Transcript, failure
+from gateway.answer.plan import AnswerKind
 from gateway.errors import Kind
-from gateway.plan import AnswerKind
-from gateway.transcript import Transcript
 from services.messages import End
 from services.requests import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for, the same at every gateway. `echo`: the fields of the object that the request decided."""
+class ResponseHead:
+    """What is known of a response before its first token. `echo`: the fields of the object that the request sets."""
 
     id: str
     model: str
@@ -34,25 +33,25 @@ class Asked:
 
     @property
     def item_id(self) -> str:
-        """The id of the one message."""
+        """The id of the output message."""
         return "msg_" + self.id.removeprefix(AnswerKind.RESPONSE.prefix)
 
 
-def begun(asked: Asked, status: str) -> dict[str, Any]:
-    """The response object while nothing is said: `queued` or `in_progress`."""
-    return _response(asked, status, [])
+def empty_response(head: ResponseHead, status: str) -> dict[str, Any]:
+    """The response object without output: `queued` or `in_progress`."""
+    return _response(head, status, [])
 
 
-def response(asked: Asked, transcript: Transcript) -> dict[str, Any]:
-    """The response object as the transcript stands."""
+def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
+    """The response object with the output so far."""
     end = transcript.end
     if end is None:
-        if transcript.said == 0 and asked.background:
-            return begun(asked, "queued")
-        output = [message(asked, transcript)] if transcript.said else []
-        return _response(asked, "in_progress", output)
-    output = [message(asked, transcript)] if transcript.said > 1 else []
-    made = _response(asked, _status(end), output) | {"usage": _usage(asked, transcript)}
+        if transcript.num_events == 0 and head.background:
+            return empty_response(head, "queued")
+        output = [message(head, transcript)] if transcript.num_events else []
+        return _response(head, "in_progress", output)
+    output = [message(head, transcript)] if transcript.num_events > 1 else []
+    made = _response(head, _status(end), output) | {"usage": _usage(head, transcript)}
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
@@ -62,26 +61,18 @@ def response(asked: Asked, transcript: Transcript) -> dict[str, Any]:
     return made
 
 
-def message(asked: Asked, transcript: Transcript | None) -> dict[str, Any]:
-    """The output message; without a transcript as it is when it is added: empty."""
+def message(head: ResponseHead, transcript: Transcript | None) -> dict[str, Any]:
+    """The output message; without a transcript as it is when it is added, without content."""
     end = transcript.end if transcript else None
     status = "in_progress" if end is None else "completed" if end.reason is FinishReason.STOP else "incomplete"
     content = [text_part(transcript)] if transcript else []
-    return {"id": asked.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    return {"id": head.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def text_part(transcript: Transcript | None) -> dict[str, Any]:
-    """The text of the message, empty without a transcript."""
+    """The text part of the message; empty without a transcript."""
     text, logprobs = (transcript.text, transcript.logprobs) if transcript else ("", [])
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def counted(input_tokens: int) -> dict[str, Any]:
-    return {"object": "response.input_tokens", "input_tokens": input_tokens}
-
-
-def deleted(id: str) -> dict[str, Any]:
-    return {"id": id, "object": "response", "deleted": True}
 
 
 def _status(end: End) -> str:
@@ -93,24 +84,24 @@ def _status(end: End) -> str:
     }[end.reason]
 
 
-def _usage(asked: Asked, transcript: Transcript) -> dict[str, Any]:
+def _usage(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     cached = transcript.end.cached if transcript.end else 0
     return {
-        "input_tokens": asked.prompt_tokens,
+        "input_tokens": head.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": transcript.tokens,
+        "output_tokens": transcript.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": asked.prompt_tokens + transcript.tokens,
+        "total_tokens": head.prompt_tokens + transcript.completion_tokens,
     }
 
 
-def _response(asked: Asked, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    return asked.echo | {
-        "id": asked.id,
+def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    return head.echo | {
+        "id": head.id,
         "object": "response",
-        "created_at": asked.created_at,
+        "created_at": head.created_at,
         "status": status,
-        "model": asked.model,
+        "model": head.model,
         "output": output,
         "error": None,
         "incomplete_details": None,
@@ -119,5 +110,5 @@ def _response(asked: Asked, status: str, output: list[dict[str, Any]]) -> dict[s
         "tool_choice": "auto",
         "truncation": "disabled",
         "reasoning": None,
-        "service_tier": asked.service_tier,
+        "service_tier": head.service_tier,
     }

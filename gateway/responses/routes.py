@@ -1,4 +1,4 @@
-"""OpenAI's routes for responses: create, retrieve, cancel, delete, their input and its tokens."""
+"""OpenAI's routes for responses: create, retrieve, cancel, delete, list the input, count its tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.body import parse
-from gateway.caller import Caller
-from gateway.documented import (
+from gateway.answer.streaming import EventStream, whole_response
+from gateway.errors import ApiError, Kind
+from gateway.gateway import gateway_of
+from gateway.http.body import parse
+from gateway.http.documented import (
     BODY_ERRORS,
     GENERATION_ERRORS,
     GENERATION_HEADERS,
@@ -20,18 +22,12 @@ from gateway.documented import (
     documented,
     query,
 )
-from gateway.errors import ApiError, Kind
-from gateway.gateway import Gateway, of
-from gateway.position import Position
-from gateway.responses import objects
-from gateway.responses.creation import input_tokens, ticket_of
-from gateway.responses.events import EventWriter
-from gateway.responses.finding import find, opened
-from gateway.responses.items import DEFAULT_LIMIT, MAX_LIMIT, Page, input_items
-from gateway.responses.resuming import after_of, position_of
-from gateway.responses.settling import settle
-from gateway.responses.stored import StoredResponse
-from gateway.responses.whole import whole
+from gateway.http.headers import Caller, Position
+from gateway.http.pages import AFTER, ORDER, limit_parameter
+from gateway.responses.events import ResponseEventWriter
+from gateway.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, PageQuery, page_of_items
+from gateway.responses.stored import StoredResponse, find_response, follow_until_stored, stored_response
+from gateway.responses.validation import input_token_count, validate_response
 from gateway.schemas.response_answers import (
     InputItemList,
     InputTokens,
@@ -40,9 +36,10 @@ from gateway.schemas.response_answers import (
     ResponseObject,
 )
 from gateway.schemas.responses import INCLUDABLE, InputTokensRequest, ResponseRequest
-from gateway.streams import EventStream
 
-CANCEL_WAIT = 10.0  # seconds that a cancel waits for the scheduler's word
+CANCEL_WAIT = 10.0  # seconds that a cancel waits for the end of the response
+MAX_DIGITS = 10  # of `starting_after`
+_BOOLEANS = {"true": True, "false": False}
 
 ERRORS = (*POOL_ERRORS, Kind.INVALID, Kind.REQUEST_NOT_FOUND)
 INCLUDE = query(
@@ -56,12 +53,7 @@ RETRIEVAL = (
     LAST_EVENT_ID,
     INCLUDE,
 )
-PAGE = (
-    query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}, "Items at most."),
-    query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "desc: the newest first."),
-    query("after", {"type": "string"}, "The id of the item before the first one."),
-    INCLUDE,
-)
+PAGE = (limit_parameter(DEFAULT_LIMIT, MAX_LIMIT), ORDER, AFTER, INCLUDE)
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -77,25 +69,24 @@ router = APIRouter(prefix="/v1/responses")
     ),
 )
 async def create(request: Request) -> Response:
-    """Answers a text or a conversation; whole, as a stream, or in the background."""
-    gateway, received = of(request), _now()
-    try:
+    """Answers a text or a conversation: as a whole, as a stream, or in the background."""
+    gateway, received = gateway_of(request), _now()
+    with gateway.rejections_counted():
         fields = await parse(request, ResponseRequest)
-        caller, position = _caller(request, fields), position_of(request, bool(fields.stream))
-        stored = await _created(gateway, request, fields, caller, position, received)
-    except ApiError as error:
-        gateway.counters.inc("vllm:admission_rejections", reason=error.kind.name.lower())
-        raise
+        caller, position = _caller(request, fields), _position(request, bool(fields.stream))
+        validated = await validate_response(gateway, fields, caller)
+        receive = request.receive if fields.stream or not fields.background else None
+        generation = await gateway.generations.open(validated, position, receive, received)
+        stored = await stored_response(gateway, generation, caller.work_queue)
     if fields.stream:
-        after = position.said[0] if position else -1
-        return _streamed(stored, after, with_ids=caller.resumable or position is not None)
-    if stored.asked.background:
-        try:
-            return await _as_it_stands(stored)
-        finally:
-            settle(stored, gateway.pool)
-    with stored:
-        return await _whole(stored)
+        after = position.counts[0] if position else -1
+        return _streaming_response(stored, after, with_ids=caller.resumable or position is not None)
+    if not stored.head.background:
+        return await whole_response(stored.generation, stored)
+    try:
+        return await _current(stored)
+    finally:
+        follow_until_stored(stored, gateway.pool)
 
 
 @router.post(
@@ -104,51 +95,52 @@ async def create(request: Request) -> Response:
 )
 async def count_input_tokens(request: Request) -> Response:
     """The number of prompt tokens that a response to the same body would have; nothing is generated."""
-    gateway = of(request)
+    gateway = gateway_of(request)
     fields = await parse(request, InputTokensRequest)
-    return _json(objects.counted(await input_tokens(gateway, fields, Caller.of(request))))
+    count = await input_token_count(gateway, fields, Caller.of(request))
+    return _json({"object": "response.input_tokens", "input_tokens": count})
 
 
 @router.get("/{id}", **documented(gives=ResponseObject, streams=ResponseEvent, parameters=RETRIEVAL, errors=ERRORS))
 async def retrieve(request: Request, id: str) -> Response:
-    """The response as it stands, or its events from any of them on."""
-    after = after_of(request, id)
-    stored = await find(of(request), id, request.state.tenant, request.receive)
+    """The response as it stands, or its events after the given one."""
+    after = _after(request, id)
+    stored = await find_response(gateway_of(request), id, request.state.tenant, request.receive)
     if after is not None:
-        return _streamed(stored, after, with_ids=True)
+        return _streaming_response(stored, after, with_ids=True)
     with stored:
-        return await _as_it_stands(stored)
+        return await _current(stored)
 
 
 @router.get("/{id}/input_items", **documented(gives=InputItemList, parameters=PAGE, errors=ERRORS))
 async def list_input_items(request: Request, id: str) -> Response:
-    """What the response was made from, the newest item first unless `order=asc`; earlier turns are in it."""
-    page = Page.of(request)
-    with await find(of(request), id, request.state.tenant) as stored:
-        return _json(input_items(stored, page))
+    """The items that the response was made from, including earlier turns; the newest first unless `order=asc`."""
+    page = PageQuery.of(request)
+    with await find_response(gateway_of(request), id, request.state.tenant) as stored:
+        return _json(page_of_items(stored, page))
 
 
 @router.post("/{id}/cancel", **documented(gives=ResponseObject, errors=ERRORS))
 async def cancel(request: Request, id: str) -> Response:
-    """Waits for the end, so that what the client hears is final; where no scheduler says it, for some seconds."""
-    gateway = of(request)
-    with await find(gateway, id, request.state.tenant, request.receive) as stored:
-        if not stored.asked.background:
+    """Cancels a background response and waits some seconds for its end, so that the answer is final."""
+    gateway = gateway_of(request)
+    with await find_response(gateway, id, request.state.tenant, request.receive) as stored:
+        if not stored.head.background:
             raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
         await stored.read(_now())
         if not stored.ended:
             await gateway.pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
-        return _response(await stored.body())
+        return await stored.current()
 
 
 @router.delete("/{id}", **documented(gives=ResponseDeleted, errors=ERRORS))
 async def delete(request: Request, id: str) -> Response:
-    """Forgets the response; one that runs is cancelled."""
-    gateway = of(request)
-    with await find(gateway, id, request.state.tenant):
+    """Deletes the response; if it is running, it is cancelled."""
+    gateway = gateway_of(request)
+    with await find_response(gateway, id, request.state.tenant):
         await gateway.pool.delete(id)
-    return _json(objects.deleted(id))
+    return _json({"id": id, "object": "response", "deleted": True})
 
 
 def _caller(request: Request, fields: ResponseRequest) -> Caller:
@@ -156,45 +148,53 @@ def _caller(request: Request, fields: ResponseRequest) -> Caller:
     return replace(caller, resumable=True, background=True) if fields.background else caller
 
 
-async def _created(
-    gateway: Gateway,
-    request: Request,
-    fields: ResponseRequest,
-    caller: Caller,
-    position: Position | None,
-    received: float,
-) -> StoredResponse:
-    """Submitted, or found where the client comes back to a stream or repeats an idempotency key."""
-    ticket = await ticket_of(gateway, fields, caller)
-    receive = request.receive if fields.stream or not fields.background else None
-    if position is None:
-        generation = await gateway.generations.open(ticket, receive, received)
-    else:
-        generation = await gateway.generations.resume(ticket, position, receive, received)
-    return await opened(gateway, generation, caller.at_desk)
-
-
-def _streamed(stored: StoredResponse, after: int, with_ids: bool) -> Response:
-    writer = EventWriter(stored.asked, stored.transcript, after, with_ids)
+def _streaming_response(stored: StoredResponse, after: int, with_ids: bool) -> Response:
+    writer = ResponseEventWriter(stored.head, stored.transcript, after, with_ids)
     return EventStream(stored.generation, writer, writer.created())
 
 
-async def _as_it_stands(stored: StoredResponse) -> Response:
+async def _current(stored: StoredResponse) -> Response:
+    """The response object as it stands."""
     await stored.read(_now())
-    return _response(await stored.body())
+    return await stored.current()
 
 
-async def _whole(stored: StoredResponse) -> Response:
-    """Raises ApiError where there is no answer."""
-    return _response(await whole(stored))
+def _after(request: Request, id: str) -> int | None:
+    """The number of the last event of response `id` that the client has received, -1 for none; None if it requests no
+    stream. `starting_after` takes precedence over `Last-Event-ID`. Raises ApiError naming what is wrong."""
+    stream, number = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+    if stream not in _BOOLEANS:
+        raise ApiError(Kind.INVALID, f"Invalid 'stream': must be true or false (got '{stream[:50]}').", "stream")
+    if number is not None and not _BOOLEANS[stream]:
+        raise ApiError(Kind.INVALID, "'starting_after' is only allowed when 'stream' is true.", "starting_after")
+    position = _position(request, _BOOLEANS[stream])
+    if position is not None and position.request != id:
+        raise position.wrong(f"is not of response '{id[:100]}'")
+    if number is not None:
+        return _event_number(number)
+    if not _BOOLEANS[stream]:
+        return None
+    return position.counts[0] if position else -1
+
+
+def _position(request: Request, stream: bool) -> Position | None:
+    """The value of `Last-Event-ID`. Raises ApiError if it is not the id of a response's event, or if no stream is
+    requested."""
+    position = Position.of_post(request, stream)
+    if position is not None and len(position.counts) != 1:
+        raise position.wrong("is not the id of a response's event: <response>:<sequence_number>")
+    return position
+
+
+def _event_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        text = f"Invalid 'starting_after': must be the number of an event (got '{text[:50]}')."
+        raise ApiError(Kind.INVALID, text, "starting_after")
+    return int(text)
 
 
 def _json(body: dict[str, object]) -> Response:
-    return _response(orjson.dumps(body))
-
-
-def _response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return Response(orjson.dumps(body), media_type="application/json")
 
 
 def _now() -> float:

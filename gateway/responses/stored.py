@@ -1,29 +1,39 @@
-"""What the pool keeps of a response besides its tokens, and how any gateway reads it back."""
+"""A response in the pool: what is stored of it besides its tokens, and how any gateway reads it back."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
+from starlette.responses import Response
+from starlette.types import Receive
 
-from gateway.answer import Answer
-from gateway.generation import Generation, size_of
+from gateway.answer.choice import transcript_of
+from gateway.answer.plan import AnswerKind
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.gateway import Gateway
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
-from gateway.responses.objects import Asked, response
+from gateway.pool_client.generation import Generation, size_of
+from gateway.responses.objects import ResponseHead, response
 from gateway.schemas.chat import Message
-from gateway.transcript import Transcript
+from services.background import start
+from services.errors import PoolUnavailable
 from services.messages import TokenEvent
+from services.pool.pool import RequestPool
 
-PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and its text say
+SETTLED = 3.0  # seconds after which a living pool server has written a submission to disk
+PAUSE = 1.0  # seconds between lookups in a pool that was unavailable
+IMPLIED = {"role", "content", "refusal"}  # fields of a message that are stored as its role and text
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """The part of the plan that is ours: what the object echoes, and the conversation without instructions.
+    """The data of a response in its plan: the fields that the object echoes, and the conversation without instructions.
 
-    `ids`: parallel to the conversation, the ids that its items had before; None: the item is new and has none.
+    `ids`: parallel to the conversation, the ids that its items have from earlier; None for a new item.
     """
 
     echo: dict[str, Any]
@@ -31,33 +41,32 @@ class Extra:
     ids: list[str | None]
 
     def pack(self) -> bytes:
-        said = [[m.role, m.text, m.model_dump(exclude=PLAIN, exclude_none=True)] for m in self.conversation]
-        return orjson.dumps({"echo": self.echo, "conversation": said, "ids": self.ids})
+        messages = [[m.role, m.text, m.model_dump(exclude=IMPLIED, exclude_none=True)] for m in self.conversation]
+        return orjson.dumps({"echo": self.echo, "conversation": messages, "ids": self.ids})
 
     @classmethod
     def unpack(cls, extra: bytes) -> Self:
         fields = orjson.loads(extra)
-        said = [Message(role=role, content=text, **dict(*more)) for role, text, *more in fields["conversation"]]
-        return cls(fields["echo"], said, fields.get("ids") or [None] * len(said))  # an older build kept no ids
+        messages = [Message(role=role, content=text, **dict(*more)) for role, text, *more in fields["conversation"]]
+        return cls(fields["echo"], messages, fields.get("ids") or [None] * len(messages))  # an older build kept no ids
 
 
 class StoredResponse:
-    """One response as its generation tells it. `generation.plan` must be a response's."""
+    """A response and its events so far; a `WholeAnswer`. `generation.plan` must be that of a response."""
 
     def __init__(self, generation: Generation, model: ServedModel) -> None:
         plan = generation.plan
         assert plan.kind is AnswerKind.RESPONSE, f"{generation.request} is a {plan.kind}"
         self.generation = generation
         self.extra = Extra.unpack(plan.extra)
-        self.asked = Asked(
+        self.head = ResponseHead(
             generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
         )
-        choice = Answer(plan, model, generation.request).choices[0]
-        self._size = 0  # of the events that were read
-        self.transcript = Transcript(choice, model.tokenizer, plan.with_logprobs)
+        self.transcript = transcript_of(plan, model)
+        self._size = 0  # of the events that `read` added
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Stop following the response."""
         self.generation.close()
 
     def __enter__(self) -> Self:
@@ -70,22 +79,89 @@ class StoredResponse:
     def ended(self) -> bool:
         return self.transcript.end is not None
 
-    async def read(self, until: float | None) -> None:
-        """Take in what has come and what comes, to its end or to the loop's time `until`.
+    @property
+    def error(self) -> ApiError | None:
+        return self.transcript.error
 
-        Raises ClientGone, or ApiError when the response is lost.
+    def add(self, events: list[TokenEvent]) -> None:
+        self.transcript.add_all(events)
+        self.transcript.take(allow_empty=True)
+
+    def body(self) -> bytes:
+        """The response object as it stands, as JSON."""
+        return orjson.dumps(response(self.head, self.transcript))
+
+    async def current(self) -> Response:
+        """The HTTP response with the events that `read` added."""
+        return Response(await self.generation.work(self._size, self.body), media_type="application/json")
+
+    async def read(self, until: float) -> None:
+        """Add events until the response ends or the loop's time `until`.
+
+        Raises ClientGone, or ApiError if the response is lost.
         """
         while not self.ended:
             events = await self.generation.take(until)
             if not events:
                 return
             self._size += size_of(events)
-            await self.generation.work(size_of(events), self._add, events)
+            await self.generation.work(size_of(events), self.add, events)
 
-    async def body(self) -> bytes:
-        """JSON of the response object as far as it was read."""
-        return await self.generation.work(self._size, lambda: orjson.dumps(response(self.asked, self.transcript)))
 
-    def _add(self, events: list[TokenEvent]) -> None:
-        self.transcript.add_all(events)
-        self.transcript.take(silent=True)
+async def find_response(
+    gateway: Gateway, id: str, tenant: str, receive: Receive | None = None, param: str | None = None
+) -> StoredResponse:
+    """The response `id`, followed from its first token; the caller closes it. `param`: the field that names it.
+
+    Raises ApiError if it does not exist, has expired, was deleted, belongs to another tenant or was not to be stored;
+    PoolUnavailable.
+    """
+    missing = ApiError(Kind.REQUEST_NOT_FOUND, f"There is no response '{id[:100]}' (any more).", param)
+    if not id.startswith(AnswerKind.RESPONSE.prefix):
+        raise missing
+    try:
+        generation = await gateway.generations.follow(id, tenant, receive)
+    except ApiError as error:
+        raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None
+    stored = await stored_response(gateway, generation, tenant)
+    if not stored.head.store:
+        stored.close()
+        raise missing
+    return stored
+
+
+async def stored_response(gateway: Gateway, generation: Generation, queue: str) -> StoredResponse:
+    """The response that `generation` follows. Its conversation may be long, so it is unpacked off the event loop.
+
+    Raises ApiError if too much work waits there; the generation is closed then.
+    """
+    try:
+        size = len(generation.plan.extra)
+        return await gateway.executor.run(queue, size, StoredResponse, generation, gateway.model)
+    except BaseException:
+        generation.close()
+        raise
+
+
+def follow_until_stored(stored: StoredResponse, pool: RequestPool) -> None:
+    """Follow a background response until it has ended or the pool has surely stored it; then close it.
+
+    A pool server that syncs its file each second may lose a request that it accepted just before it died. While this
+    gateway follows the request, it puts it back then.
+    """
+    start(_follow(stored, pool), f"following {stored.head.id}")
+
+
+async def _follow(stored: StoredResponse, pool: RequestPool) -> None:
+    now = asyncio.get_running_loop().time
+    with stored, contextlib.suppress(ApiError, GatewayStops):
+        await stored.read(now() + SETTLED)
+        while not (stored.ended or await _holds(pool, stored.head.id)):
+            await stored.read(now() + PAUSE)
+
+
+async def _holds(pool: RequestPool, id: str) -> bool:
+    try:
+        return await pool.group(id) is not None
+    except PoolUnavailable:
+        return False

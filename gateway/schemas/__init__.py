@@ -1,1 +1,1 @@
-"""What a client may ask for, as pydantic models: strict types, bounds, no unknown fields."""
+"""The requests of all routes as pydantic models with strict types and bounds, and the types of their answers."""

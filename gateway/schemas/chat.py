@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`: its request and its answers."""
 
 from __future__ import annotations
 
@@ -8,40 +8,27 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from gateway.schemas.common import NOT_IN_STREAMS, Count, GenerationFields
-from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupported
+from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
+from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
+from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.text_parts import TextParts
 
-# The kinds of content parts that are text, and the field that holds it.
-TEXT_PARTS = {"text": "text", "refusal": "refusal"}
-# Fields of a text part that change no token.
-PART_EXTRAS = {"type", "prompt_cache_breakpoint", "cache_control", "annotations"}
+TEXT_PARTS = TextParts(
+    {"text": "text", "refusal": "refusal"},
+    ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations"}),
+)
 OPEN = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
 
 
 def _content(value: Any) -> str | None:
-    """The text of a message: a string, or text parts joined; None where there is none."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
+    """The text of a message; None if there is none."""
+    if value == []:
         raise ValueError("must be a string or a list of text parts")
-    return "".join(map(_text_of_part, value))
-
-
-def _text_of_part(part: Any) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise ValueError("has a part that is not an object with a type")
-    kind = part["type"]
-    if kind not in TEXT_PARTS:
-        raise unsupported("has a part that is not text; this server takes text alone")
-    text = part.get(TEXT_PARTS[kind])
-    extra = {name for name, value in part.items() if value is not None} - PART_EXTRAS - {TEXT_PARTS[kind]}
-    if extra or not isinstance(text, str):
-        raise ValueError(f"has a {kind} part that is not {{'type': '{kind}', '{TEXT_PARTS[kind]}': string}}")
-    return text
+    return TEXT_PARTS.optional_text(value)
 
 
 class TextPart(TypedDict):
-    """What the document says of a part; `_text_of_part` reads it."""
+    """The description of a part for the document; `TEXT_PARTS` reads it."""
 
     type: Literal["text", "refusal"]
     text: NotRequired[str]
@@ -49,14 +36,14 @@ class TextPart(TypedDict):
 
 
 class FunctionCall(Strict):
-    """The function a model called. `parsed_arguments` is what the openai package adds when it dumps an answer."""
+    """The function that a model called. The openai package adds `parsed_arguments` when it dumps an answer."""
 
     name: str
     arguments: str | dict[str, Any] = ""
     parsed_arguments: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """Chat templates take the arguments as an object, and write them as JSON themselves."""
+        """Chat templates expect the arguments as an object and write them as JSON themselves."""
         arguments = self.arguments
         if isinstance(arguments, str):
             try:
@@ -68,12 +55,12 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    """A call in the history of a conversation."""
+    """A function call in the history of a conversation."""
 
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] = "function"
-    index: int | None = None  # streams have it
+    index: int | None = None  # of a stream
 
     def for_template(self) -> dict[str, Any]:
         named = {} if self.id is None else {"id": self.id}
@@ -81,7 +68,7 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One message, its content as one text. It takes back what the official client dumps of an answer."""
+    """One message, its content as one text. It accepts what the official client dumps of an answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_content, str | list[TextPart] | None)] = None
@@ -93,7 +80,7 @@ class Message(Strict):
     reasoning: str | None = None  # vLLM's newer name for it
     refusal: str | None = None
     audio: Annotated[None, only()] = None
-    annotations: list[Any] | None = None  # of an answer: says nothing to a template
+    annotations: list[Any] | None = None  # of an answer; templates do not use it
     parsed: Any = None  # likewise, as the openai package dumps it
     provider_specific_fields: Any = None  # likewise, as LiteLLM dumps it
 
@@ -107,17 +94,17 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """The content; where an answer was a refusal, that."""
+        """The content, or the refusal of an answer without content."""
         return self.content if self.content is not None else self.refusal or ""
 
     @property
     def size(self) -> int:
-        """Characters of text, about."""
+        """The approximate number of characters."""
         calls = [call.function for call in self.tool_calls or ()]
         return len(self.text) + len(self.reasoning_content or "") + sum(len(str(call.arguments)) for call in calls)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know it; they call a developer `system`."""
+        """The message as chat templates expect it; the role `developer` becomes `system`."""
         optional = {
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls] if self.tool_calls else None,
@@ -135,14 +122,14 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    add_special_tokens: bool | None = None  # false unless said: templates write them
-    add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
+    add_special_tokens: bool | None = None  # false by default: templates write them
+    add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
     tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
-    parallel_tool_calls: bool | None = None  # without tools it says nothing
+    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
+    parallel_tool_calls: bool | None = None  # no effect without tools
     functions: Annotated[None, only([])] = None
     function_call: Annotated[None, only("none", "auto")] = None
     modalities: Annotated[None, only(["text"])] = None
@@ -168,13 +155,65 @@ class ChatRequest(GenerationFields):
         return self
 
     @property
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def asked_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def asked_prompt_logprobs(self) -> int | None:
+    def requested_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
+
+
+class ChatAnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatAnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    service_tier: NotRequired[ServiceTier]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletionChunk(TypedDict):
+    """The data of an event; the last event of a stream has the data `[DONE]`."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+    service_tier: NotRequired[ServiceTier]
+    prompt_token_ids: NotRequired[list[int]]

@@ -1,17 +1,19 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`: its request and its answers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import TypedDict
 
-from gateway.schemas.common import NOT_IN_STREAMS, GenerationFields, Id
+from gateway.schemas.answers import FinishReason, PromptLogprobs, Usage
+from gateway.schemas.generation import NOT_IN_STREAMS, GenerationFields, Id
 from gateway.schemas.strict import contradiction, integral, only
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """One entry per prompt, a text or token ids: OpenAI's four shapes are one list past here."""
+    """OpenAI's four formats as a list with a text or token ids per prompt."""
     value = integral(value)
     if isinstance(value, str):
         prompts: list[Any] = [value]
@@ -36,8 +38,8 @@ Prompts = str | list[int] | list[str | list[int]]
 
 class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Any], BeforeValidator(_prompts, Prompts)]  # of str | list[int]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # OpenAI has 5 at most, vLLM 20
-    add_special_tokens: bool | None = None  # true unless said
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # OpenAI's maximum is 5, vLLM's 20
+    add_special_tokens: bool | None = None  # true by default
     echo: bool | None = None
     max_tokens: Id | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -50,13 +52,61 @@ class CompletionRequest(GenerationFields):
         return self
 
     @property
-    def asked_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         return self.logprobs
 
     @property
-    def asked_prompt_logprobs(self) -> int | None:
+    def requested_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
 
     @property
     def echoes(self) -> bool:
         return bool(self.echo)
+
+
+class CompletionLogprobs(TypedDict):
+    """The first token of an echoed prompt has nulls, because it has no context."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class CompletionChunk(TypedDict):
+    """The data of an event; the last event of a stream has the data `[DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: NotRequired[Usage | None]

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: their requests and answers."""
 
 from __future__ import annotations
 
@@ -6,38 +6,21 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
 
 from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, stop_strings
-from gateway.schemas.strict import Strict, nothing_asked, only, unsupported
+from gateway.schemas.generation import Count, GenerationFields, stop_strings
+from gateway.schemas.strict import Strict, no_options, only
+from gateway.schemas.text_parts import TextParts
 
-TURN = "\n\n"  # between messages of one role in a row, which are one turn
+SEPARATOR = "\n\n"  # between consecutive messages of one role, which form one turn
+TEXT_BLOCKS = TextParts(
+    {"text": "text"},
+    ignored=frozenset({"cache_control"}),
+    noun="block",
+    unsupported="has a block of type '{kind}'; this server takes text alone, and no tools yet",
+)
 TIERS = {"auto": "auto", "standard_only": "default"}
-
-
-def _content(value: Any) -> str:
-    """The text of a message: a string, or its text blocks joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text blocks")
-    return "".join(map(_block, value))
-
-
-def _block(block: Any) -> str:
-    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-        raise ValueError("has a block that is not an object with a type")
-    if block["type"] != "text":
-        raise unsupported(f"has a block of type '{block['type'][:64]}'; this server takes text alone, and no tools yet")
-    given = {name for name, value in block.items() if value is not None}
-    if given - {"type", "text", "cache_control"} or not isinstance(block.get("text"), str):
-        raise ValueError("has a text block that is not {'type': 'text', 'text': string}")
-    text: str = block["text"]
-    return text
-
-
-def _system(value: Any) -> str | None:
-    return None if value is None else _content(value)
 
 
 def _metadata(value: Any) -> dict[str, str] | None:
@@ -49,7 +32,7 @@ def _metadata(value: Any) -> dict[str, str] | None:
 
 
 def _tier(value: Any) -> Any:
-    """As the other routes name it."""
+    """The tier as the other routes name it."""
     if value is not None and not (isinstance(value, str) and value in TIERS):
         raise ValueError("must be 'auto' or 'standard_only'")
     return value and TIERS[value]
@@ -59,44 +42,44 @@ class InputMessage(Strict):
     """One message, its content as one text."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(TEXT_BLOCKS.text)]
 
 
 class Conversation(Strict):
-    """What the prompt is made of, and fields that could change it in a way not served here.
+    """The fields that determine the prompt, and those that would if they were supported.
 
     `cache_control` has no effect, because the prefix cache works without it.
     """
 
-    model: str | None = None  # absent: the one there is
+    model: str | None = None  # the served model by default
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]
-    system: Annotated[str | None, BeforeValidator(_system)] = None
+    system: Annotated[str | None, BeforeValidator(TEXT_BLOCKS.optional_text)] = None
     tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only({"type": "none"}, {"type": "auto"})] = None  # without tools they say the same
+    tool_choice: Annotated[None, only({"type": "none"}, {"type": "auto"})] = None  # equivalent without tools
     mcp_servers: Annotated[None, only([])] = None
     thinking: Annotated[None, only({"type": "disabled"})] = None
-    output_config: Annotated[None, BeforeValidator(nothing_asked)] = None
-    context_management: Annotated[None, BeforeValidator(nothing_asked)] = None
+    output_config: Annotated[None, BeforeValidator(no_options)] = None
+    context_management: Annotated[None, BeforeValidator(no_options)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
 
     @property
     def turns(self) -> list[Message]:
-        """The conversation as a chat: the system prompt first, and messages of one role in a row as one, as Anthropic
-        has it. An assistant's last message that is empty is left out: there is nothing to continue."""
-        told = [InputMessage(role="system", content=self.system)] if self.system else []
-        groups = groupby([*told, *self.messages], key=lambda message: message.role)
-        turns = [Message(role=role, content=TURN.join(m.content for m in group)) for role, group in groups]
+        """The conversation as a chat: the system prompt first, consecutive messages of one role merged as in
+        Anthropic's API. An empty last message of the assistant is dropped, because there is nothing to continue."""
+        system = [InputMessage(role="system", content=self.system)] if self.system else []
+        groups = groupby([*system, *self.messages], key=lambda message: message.role)
+        turns = [Message(role=role, content=SEPARATOR.join(m.content for m in group)) for role, group in groups]
         empty = turns[-1].role == "assistant" and not turns[-1].text.strip() and len(turns) > 1
         return turns[:-1] if empty else turns
 
 
 class CountTokensRequest(Conversation):
-    """The fields of a message that its prompt depends on."""
+    """The fields of a message that determine its prompt."""
 
 
 class MessageRequest(Conversation, GenerationFields):
-    """Anthropic's fields, and of ours those that chat has too, but for several choices, log probabilities and token
+    """Anthropic's fields, and those that Orca adds to chat except for several choices, log probabilities and token
     ids."""
 
     max_tokens: Count
@@ -108,13 +91,56 @@ class MessageRequest(Conversation, GenerationFields):
     inference_geo: Annotated[None, only()] = None
     diagnostics: dict[str, Any] | None = None
     n: Annotated[None, only(1)] = None
-    stream_options: Annotated[None, only()] = None  # usage is always there
+    stream_options: Annotated[None, only()] = None  # the usage is always included
     return_token_ids: Annotated[None, only(False)] = None
 
     @property
-    def asked_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         return None
 
     @property
     def include_usage(self) -> bool:
         return True
+
+
+class TextBlock(TypedDict):
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class MessageUsage(TypedDict):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    service_tier: Literal["standard", "priority"]
+
+
+class MessageObject(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessageError(TypedDict):
+    type: Literal["error"]
+    error: MessageErrorDetail
+    request_id: str | None
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+MessageEvent = dict[str, Any]

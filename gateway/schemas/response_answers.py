@@ -1,4 +1,4 @@
-"""The types of the answers of the Responses API and of its events, for the document."""
+"""The Responses API: the types of its answers and events, for the document."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ResponseDeleted(TypedDict):
 
 
 class ResponseChanged(TypedDict):
-    """The response as it stands: at its creation, its beginning and its end."""
+    """The response at its creation, its beginning and its end."""
 
     type: Literal[
         "response.created",
@@ -204,7 +204,7 @@ class TextDone(TypedDict):
 
 
 class ErrorEvent(TypedDict):
-    """Ends the stream, not the response."""
+    """Ends the stream, but not the response."""
 
     type: Literal["error"]
     sequence_number: int

@@ -1,18 +1,37 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses`: its request. `input` accepts the `output` of an earlier response as it is."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from typing_extensions import TypedDict
 
-from gateway.schemas.chat import Message
-from gateway.schemas.common import Count, GenerationFields, StreamOptions
-from gateway.schemas.response_items import InputItem
+from gateway.schemas.chat import FunctionCall, Message, ToolCall
+from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.text_parts import TextParts
 
+TEXT_PARTS = TextParts(
+    {
+        "input_text": "text",
+        "output_text": "text",
+        "text": "text",
+        "reasoning_text": "text",
+        "summary_text": "text",
+        "refusal": "refusal",
+    },
+    ignored=frozenset({"prompt_cache_breakpoint", "cache_control", "annotations", "logprobs"}),
+)
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+REQUIRED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of text
+INCLUDABLE = frozenset(  # only LOGPROBS adds something to an answer of text
     {
         LOGPROBS,
         "message.input_image.image_url",
@@ -24,19 +43,82 @@ INCLUDABLE = frozenset(  # of these only LOGPROBS adds something to an answer of
         "code_interpreter_call.outputs",
     }
 )
-Name = Annotated[str, Field(max_length=64)]  # what the object echoes is bounded: the pool keeps it
+Name = Annotated[str, Field(max_length=64)]  # the pool stores what the object echoes
 Word = Annotated[str, Field(max_length=512)]
 Included = Annotated[list[str], WithJsonSchema({"type": "array", "items": {"enum": sorted(INCLUDABLE)}})]
-MAX_ITEM_ID = 64  # characters; OpenAI's ids of items are as long at most
+MAX_ITEM_ID = 64  # characters, the maximum of OpenAI's ids of items
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, str) and value not in KINDS:
+        raise unsupported(f"must be one of {', '.join(KINDS)}; this server takes no other items")
+    return value
+
+
+class ResponseTextPart(TypedDict):
+    """The description of a part for the document; `TEXT_PARTS` reads it."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "refusal"]
+    text: NotRequired[str]
+    refusal: NotRequired[str]
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[Any] | None]
+
+
+Text = Annotated[str, BeforeValidator(TEXT_PARTS.optional_text, str | list[ResponseTextPart])]
+
+
+class InputItem(Strict):
+    """One item. `type` determines its fields; it is optional for a message."""
+
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output", "reasoning"], BeforeValidator(_kind)
+    ] = "message"
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Text | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Text | None = None
+    summary: Text | None = None
+    encrypted_content: str | None = None  # of another server, which Orca cannot read
+    parsed_arguments: Any = None  # the openai package adds it when it dumps a call
+
+    @model_validator(mode="after")
+    def _whole(self) -> InputItem:
+        for name in REQUIRED[self.type]:
+            if getattr(self, name) is None:
+                raise contradiction(name, f"an input item of type '{self.type}' must have '{name}'")
+        if self.type == "message" and self.content == "" and self.role != "assistant":
+            raise contradiction("content", f"a message of role '{self.role}' must have text")
+        return self
+
+    def as_message(self) -> Message:
+        """The item as a chat message: text, a function call, the output of a function, or reasoning."""
+        match self.type:
+            case "function_call":
+                assert self.name is not None
+                function = FunctionCall(name=self.name, arguments=self.arguments or "")
+                return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
+            case "function_call_output":
+                return Message(role="tool", content=self.output, tool_call_id=self.call_id)
+            case "reasoning":
+                return Message(role="assistant", reasoning_content=self.content or self.summary or "")
+            case _:
+                assert self.role is not None
+                return Message(role=self.role, content=self.content)
 
 
 def _items(value: Any) -> Any:
-    """A string is one message of the user."""
+    """A string becomes one message of the user."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _included(value: Any) -> bool:
-    """Whether log probabilities are wanted."""
+    """Whether log probabilities are requested."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
     unknown = sorted(set(value) - INCLUDABLE)
@@ -51,11 +133,11 @@ class TextOptions(Strict):
 
 
 class ResponseStreamOptions(StreamOptions):
-    include_usage: bool | None = None  # usage is always there
+    include_usage: bool | None = None  # the usage is always included
 
 
 class ResponseRequest(GenerationFields):
-    """OpenAI's fields, and of ours those that chat has too, but for several choices and token ids."""
+    """OpenAI's fields, and those that Orca adds to chat except for several choices and token ids."""
 
     input: Annotated[
         list[InputItem],
@@ -73,9 +155,9 @@ class ResponseRequest(GenerationFields):
     truncation: Annotated[None, only("disabled")] = None
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # without tools they say the same
-    parallel_tool_calls: bool | None = None  # without tools it says nothing
-    max_tool_calls: Count | None = None  # likewise
+    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
+    parallel_tool_calls: bool | None = None  # no effect without tools
+    max_tool_calls: Count | None = None  # no effect without tools
     conversation: Annotated[None, only()] = None
     context_management: Annotated[None, only([])] = None
     prompt: Annotated[None, only()] = None
@@ -97,11 +179,11 @@ class ResponseRequest(GenerationFields):
         return self
 
     @property
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return self.max_output_tokens
 
     @property
-    def asked_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.include else None
 
     @property
@@ -110,17 +192,17 @@ class ResponseRequest(GenerationFields):
 
     @property
     def messages(self) -> list[Message]:
-        """The input as messages of a chat, one for each item."""
+        """The input as chat messages, one per item."""
         return [item.as_message() for item in self.input]
 
     @property
     def item_ids(self) -> list[str | None]:
-        """Parallel to `messages`: the ids that the client gave them, where the pool keeps ids of that length."""
+        """Parallel to `messages`: the client's ids of the items, None if missing or too long to store."""
         return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
 
     @property
     def echo(self) -> dict[str, Any]:
-        """The fields of the response object that the request decides."""
+        """The fields of the response object that the request sets."""
         optional = {"user": self.user} if self.user is not None else {}
         return optional | {
             "instructions": self.instructions,
@@ -139,6 +221,6 @@ class ResponseRequest(GenerationFields):
 
 
 class InputTokensRequest(ResponseRequest):
-    """`POST /v1/responses/input_tokens`: the fields of a create, and `personality`, which OpenAI has only here."""
+    """`POST /v1/responses/input_tokens`: the fields of `POST /v1/responses`, and `personality`, which only it has."""
 
     personality: Annotated[None, only()] = None

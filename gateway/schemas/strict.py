@@ -1,4 +1,4 @@
-"""Objects of request bodies: strict types, the exceptions to them, and how unsupported fields are refused."""
+"""Objects of request bodies: strict types, the exceptions to them, and the refusal of unsupported fields."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 NO_EFFORT = ("effort", "none")
-MAX_DEPTH = (
-    128  # levels of lists and objects; pydantic cannot write more than 255, Python not read more than about 1,000
-)
-MOST_ITEMS = 4096  # of a list or an object: each that is wrong is an error, and errors are written in one call
-LONG_LISTS = frozenset({"prompt", "tokens", "allowed_token_ids"})  # ids, read up to the first that is wrong
+MAX_ITEMS = 4096  # of a list or an object: each wrong item is an error, and all errors are written in one call
+LONG_LISTS = frozenset({"prompt", "tokens", "allowed_token_ids"})  # token ids, read up to the first wrong one
+MAX_DEPTH = 128  # levels of lists and objects; pydantic can write at most 255, Python read about 1,000
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """A field that could change tokens in a way not served here: null and its `neutral` values are taken, as null."""
+    """An unsupported field that could change tokens: only null and its `neutral` values are accepted, as null."""
 
     def check(value: Any) -> None:
         if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
@@ -27,8 +25,8 @@ def only(*neutral: Any) -> BeforeValidator:
     return BeforeValidator(check, Annotated[Any, WithJsonSchema({"enum": [None, *neutral]})])
 
 
-def nothing_asked(value: Any) -> None:
-    """Validates an object of options none of which is served here: null ones and an effort of "none" are taken."""
+def no_options(value: Any) -> None:
+    """An object of unsupported options: only null options and an effort of "none" are accepted."""
     if isinstance(value, dict):
         value = {name: option for name, option in value.items() if option is not None and (name, option) != NO_EFFORT}
     if value:
@@ -36,12 +34,12 @@ def nothing_asked(value: Any) -> None:
 
 
 def unsupported(text: str) -> PydanticCustomError:
-    """What a validator raises for a value that is right in OpenAI's API and not served here."""
+    """The error for a value that is valid in the API but not supported by this server."""
     return PydanticCustomError("unsupported", "{text}", {"text": text})
 
 
 def contradiction(param: str, text: str) -> PydanticCustomError:
-    """What a validator of the whole object raises: `param` is the field to name."""
+    """The error of a validator of the whole object. `param`: the field to name."""
     return PydanticCustomError("contradiction", "{text}", {"text": text, "param": param})
 
 
@@ -49,7 +47,7 @@ class Strict(BaseModel):
     """An object of a request body.
 
     Types are strict and unknown fields are errors, with two exceptions: an unknown field that is null is dropped, and
-    where an integer is meant a float without a fraction is one, because clients of other languages write `2.0`.
+    an integer field accepts a float without a fraction, because clients in other languages write `2.0`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
@@ -78,19 +76,20 @@ def too_deep(value: Any) -> bool:
 
 
 def too_long(value: dict[str, Any]) -> str | None:
-    """What in parsed JSON, not nested too deep, has more than `MOST_ITEMS` items, for an error. Token ids may."""
-    if len(value) > MOST_ITEMS:
-        return f"An object has {len(value)} members; at most {MOST_ITEMS} are taken."
+    """The error of a list or object in parsed JSON (not nested too deep) with more than `MAX_ITEMS` items, except token
+    ids; None if there is none."""
+    if len(value) > MAX_ITEMS:
+        return f"An object has {len(value)} members; at most {MAX_ITEMS} are accepted."
     for name, part in value.items():
-        if name not in LONG_LISTS and (count := _longest(part)) > MOST_ITEMS:
-            return f"'{name[:64]}' has {count} items; at most {MOST_ITEMS} are taken."
+        if name not in LONG_LISTS and (count := _longest(part)) > MAX_ITEMS:
+            return f"'{name[:64]}' has {count} items; at most {MAX_ITEMS} are accepted."
     return None
 
 
 def _longest(value: Any) -> int:
     if not isinstance(value, dict | list):
         return 0
-    return max(len(value), max(map(_longest, _members(value)), default=0)) if len(value) <= MOST_ITEMS else len(value)
+    return max(len(value), max(map(_longest, _members(value)), default=0)) if len(value) <= MAX_ITEMS else len(value)
 
 
 def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
@@ -113,7 +112,7 @@ def _names_int(annotation: Any) -> bool:
 
 
 def integral(value: Any) -> Any:
-    """A float without a fraction as an integer, also inside a list; floats that may have been rounded stay."""
+    """A float without a fraction as an integer, also inside a list, unless it may have been rounded."""
     if isinstance(value, list):
         return [integral(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value

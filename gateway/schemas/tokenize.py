@@ -1,24 +1,25 @@
-"""`POST /tokenize` and `/detokenize`, vLLM's shapes."""
+"""`POST /tokenize` and `/detokenize`, `GET /tokenizer_info`: their requests and answers, in vLLM's formats."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from typing_extensions import TypedDict
 
 from gateway.schemas.chat import OPEN, Message
-from gateway.schemas.common import Id
+from gateway.schemas.generation import Id
 from gateway.schemas.strict import Strict, contradiction, integral, only
 
 
 class TokenizeRequest(Strict):
-    """Either a `prompt`, tokenized as completions do it, or `messages`, as chat does."""
+    """Either a `prompt`, tokenized as for completions, or `messages`, tokenized as for chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
-    add_special_tokens: bool | None = None  # true for a prompt, false for messages, unless said
-    add_generation_prompt: bool | None = None  # true unless said, or the last message is continued
+    add_special_tokens: bool | None = None  # by default true for a prompt, false for messages
+    add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[None, only({})] = None
     return_token_strs: bool | None = None
@@ -33,7 +34,7 @@ class TokenizeRequest(Strict):
 
 
 def _ids(value: Any, checked: ValidatorFunctionWrapHandler) -> Any:
-    """One step for each id, so that the gateway's loop can go on in between; up to the first that is wrong."""
+    """Validate in Python, id by id, so that other threads can run in between; up to the first wrong id."""
     value = integral(value)
     if not isinstance(value, list):
         return checked(value)
@@ -44,3 +45,24 @@ def _ids(value: Any, checked: ValidatorFunctionWrapHandler) -> Any:
 class DetokenizeRequest(Strict):
     model: str | None = None
     tokens: Annotated[list[Id], WrapValidator(_ids)]
+
+
+class Tokens(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """Special tokens have fields of their own (`eos_token`, ...)."""
+
+    tokenizer_class: str
+    additional_special_tokens: list[str]
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import openapi
+import openai_document
 import schemathesis
 from bodies import BODIES
 from effort import effort
@@ -70,7 +70,7 @@ def test_our_document(served: Stack, http: httpx.Client) -> None:
 
 def test_openai_s_document(served: Stack, http: httpx.Client) -> None:
     ours = {re.sub("{.*?}", "{}", path.removeprefix("/v1")) for path in http.get("/openapi.json").json()["paths"]}
-    theirs = openapi.whole()
+    theirs = openai_document.whole()
     paths = {path: methods for path, methods in theirs["paths"].items() if re.sub("{.*?}", "{}", path) in ours}
     assert len(paths) >= 10
     for operation in operations({**theirs, "paths": paths}):

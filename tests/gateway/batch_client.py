@@ -1,4 +1,4 @@
-"""Batches as the official client asks for them."""
+"""Batches through the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests do as clients."""
+"""Helpers of tests that act as clients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def show_an_engine(stack: Stack, **gauges: float) -> None:
-    """An engine shows itself, and takes nothing."""
+    """Publish the figures of an engine that claims no requests."""
     epoch = (await stack.pool.acquire("seat", "test", 60)).epoch
     exchange = Exchange("seat", epoch, 1, [], Room(0, 0, 16), figures=stack.figures, gauges=gauges)
     await stack.pool.exchange(exchange)
 
 
 def post(stack: Stack, body: dict[str, Any], **headers: str) -> socket.socket:
-    """A request on a connection of its own, which the test may close."""
+    """A request on its own connection, which the test can close."""
     data = json.dumps(body).encode()
     return _sent(stack, "POST /v1/completions", data, headers | {"Content-Length": str(len(data))})
 

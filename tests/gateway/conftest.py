@@ -33,6 +33,11 @@ def model(tiny_folder: Path) -> ServedModel:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_folder)
+
+
+@pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Server(tmp_path_factory.mktemp("pool")) as server:
         yield server.url
@@ -50,6 +55,12 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
     """A second gateway on the same pool."""
@@ -62,7 +73,7 @@ def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Cli
 
 @pytest.fixture
 async def pool(redis_url: str) -> AsyncIterator[RequestPool]:
-    """A pool of its own, empty."""
+    """An empty pool for one test."""
     pool = RequestPool(redis_url, f"own-{secrets.token_hex(4)}")
     await pool.connect()
     yield pool

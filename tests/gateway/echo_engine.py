@@ -1,8 +1,9 @@
-"""An engine for tests whose output is the prompt again, round and round: a test chooses what is said by asking.
+"""An engine for tests that repeats the prompt cyclically: a test chooses the output by its prompt.
 
-Each token's log probability is -0.5, and of a prompt's token with the id `t` -t / 8, its rank `t + 1`.
+The log probability of each output token is -0.5. A prompt token with the id `t` has the log probability -t / 8 and the
+rank `t + 1`.
 
-Everything around it is the real thing. The request fails where the prompt says so, and is slow where it says so.
+Everything around the engine is real. Words in the prompt make the request fail or run slowly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.text import Tokenizer
 
-FAIL = "FAIL"  # what follows it in the prompt is said, then the request fails
+FAIL = "FAIL"  # the output is what follows it in the prompt; then the request fails
 SLOW = "SLOW"  # each iteration takes 20 ms
 
 
@@ -23,7 +24,7 @@ class EchoEngine:
         self.figures = figures
         self._tokenizer = tokenizer
         self._epoch: str | None = None
-        self.asked: list[NewRequest] = []  # all that came
+        self.asked: list[NewRequest] = []  # all requests received
         self._rows: dict[str, tuple[NewRequest, int]] = {}
 
     def reset(self, epoch: str) -> None:

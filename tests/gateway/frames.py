@@ -1,4 +1,4 @@
-"""Answers and their frames without a pool: what a scheduler would commit, what a client would read."""
+"""Answers and their frames without a pool: the events that a scheduler commits and the frames that a client reads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.answer import Answer
+from gateway.answer.plan import AnswerKind, Plan
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind, Plan
+from gateway.openai.answer import Answer
 from services.messages import Logprobs, PromptLogprobs, TokenEvent
 from services.requests import SamplingParams
 from services.scheduling.stopping import StopChecker, StopRules
 
 REQUEST = "cmpl-" + 32 * "0"
 STOPS = ("ab", "bcd", "🐳")
-PROMPT = PromptLogprobs([-2.0], [3], [5], [-1.5])  # of the prompt in LENGTHS, whose first token has none
+PROMPT = PromptLogprobs([-2.0], [3], [5], [-1.5])  # of the prompt in LENGTHS; its first token has none
 LENGTHS: dict[str, Any] = {"prompt_tokens": 2, "max_new_tokens": 99, "stop": STOPS, "prompts": [[1, 2]]}
 PIECES = ["a", "b", "c", "d", " the", "né", "🐳", "漢", "hello world"]
 
@@ -28,7 +28,7 @@ def answer(model: ServedModel, choices: int = 1, said: Sequence[int] = (), **fie
 def events_of(
     model: ServedModel, choice: int, tokens: list[int], logprobs: bool = False, **sampling: Any
 ) -> list[TokenEvent]:
-    """As a scheduler would commit them, up to the end its stop checker finds."""
+    """The events that a scheduler commits, up to the end of the sequence."""
     rules = StopRules(1000, model.info.eos_token_ids, model.tokenizer.tables)
     checker = StopChecker(rules, SamplingParams(len(tokens), stop=STOPS, **sampling), 2)
     events = []
@@ -41,6 +41,7 @@ def events_of(
 
 
 def read(frames: bytes) -> tuple[list[str], list[Any]]:
+    """The ids and data of a stream that ends with [DONE]."""
     assert frames.endswith(b"\n\ndata: [DONE]\n\n")
     split = [event.split("\ndata: ") for event in frames.decode().split("\n\n")[:-2]]
     return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]
@@ -52,7 +53,7 @@ def said(chunks: list[Any], choice: int = 0) -> str:
 
 
 def told(chunks: list[Any], choice: int) -> dict[str, Any]:
-    """All that the chunks say of a choice, put together."""
+    """The contents of all chunks of a choice."""
     all_of: dict[str, Any] = {"text": "", "tokens": [], "logprobs": [], "openings": 0, "reasons": []}
     for chunk in chunks:
         for said in chunk["choices"]:

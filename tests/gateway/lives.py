@@ -1,9 +1,10 @@
-"""Lives of a sequence, drawn by Hypothesis: what scheduler and pool would tell of it."""
+"""Event sequences drawn by Hypothesis, and what a client reads of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ Life = tuple[str, SamplingParams, FinishReason | None, int]
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    """A text that is said over and over, how it is sampled, and what ends it from outside after how many tokens."""
+    """A text that is repeated, its sampling parameters, and the reason and token count of an end from outside."""
     stops = draw(st.sampled_from([(), ("STOP",), ("TOP", "STO")]))
     sampling = SamplingParams(draw(st.integers(1, 12)), stop=stops, logprobs=draw(st.sampled_from([None, 1])))
     outside = draw(st.sampled_from([None, FinishReason.CANCELLED, FinishReason.ERROR]))
@@ -28,7 +29,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 
 def events_of(tokenizer: Tokenizer, life: Life) -> list[TokenEvent]:
-    """The events of a life, as scheduler and pool would tell them."""
+    """The events of a life, as the scheduler and the pool produce them."""
     text, sampling, outside, after = life
     checker = StopChecker(StopRules(512, frozenset(), tokenizer.tables), sampling, 5)
     events: list[TokenEvent] = []
@@ -50,3 +51,19 @@ def grouped(draw: st.DrawFn, events: list[TokenEvent]) -> Iterator[list[TokenEve
         size = draw(st.integers(1, len(events)))
         yield events[:size]
         events = events[size:]
+
+
+@dataclass
+class NumberedEvents:
+    """What a client reads from a stream: the numbers of its events in order, the text up to each number, and all events
+    other than deltas."""
+
+    numbers: list[int] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    others: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    text: str = ""
+
+    def number(self, number: int) -> None:
+        self.numbers.append(number)
+        self.texts[number] = self.text

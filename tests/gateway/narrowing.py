@@ -1,4 +1,4 @@
-"""Which values of the fields that two schemas share the second one does not take."""
+"""Compares the fields that two schemas share: which values the second schema does not accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BOUNDS = {"minimum": min, "minLength": min, "minItems": min, "maximum": max, "ma
 
 
 def narrowed(theirs: Any, their_components: Components, ours: Any, our_components: Components) -> set[str]:
-    """`field: what is not taken`, for each field of both; a kind of value, a word of an enumeration or a bound."""
+    """`field: what is not accepted` for each shared field: a kind of value, a word of an enumeration or a bound."""
     their_fields, our_fields = _fields(theirs, their_components), _fields(ours, our_components)
     return {
         f"{name}: {less}"
@@ -23,7 +23,7 @@ def narrowed(theirs: Any, their_components: Components, ours: Any, our_component
 
 def _less(theirs: list[Any], ours: list[Any]) -> Iterator[str]:
     if any(not _kinds(schema) for schema in ours):
-        return  # anything goes
+        return  # any value is accepted
     for schema in theirs:
         for kind in _kinds(schema):
             same = [o for o in ours if kind in _kinds(o) or (kind == "integer" and "number" in _kinds(o))]

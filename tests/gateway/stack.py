@@ -1,4 +1,4 @@
-"""Gateway, pool, scheduler and loop in one thread with an event loop of its own, served on a real port."""
+"""Gateway, scheduler and engine loop on a real pool, in a thread with its own event loop, served on a real port."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OwnedSeat:
 
 
 class Background(ABC):
-    """An event loop in a thread, for as long as a `with` lasts; `_run` lives in it and says `_up` once it serves."""
+    """An event loop in a thread for the duration of a `with`. `_run` runs in it and sets `_up` when it is ready."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -101,7 +101,7 @@ class Server(Background):
 
 
 class Stack(Background):
-    """`with Stack(...) as stack`: served at `stack.url` once inside. `engine` false: no seat is ever taken."""
+    """`with Stack(...) as stack` serves at `stack.url`. Without `engine` no seat is acquired."""
 
     def __init__(self, redis_url: str, pool_name: str, folder: Path, settings: Settings, engine: bool = True) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Stack(Background):
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it out for such a socket
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not set it for such a socket
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         answering = asyncio.create_task(self._server.serve([listening]))
         self._up.set()

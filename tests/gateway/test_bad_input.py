@@ -1,4 +1,4 @@
-"""Whatever a client sends: an OpenAI error object with the right status, and the server goes on."""
+"""Invalid input gets an OpenAI error object with the right status, and the server continues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import httpx
 import orjson
 import pytest
 
-from gateway import feasible
-from gateway.choice import failure
+from gateway import feasibility
+from gateway.answer.choice import failure
 from gateway.errors import Kind
 from services.messages import End
 from services.requests import NO_TOKEN_LEFT, FinishReason
@@ -19,7 +19,7 @@ from services.requests import NO_TOKEN_LEFT, FinishReason
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
-# name -> (path, raw body, status, what the message or `param` names)
+# name -> (path, raw body, status, a word of the message or `param`)
 RAW: dict[str, tuple[str, bytes, int, str]] = {
     "no body": (COMPLETIONS, b"", 400, "JSON"),
     "malformed JSON": (COMPLETIONS, b'{"prompt": "hi"', 400, "JSON"),
@@ -54,7 +54,7 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
     "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
 }
 
-# what is wrong -> (fields, status, what is named in `param` or the message)
+# error -> (fields, status, a word of `param` or the message)
 COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "no prompt": ({}, 400, "prompt"),
     "null prompt": ({"prompt": None}, 400, "prompt"),
@@ -269,17 +269,17 @@ def test_bad_input(http: httpx.Client, method: str, path: str, body: bytes, stat
     assert good.json()["choices"][0]["text"] == "hi"
 
 
-def test_log_probabilities_of_a_streamed_output_have_no_bound(
+def test_log_probabilities_of_a_streamed_output_are_not_limited(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feasible, "MOST_LOGPROBS", 17)
+    monkeypatch.setattr(feasibility, "MAX_LOGPROBS", 17)
     body = {"prompt": "hi", "max_tokens": 3, "logprobs": 5}
     check_error(http.post(COMPLETIONS, json=body), 400, "18")
     assert http.post(COMPLETIONS, json=body | {"stream": True}).status_code == 200
     assert http.post(COMPLETIONS, json=body | {"max_tokens": 2}).status_code == 200
 
 
-def test_a_request_that_comes_to_have_no_token_left_is_the_client_s_mistake() -> None:
+def test_a_request_without_any_token_left_is_a_client_error() -> None:
     error = failure(End(FinishReason.ERROR, error=NO_TOKEN_LEFT))
     assert error is not None
     assert error.kind is Kind.INVALID

@@ -1,4 +1,4 @@
-"""Bad words are tokenized as vLLM does it, and what is asked of a request reaches the engine."""
+"""Bad words are tokenized as in vLLM, and the parameters of a request reach the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from gateway.errors import ApiError
-from gateway.vllm_fields import bad_word_ids
+from gateway.model import bad_word_ids
 from services.text import Tokenizer
 
 
@@ -24,7 +24,7 @@ def tiny(tiny_folder: Path) -> Tokenizer:
 
 @pytest.fixture
 def byte_level(tmp_path: Path) -> Tokenizer:
-    """As GPT-2: `the` is one token at the beginning of a text and another one behind a space."""
+    """As in GPT-2: `the` is one token at the beginning of a text and another one after a space."""
     vocab = {piece: i for i, piece in enumerate(["Ġ", "t", "h", "e", "th", "the", "Ġthe"])}
     backend = Backend(models.BPE(vocab, [("t", "h"), ("th", "e"), ("Ġ", "the")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -35,7 +35,7 @@ def byte_level(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def prepending(tmp_path: Path) -> Tokenizer:
-    """As Llama 2: a space is prepended to every text."""
+    """As in Llama 2: a space is prepended to every text."""
     vocab = {piece: i for i, piece in enumerate(["<unk>", "▁", "c", "▁c", "▁▁c"])}
     backend = Backend(models.BPE(vocab, [("▁", "c")], unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -44,13 +44,13 @@ def prepending(tmp_path: Path) -> Tokenizer:
     return Tokenizer.load(tmp_path)
 
 
-def test_a_word_is_meant_with_and_without_a_space_before_it(byte_level: Tokenizer) -> None:
+def test_a_word_is_banned_with_and_without_a_space_before_it(byte_level: Tokenizer) -> None:
     assert bad_word_ids(byte_level, ("the",)) == bad_word_ids(byte_level, ("  the",)) == ((5,), (6,))
     assert bad_word_ids(byte_level, ("the", " the", "eh")) == ((5,), (6,), (3, 2))
 
 
-def test_a_form_with_another_number_of_tokens_does_not_count(tiny: Tokenizer, prepending: Tokenizer) -> None:
-    """The same letters behind a token that is a space hold the word already."""
+def test_a_form_with_another_number_of_tokens_is_not_banned(tiny: Tokenizer, prepending: Tokenizer) -> None:
+    """After a token that is a space, the same letters are the word itself."""
     assert [len(tiny.encode(text)) for text in ("x", " x")] == [1, 2]
     assert bad_word_ids(tiny, ("x",)) == (tuple(tiny.encode("x")),)
     assert prepending.encode(" c") == [1, 3]
@@ -67,7 +67,7 @@ def test_a_word_without_tokens_is_refused(tiny: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_what_is_asked_reaches_the_engine(stack: Stack, http: httpx.Client, path: str) -> None:
+def test_parameters_reach_the_engine(stack: Stack, http: httpx.Client, path: str) -> None:
     said: dict[str, Any] = {
         "/v1/completions": {"prompt": "hi"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

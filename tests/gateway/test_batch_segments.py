@@ -1,4 +1,4 @@
-"""Whatever is written, torn and taken over: each line of a batch is answered once, no acknowledged answer is lost."""
+"""Each line of a batch is answered once and no acknowledged answer is lost, through crashes and new owners."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batches.folder import BatchFolder, BatchFolders
+from gateway.batches.journal import BatchJournal
 from gateway.batches.record import BatchRecord
-from gateway.batches.segments import Answered, SegmentWriter, places
-from gateway.batches.work import Work
+from gateway.batches.segments import LineAnswer, SegmentWriter, entry_locations
 from gateway.errors import ApiError
 from gateway.files.store import FileStore, StoredFile, new_id, tenant_folder
 
@@ -26,11 +26,11 @@ LINES = 8
 
 @dataclass(frozen=True)
 class Life:
-    """One owner: what it answers, in portions, and how much of the end of its segment is lost when it is killed."""
+    """One owner: its answers in portions, and how much of the end of its segment is lost when it is killed."""
 
     portions: list[list[int]]
     torn: int  # bytes of the last portion that did not reach the disk
-    zombie: bool  # it does not know that it lost the lease, and goes on after the next one has begun
+    zombie: bool  # it does not know that it lost the lease and continues after the next owner has begun
 
 
 lives = st.lists(
@@ -63,12 +63,12 @@ class Site:
         self.folder.create(self.record, self.store.content("t", input.id))
         self.epochs = 0
 
-    def own(self) -> Work:
+    def own(self) -> BatchJournal:
         self.epochs += 1
-        return Work(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
+        return BatchJournal(self.folder, self.record, self.store, f"{self.epochs}-x", LINES)
 
     def answers(self) -> tuple[list[str], list[str]]:
-        """The custom ids of the output file and of the error file of the batch, which has ended."""
+        """The custom ids of the output file and the error file of an ended batch."""
         final = self.folder.final()
         assert final is not None
         files = self.store.all("t", "batch_output", newest_first=False)
@@ -82,9 +82,9 @@ class Site:
         return [entry["custom_id"] for entry in entries]
 
 
-def answer(number: int) -> Answered:
+def answer(number: int) -> LineAnswer:
     """Lines with an odd number fail."""
-    return Answered(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
+    return LineAnswer(number, number % 2 == 0, orjson.dumps({"custom_id": f"line {number}"}))
 
 
 @settings(max_examples=150)
@@ -93,7 +93,7 @@ def test_each_line_is_answered_once(story: list[Life]) -> None:
     with tempfile.TemporaryDirectory() as name:
         site = Site(Path(name))
         durable: set[int] = set()
-        zombies: list[tuple[Work, list[list[int]]]] = []
+        zombies: list[tuple[BatchJournal, list[list[int]]]] = []
         for life in story:
             work = site.own()
             assert not durable & set(work.pending), "an answer that was acknowledged is asked for again"
@@ -129,7 +129,7 @@ def test_each_line_is_answered_once(story: list[Life]) -> None:
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled"])
-def test_what_has_no_answer_gets_an_error(tmp_path: Path, status: str) -> None:
+def test_lines_without_an_answer_get_an_error(tmp_path: Path, status: str) -> None:
     site = Site(tmp_path)
     work = site.own()
     work.append([answer(n) for n in (4, 0, 3)])
@@ -145,7 +145,7 @@ def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Pa
     site = Site(tmp_path)
     first = site.own()
     first.append([answer(n) for n in range(LINES)])
-    found = places(site.folder.segments())
+    found = entry_locations(site.folder.segments())
     first._publish("output", [0, 2], found, site.folder.segments(), "completed")
     second = site.own()
     assert second.pending == []
@@ -154,7 +154,7 @@ def test_an_owner_that_died_while_it_ended_the_batch_leaves_nothing(tmp_path: Pa
 
 
 def test_an_owner_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try of many, while the disk is full, would leave a file, and keep the disk full."""
+    """Otherwise each of many tries on a full disk would leave a file and keep the disk full."""
     site = Site(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     work = site.own()
@@ -193,8 +193,8 @@ def test_a_batch_ends_after_more_owners_than_a_process_may_have_open_files(tmp_p
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
-def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
-    """A file system that lost power may give back anything where nothing was synced."""
+def test_corrupt_entries_are_ignored(garbage: bytes, place: int) -> None:
+    """After a power failure a file system can return anything that was not synced."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "segment-1-x"
         writer = SegmentWriter(path)
@@ -202,11 +202,11 @@ def test_bytes_that_are_no_entries_are_none(garbage: bytes, place: int) -> None:
         writer.close()
         whole = path.read_bytes()
         path.write_bytes(whole + garbage)
-        found = places([path])
+        found = entry_locations([path])
         assert set(found) == {0, 1}
         cut = min(place, len(whole))
         path.write_bytes(whole[:cut] + garbage.replace(b"\n", b""))
-        assert set(places([path])) <= {0, 1}
+        assert set(entry_locations([path])) <= {0, 1}
 
 
 def test_a_segment_has_one_writer(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_tenant_s_room_is_bounded_and_what_expired_makes_room(tmp_path: Path) 
     store.check_room("t", 500)
 
 
-def test_content_that_nobody_can_see_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_of_a_failed_add_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, 1000, 1000)
     content = store.folder("t") / ".some.tmp"
     content.write_bytes(b"x" * 900)
@@ -254,7 +254,7 @@ def test_content_that_nobody_can_see_does_not_stay(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="full"):
             store.add("t", StoredFile(f"file-{new_id()}", 900, 1, "f", "batch"), content)
     assert list(store.folder("t").iterdir()) == []
-    killed = store.folder("t") / f"file-{new_id()}.data"  # by a process that was killed before it could say so
+    killed = store.folder("t") / f"file-{new_id()}.data"  # by a process that was killed before it could add the record
     killed.write_bytes(b"x" * 900)
     with pytest.raises(ApiError):
         store.check_room("t", 900)

@@ -1,4 +1,4 @@
-"""Several gateways on one pool and one folder: a batch has one owner, and another goes on where that one stops."""
+"""Several gateways on one pool and one folder: a batch has one owner, and another gateway continues where it stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINES = 60
 
 
 class Gateways:
-    """One with the engine, and `other`, which the test may end."""
+    """A gateway with the engine, and `other`, which the test can stop."""
 
     def __init__(self, redis_url: str, model: Path, files: Path) -> None:
         self.settings = Settings(files_dir=str(files), lines_in_flight=16)
@@ -55,7 +55,7 @@ def client_of(stack: Stack) -> openai.OpenAI:
 
 
 async def drop_holds(pool: RequestPool) -> None:
-    """As if all leases had run out."""
+    """Delete all leases, as if they had expired."""
     keys = [key async for key in pool._server._scripts.scan_iter(f"{pool._prefix}hold:*")]
     if keys:
         await pool._server.command("DEL", *keys)
@@ -80,7 +80,7 @@ def progressed(client: openai.OpenAI, id: str, count: int = 1) -> None:
     until(client, id, lambda b: b.request_counts is not None and b.request_counts.completed >= count)
 
 
-def test_a_batch_has_one_owner_and_any_gateway_tells_of_it(gateways: Gateways) -> None:
+def test_a_batch_has_one_owner_and_any_gateway_answers_for_it(gateways: Gateways) -> None:
     with gateways.other() as other, client_of(gateways.first) as client, client_of(other) as another:
         batch = create(client, slow(LINES))
         progressed(another, batch.id)
@@ -88,7 +88,7 @@ def test_a_batch_has_one_owner_and_any_gateway_tells_of_it(gateways: Gateways) -
         check(another, batch.id)
 
 
-def test_another_goes_on_when_the_owner_ends(gateways: Gateways) -> None:
+def test_another_gateway_continues_when_the_owner_ends(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
         with gateways.other() as other, client_of(other) as another:
@@ -100,7 +100,7 @@ def test_another_goes_on_when_the_owner_ends(gateways: Gateways) -> None:
 
 
 def test_owners_that_lost_their_leases_do_no_harm(gateways: Gateways) -> None:
-    """Each writes on until it notices, up to a second later."""
+    """Each owner continues to write until it notices, up to a second later."""
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(gateways.other())
@@ -117,7 +117,7 @@ def test_owners_that_lost_their_leases_do_no_harm(gateways: Gateways) -> None:
 
 
 def test_a_line_that_is_fed_again_has_the_same_tokens(gateways: Gateways) -> None:
-    """What the first owner asked for and did not write down is found in the pool, under the same name."""
+    """A request that the first owner submitted, without writing its answer, is found in the pool under the same id."""
     lines = [line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 20, "temperature": 1}) for i in range(8)]
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
@@ -130,7 +130,7 @@ def test_a_line_that_is_fed_again_has_the_same_tokens(gateways: Gateways) -> Non
 
 
 def _requests(stack: Stack) -> set[str]:
-    """The requests that the runner of this gateway has open, as soon as there are all."""
+    """The open requests of the runner of this gateway, when all of them are submitted."""
     end = time.monotonic() + 20
 
     async def names() -> set[str]:
@@ -143,7 +143,7 @@ def _requests(stack: Stack) -> set[str]:
     return found
 
 
-def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateways: Gateways) -> None:
+def test_a_server_of_another_model_does_not_run_a_batch(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
         gateway = gateways.first.app.state.gateway
@@ -157,8 +157,8 @@ def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(gateway
         assert len(entries(client, batch.error_file_id)) == 1
 
 
-def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: Gateways) -> None:
-    """A newer build may have written it, before this one came back."""
+def test_an_unreadable_batch_does_not_delay_others(gateways: Gateways) -> None:
+    """A newer build may have written it before this one was restored."""
     lines = jsonl([line("a", {"prompt": "a", "max_tokens": 1})])
     with client_of(gateways.first) as client:
         gateways.first.call(stop_runner(gateways.first))
@@ -172,7 +172,7 @@ def test_a_batch_that_cannot_be_read_does_not_hold_up_those_behind_it(gateways: 
         assert ended(client, first).status == "completed"
 
 
-def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
+def test_a_batch_without_its_input_fails(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
@@ -187,7 +187,7 @@ def test_a_batch_whose_input_is_gone_fails(gateways: Gateways) -> None:
     assert not list((gateways.files / "open").iterdir())
 
 
-def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
+def test_a_record_of_a_later_build_does_not_hide_others(gateways: Gateways) -> None:
     with client_of(gateways.first) as client:
         client.models.list()  # it is up
         gateways.first.call(stop_runner(gateways.first))
@@ -218,8 +218,8 @@ def test_inputs_of_deleted_files_count_while_their_batches_last(gateways: Gatewa
             small.check_room("default", size + 1)
 
 
-def test_a_cancelled_batch_leaves_nothing_running_of_an_owner_that_died(gateways: Gateways) -> None:
-    """The next owner names the requests of the one before: nobody follows them, and they run in the background."""
+def test_cancelling_a_batch_cancels_requests_of_a_dead_owner(gateways: Gateways) -> None:
+    """The next owner finds the requests of the one before, which run in the background without followers."""
     lines = jsonl([line(f"line {i}", {"prompt": f"SLOW{i}", "max_tokens": 80}) for i in range(4)])
     with client_of(gateways.first) as client:
         batch = create(client, lines)
@@ -235,7 +235,7 @@ def test_a_cancelled_batch_leaves_nothing_running_of_an_owner_that_died(gateways
 
 
 async def ends(pool: RequestPool) -> list[FinishReason | None]:
-    """Why the sequences that the pool holds ended; None of one that has not."""
+    """The reasons for which the sequences in the pool ended; None for one that has not."""
     prefix = f"{pool._prefix}group:"
     names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
     found = await pool.attach("a reader", {f"{name}/0": 0 for name in names}) if names else []

@@ -1,4 +1,4 @@
-"""Batches with the official client: lines in, the answers that the same requests have over HTTP out."""
+"""Batches with the official client: lines get the same answers as requests over HTTP."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, jsonl, line, slow, until
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches import answering, runner
+from gateway.batches import line_answerer, runner
 from gateway.errors import ApiError, Kind
-from gateway.generations import Generations
+from gateway.pool_client.following import Generations
 
 
-def test_a_tenant_sees_its_own_alone(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
+def test_a_tenant_sees_only_its_own(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
     batch = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})])))
     for look in (
         lambda: bob.files.retrieve(batch.input_file_id),
@@ -43,7 +43,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
-    """What an answer says, less what is different each time."""
+    """An answer without the fields that differ each time."""
     body = {k: v for k, v in body.items() if k not in ("id", "created", "created_at")}
     for item in body.get("output", []):
         item.pop("id")
@@ -51,7 +51,7 @@ def without_ids(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("url", BODIES)
-def test_lines_have_the_answers_of_http(alice: openai.OpenAI, served: Stack, url: str) -> None:
+def test_lines_have_the_same_answers_as_over_http(alice: openai.OpenAI, served: Stack, url: str) -> None:
     headers = {"Authorization": "Bearer key-of-alice"}
     bodies = {
         "right": BODIES[url],
@@ -75,7 +75,7 @@ def test_lines_have_the_answers_of_http(alice: openai.OpenAI, served: Stack, url
         assert entry["response"]["status_code"] == plain.status_code
         assert without_ids(entry["response"]["body"]) == without_ids(plain.json())
     raw = httpx.get(f"{served.url}/v1/batches/{batch.id}", headers=headers).json()
-    openapi.check("Batch", {name: value for name, value in raw.items() if value is not None})
+    openai_document.check("Batch", {name: value for name, value in raw.items() if value is not None})
     assert alice.files.retrieve(batch.output_file_id or "").purpose == "batch_output"
 
 
@@ -131,7 +131,7 @@ def test_all_lines_of_a_large_batch_are_answered_once(alice: openai.OpenAI) -> N
     assert (batch.error_file_id, batch.request_counts and batch.request_counts.completed) == (None, 500)
 
 
-def test_a_cancelled_batch_keeps_what_was_done(alice: openai.OpenAI, served: Stack) -> None:
+def test_a_cancelled_batch_keeps_its_answers(alice: openai.OpenAI, served: Stack) -> None:
     batch = create(alice, slow(200))
     until(alice, batch.id, lambda b: b.request_counts is not None and b.request_counts.completed > 0)
     assert alice.batches.cancel(batch.id).status == "cancelling"
@@ -173,7 +173,7 @@ def test_a_batch_that_has_ended_cannot_be_cancelled(alice: openai.OpenAI) -> Non
     ],
     ids=str,
 )
-def test_a_wrong_field_is_named(alice: openai.OpenAI, fields: dict[str, Any], named: str) -> None:
+def test_errors_name_a_wrong_field(alice: openai.OpenAI, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         create(alice, b"x", **fields)
     assert (error.value.param or "").startswith(named)
@@ -186,7 +186,7 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
         return [float(match[1]) if match else 0.0 for match in found]
 
     def settled() -> bool:
-        """Whether heartbeats, one each second, have brought what earlier tests counted."""
+        """Whether heartbeats, one each second, have delivered the counts of earlier tests."""
         first = counted()
         time.sleep(1.5)
         return first == counted()
@@ -197,7 +197,7 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])
 
 
-def test_a_line_waits_where_too_many_read(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_waits_while_too_many_reads_wait(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
     check = Generations._check_followers
 
@@ -208,7 +208,7 @@ def test_a_line_waits_where_too_many_read(alice: openai.OpenAI, monkeypatch: pyt
         check(generations, request)
 
     monkeypatch.setattr(Generations, "_check_followers", refuse_the_first)
-    monkeypatch.setattr(answering, "PAUSE", 0.05)
+    monkeypatch.setattr(line_answerer, "PAUSE", 0.05)
     monkeypatch.setattr(runner, "PERIOD", 0.05)
     counts = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})]))).request_counts
     assert counts is not None
@@ -218,7 +218,7 @@ def test_a_line_waits_where_too_many_read(alice: openai.OpenAI, monkeypatch: pyt
 def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(
     alice: openai.OpenAI, bob: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "MOST", 1)
+    monkeypatch.setattr(runner, "MAX_RUNNING", 1)
     monkeypatch.setattr(runner, "PERIOD", 0.05)
     lines = jsonl([line("a", {"prompt": "SLOW", "max_tokens": 380, "ignore_eos": True})])
     batches = [(alice, create(alice, lines)), (alice, create(alice, lines)), (bob, create(bob, lines))]

@@ -1,4 +1,4 @@
-"""Whatever fields a request combines: its stream says what the whole answer says, also when it is cut and resumed."""
+"""For any combination of fields, a stream contains what the whole answer contains, also if it is cut and resumed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ASKED = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=ASKED, place=st.integers(0, 1000))
-def test_a_stream_cut_anywhere_says_what_the_whole_says(
+def test_a_stream_cut_anywhere_equals_the_whole_answer(
     http: httpx.Client, other: httpx.Client, asked: dict[str, Any], place: int
 ) -> None:
     path = COMPLETIONS if "prompt" in asked else CHAT
@@ -70,10 +70,10 @@ def test_a_stream_cut_anywhere_says_what_the_whole_says(
 
 
 def as_delta(choice: dict[str, Any]) -> dict[str, Any]:
-    """The choice of a whole answer as one of a stream."""
+    """The choice of a whole answer in the format of a stream."""
     return choice | {"delta": choice["message"]} if "message" in choice else choice
 
 
 def counted(usage: dict[str, Any]) -> dict[str, Any]:
-    """The tokens that do not depend on what is cached."""
+    """The token counts that do not depend on the cache."""
     return {name: count for name, count in usage.items() if name.endswith("_tokens")}

@@ -1,4 +1,4 @@
-"""CORS: which pages of browsers may call the API, by the settings alone."""
+"""CORS: the settings alone determine which web pages can call the API."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_preflight_needs_no_key(opened: httpx.Client) -> None:
     assert "access-control-allow-credentials" not in answer.headers
 
 
-def test_a_page_of_another_origin_is_told_nothing(opened: httpx.Client) -> None:
+def test_a_page_of_another_origin_gets_no_headers(opened: httpx.Client) -> None:
     refused = opened.options(PATH, headers=PREFLIGHT | {"Origin": OTHER})
     assert refused.status_code == 400
     assert allowed(refused) is None
@@ -83,7 +83,7 @@ def test_methods_headers_and_credentials_can_be_named(redis_url: str, tiny_folde
         assert answer.headers["access-control-allow-credentials"] == "true"
 
 
-def test_without_the_setting_nothing_is_said(http: httpx.Client) -> None:
+def test_without_the_setting_there_are_no_headers(http: httpx.Client) -> None:
     asked = http.options(PATH, headers=PREFLIGHT | {"Origin": PAGE})
     assert asked.status_code == 405
     plain = http.get("/health", headers={"Origin": PAGE})
@@ -96,7 +96,7 @@ def test_the_command_line_takes_words_or_json(words: list[str]) -> None:
     assert parse_serve(["--allowed-origins", *words]).allowed_origins == [PAGE, OTHER]
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_values_that_are_not_json_are_refused() -> None:
     with pytest.raises(UsageError, match="allowed_origins"):
         parse_serve(["--allowed-origins", "[http"])
 

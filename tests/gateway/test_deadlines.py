@@ -1,4 +1,4 @@
-"""A request that no engine begins in time ends with a 408 that is not retried, in each API's shape."""
+"""A request that no engine begins in time ends with a 408 that is not retried, in the format of each API."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from clients import show_an_engine, wait_until
 from stack import NAME, Stack
 
-from gateway.caller import MAX_TIMEOUT
-from services.settings.settings import Settings
+from gateway.http.headers import MAX_TIMEOUT
+from services.config import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 SOON = {"X-Queue-Timeout": "0.05"}
@@ -29,13 +29,13 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def busy(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose one engine takes nothing."""
+    """A gateway whose only engine claims no requests."""
     with Stack(redis_url, "busy", tiny_folder, Settings(), engine=False) as stack:
         stack.call(show_an_engine(stack, ready=1))
         yield stack
 
 
-def test_each_route_says_so_before_any_byte(busy: Stack) -> None:
+def test_each_route_answers_408_before_the_stream_begins(busy: Stack) -> None:
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=busy.url, timeout=20) as http:
             asked = [(path, body | {"stream": stream}) for path, body in BODIES.items() for stream in (False, True)]
@@ -43,7 +43,7 @@ def test_each_route_says_so_before_any_byte(busy: Stack) -> None:
 
     for answer in asyncio.run(ask_all()):
         path, streamed = answer.request.url.path, b'"stream":true' in answer.request.content
-        if path == "/v1/responses" and streamed:  # its first event tells that it was accepted
+        if path == "/v1/responses" and streamed:  # its first event shows that it was accepted
             assert answer.status_code == 200
             assert "event: response.failed" in answer.text
             assert "timed out" in answer.text
@@ -66,7 +66,7 @@ def test_a_response_in_the_background_fails(busy: Stack) -> None:
         assert "timed out" in http.get(path).json()["error"]["message"]
 
 
-def test_official_clients_do_not_come_again(busy: Stack) -> None:
+def test_official_clients_do_not_retry(busy: Stack) -> None:
     def timed_out() -> float:
         return busy.call(busy.pool.overview()).counters.get("orca:timed_out_requests", 0.0)
 
@@ -93,14 +93,14 @@ def test_the_setting_is_for_requests_without_the_header(redis_url: str, tiny_fol
                 http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Queue-Timeout": "100"}, timeout=0.5)
 
 
-def test_what_an_engine_has_begun_is_answered(http: httpx.Client) -> None:
-    """However long it takes."""
+def test_a_request_that_an_engine_has_begun_is_answered(http: httpx.Client) -> None:
+    """The setting does not limit the duration of a request that has begun."""
     body = {"prompt": "SLOWabc ", "max_tokens": 40}
     assert http.post("/v1/completions", json=body, headers={"X-Queue-Timeout": "0.3"}).status_code == 200
 
 
 @pytest.mark.parametrize("wrong", ["", "soon", "0", "-1", "nan", "inf", str(MAX_TIMEOUT + 1)])
-def test_a_wrong_header_is_named(http: httpx.Client, wrong: str) -> None:
+def test_errors_name_a_wrong_header(http: httpx.Client, wrong: str) -> None:
     answer = http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Queue-Timeout": wrong})
     assert answer.status_code == 400
     assert "X-Queue-Timeout" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""A client that goes is cancelled at once, streaming or not, unless it may come back with its idempotency key."""
+"""The request of a client that disconnects is cancelled at once, streaming or not, unless it is resumable."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import get, post, show_an_engine, wait_until
+from sse_client import chunks, completion_text
 from stack import Server, Stack
 
 from services.settings.settings import Settings
@@ -27,7 +28,7 @@ def busy(stack: Stack) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_is_cancelled(stack: Stack, stream: bool) -> None:
+def test_a_client_that_disconnects_is_cancelled(stack: Stack, stream: bool) -> None:
     assert busy(stack) == 0
     connection = post(stack, LONG | {"stream": stream, "n": 2})
     wait_until(lambda: busy(stack) == 2)
@@ -37,7 +38,7 @@ def test_a_client_that_goes_is_cancelled(stack: Stack, stream: bool) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_a_client_that_goes_while_its_request_waits(stack: Stack) -> None:
+def test_a_client_that_disconnects_while_its_request_waits(stack: Stack) -> None:
     running = post(stack, LONG | {"n": 1})
     wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
     waiting = post(stack, LONG)  # an engine has slots for one of them
@@ -49,7 +50,7 @@ def test_a_client_that_goes_while_its_request_waits(stack: Stack) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
+def test_other_requests_continue(stack: Stack, http: httpx.Client) -> None:
     connection = post(stack, LONG | {"max_tokens": 100, "stream": True})
     assert b"200 OK" in connection.recv(1000)
     with http.stream("POST", "/v1/completions", json={"prompt": "SLOWab", "max_tokens": 30, "stream": True}) as other:
@@ -62,7 +63,7 @@ def test_the_others_go_on(stack: Stack, http: httpx.Client) -> None:
 
 
 class ServeCall:
-    """The app called as Ray Serve calls it; `gone` is what `receive` awaits to hear of the client."""
+    """The app, called as Ray Serve calls it. `receive` awaits `gone`, which reports the disconnect of the client."""
 
     def __init__(self, stack: Stack, body: dict[str, Any], gone: Callable[[], Awaitable[Any]]) -> None:
         self.sent: list[Any] = []
@@ -94,7 +95,7 @@ async def running(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
-    """Ray Serve cancels the call when a client goes, and `receive` does not return."""
+    """Ray Serve cancels the call when a client disconnects, without a message through `receive`."""
 
     async def client() -> None:
         call = ServeCall(stack, LONG | {"stream": stream}, asyncio.Event().wait)
@@ -107,7 +108,7 @@ def test_serve_cancels_the_call(stack: Stack, stream: bool) -> None:
     wait_until(lambda: busy(stack) == 0)
 
 
-def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
+def test_the_server_cannot_report_a_disconnect_any_more(stack: Stack) -> None:
     async def broken() -> None:
         raise RuntimeError("the proxy died")
 
@@ -121,7 +122,7 @@ def test_the_server_loses_its_word_of_the_client(stack: Stack) -> None:
 
 
 def left(stack: Stack, body: dict[str, Any], **headers: str) -> None:
-    """A stream whose client goes once it has begun."""
+    """A stream whose client disconnects after it has begun."""
     connection = post(stack, body | {"stream": True}, **headers)
     assert b"200 OK" in connection.recv(1000)
     connection.close()
@@ -136,7 +137,7 @@ def test_a_resumable_request_has_a_grace(redis_url: str, tiny_folder: Path, head
 
 
 def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path) -> None:
-    """At its own gateway and at another; when both are gone it ends."""
+    """A follower at the same gateway and one at another; without both the request ends."""
     name, body = f"follow-{time.monotonic_ns()}", {"prompt": "SLOWab", "max_tokens": 380, "stream": True}
     with (
         Stack(redis_url, name, tiny_folder, Settings()) as one,
@@ -156,7 +157,7 @@ def test_a_follower_that_stays_keeps_it_alive(redis_url: str, tiny_folder: Path)
         wait_until(lambda: busy(one) == 0)
 
 
-def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_pool_is_unavailable_when_a_client_disconnects(tmp_path: Path, tiny_folder: Path) -> None:
     with Server(tmp_path) as server, Stack(server.url, "p", tiny_folder, Settings(), engine=False) as stack:
         stack.call(show_an_engine(stack))
         connection = post(stack, LONG | {"stream": True})
@@ -168,7 +169,7 @@ def test_the_pool_is_away_when_a_client_goes(tmp_path: Path, tiny_folder: Path) 
         wait_until(lambda: busy(stack) == 0)
 
 
-def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Client) -> None:
+def test_a_request_with_a_key_continues_and_is_found_again(stack: Stack, http: httpx.Client) -> None:
     body = {"prompt": "SLOWkey ", "max_tokens": 40}
     connection = post(stack, body | {"stream": True}, Idempotency_Key="again")
     first = b""
@@ -182,13 +183,12 @@ def test_with_a_key_it_goes_on_and_is_found_again(stack: Stack, http: httpx.Clie
     ended = http.post("/v1/completions", json=body, headers={"Idempotency-Key": "again"}).json()
     assert ended == whole
     text = http.post("/v1/completions", json=body | {"stream": True}, headers={"Idempotency-Key": "again"}).text
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
-    assert chunks[0]["id"] == whole["id"]
-    assert chunks[0]["created"] == whole["created"]
+    assert completion_text(text.splitlines()) == whole["choices"][0]["text"]
+    first = chunks(text.splitlines())[0]
+    assert (first["id"], first["created"]) == (whole["id"], whole["created"])
 
 
-def test_two_at_once_with_one_key_get_the_same(stack: Stack, http: httpx.Client) -> None:
+def test_two_requests_at_once_with_one_key_get_the_same_tokens(stack: Stack, http: httpx.Client) -> None:
     body = {"prompt": "SLOWtwo ", "max_tokens": 30, "n": 2}
     other = post(stack, body, Idempotency_Key="twins", Connection="close")
     wait_until(lambda: busy(stack) == 2)

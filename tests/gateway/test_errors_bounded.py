@@ -1,4 +1,4 @@
-"""A body that is wrong in each of its values costs no more than one that is wrong once."""
+"""A body with many wrong values costs no more than a body with one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from gateway.body import validate
 from gateway.errors import ApiError
+from gateway.http.body import validate
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.responses import ResponseRequest
-from gateway.schemas.strict import MOST_ITEMS
+from gateway.schemas.strict import MAX_ITEMS
 from gateway.schemas.tokenize import DetokenizeRequest
 
 BODIES: list[tuple[type[BaseModel], Callable[[int], dict[str, Any]]]] = [
@@ -30,11 +30,11 @@ BODIES: list[tuple[type[BaseModel], Callable[[int], dict[str, Any]]]] = [
 def test_a_long_list_is_refused_before_its_items_are_read(
     model: type[BaseModel], body: Callable[[int], dict[str, Any]]
 ) -> None:
-    with pytest.raises(ApiError, match=f"at most {MOST_ITEMS} are taken"):
-        validate(model, body(MOST_ITEMS + 1))
+    with pytest.raises(ApiError, match=f"at most {MAX_ITEMS} are accepted"):
+        validate(model, body(MAX_ITEMS + 1))
     with pytest.raises(ValidationError) as wrong:
-        model.model_validate(body(MOST_ITEMS))
-    assert wrong.value.error_count() <= 2 * MOST_ITEMS
+        model.model_validate(body(MAX_ITEMS))
+    assert wrong.value.error_count() <= 2 * MAX_ITEMS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files with the official client: what is uploaded comes back, and what is not whole leaves nothing."""
+"""Files with the official client: a download equals the upload, and an incomplete upload leaves nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
 from clients import wait_until
 from stack import Stack
@@ -18,7 +18,7 @@ from stack import Stack
 from gateway.files import store
 
 
-def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> None:
+def test_a_download_equals_the_upload(alice: openai.OpenAI, served: Stack) -> None:
     content = bytes(range(256)) * 1000
     file = alice.files.create(
         file=("some name.jsonl", content), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -33,7 +33,7 @@ def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> Non
     assert alice.files.retrieve(file.id) == file
     assert alice.files.content(file.id).content == content
     raw = httpx.get(f"{served.url}/v1/files/{file.id}", headers={"Authorization": "Bearer key-of-alice"}).json()
-    openapi.check("OpenAIFile", raw)
+    openai_document.check("OpenAIFile", raw)
     assert alice.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         alice.files.retrieve(file.id)
@@ -51,7 +51,7 @@ def test_files_are_listed_in_pages(bob: openai.OpenAI) -> None:
 def test_a_tenant_has_so_many_files_at_most(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     first = alice.files.create(file=("a", b"x"), purpose="batch")
     most = len(list(alice.files.list()))
-    monkeypatch.setattr(store, "MOST_FILES", most)
+    monkeypatch.setattr(store, "MAX_FILES", most)
     with pytest.raises(openai.RateLimitError, match=f"keeps {most} "):
         alice.files.create(file=("b", b"x"), purpose="batch")
     with pytest.raises(openai.RateLimitError, match=f"keeps {most} "):
@@ -104,7 +104,7 @@ BODIES_NOT_WHOLE = {
 
 
 @pytest.mark.parametrize("name", BODIES_NOT_WHOLE)
-def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
+def test_an_incomplete_upload_leaves_nothing(alice: openai.OpenAI, served: Stack, name: str) -> None:
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
     sent = httpx.post(served.url + "/v1/files", headers=headers, content=BODIES_NOT_WHOLE[name].encode())
@@ -114,7 +114,7 @@ def test_an_upload_that_is_not_whole_leaves_nothing(alice: openai.OpenAI, served
     assert left_over(served) == []
 
 
-def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) -> None:
+def test_an_invalid_boundary_is_a_client_error(served: Stack) -> None:
     boundary = "b" * 300
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": f"multipart/form-data; boundary={boundary}"}
     sent = httpx.post(served.url + "/v1/files", headers=headers, content=f"--{boundary}--".encode())
@@ -123,8 +123,8 @@ def test_a_boundary_that_no_parser_takes_is_the_client_s_mistake(served: Stack) 
     assert left_over(served) == []
 
 
-def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
-    """Its length is not known before: it comes in chunks."""
+def test_an_upload_is_bounded_after_its_end_too(alice: openai.OpenAI, served: Stack) -> None:
+    """The body has no content length: it is sent in chunks."""
     before = {file.id for file in alice.files.list()}
     headers = {"Authorization": "Bearer key-of-alice", "Content-Type": "multipart/form-data; boundary=b"}
     body = [(PURPOSE + FILE + "--b--\r\n").encode(), *[b"x" * 100_000] * 4]
@@ -134,8 +134,8 @@ def test_an_upload_is_bounded_behind_its_end_too(alice: openai.OpenAI, served: S
     assert left_over(served) == []
 
 
-def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More uploads than the loop has threads wait for it; a long prompt is tokenized in one of these."""
+def test_a_blocked_disk_does_not_delay_prompts(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More uploads wait for it than the loop has threads; a long prompt is tokenized in one of these."""
     count, goes_on, standing = (os.cpu_count() or 1) + 6, threading.Event(), threading.Semaphore(0)
 
     def stand(_: int) -> None:
@@ -161,7 +161,7 @@ def test_a_disk_that_stands_still_holds_up_no_prompt(served: Stack, monkeypatch:
         assert set(sent) == {200}
 
 
-def test_a_client_that_goes_in_mid_upload_leaves_nothing(served: Stack) -> None:
+def test_a_client_that_disconnects_during_an_upload_leaves_nothing(served: Stack) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-alice\r\n"

@@ -1,4 +1,4 @@
-"""Who reads a stored request keeps neither the loop nor the pool from others, however many do."""
+"""Reads of stored requests occupy neither the event loop nor the pool, however many there are."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
-from pump import END, Pump, submission, submit, take
+from committer import END, Committer, submission, submit, take
 
-from gateway import turns
-from gateway.desk import Desk
+from gateway.answer.choice import Transcript
+from gateway.answer.plan import AnswerKind, Plan
 from gateway.errors import ApiError, Kind
-from gateway.generations import Generations
-from gateway.inbox import Inbox
-from gateway.leaving import Leaving
-from gateway.plan import AnswerKind, Plan
-from gateway.reader import Reader
-from gateway.sse import SseWriter
-from gateway.transcript import Transcript
+from gateway.executor import FairExecutor
+from gateway.openai.events import ChunkWriter
+from gateway.pool_client import read_slots
+from gateway.pool_client.event_buffer import EventBuffer
+from gateway.pool_client.event_reader import EventReader
+from gateway.pool_client.following import AbandonedRequests, Generations
 from services.messages import Commit, Logprobs, Snapshot
 from services.metrics import Counters
 from services.pool import packing
@@ -51,14 +50,14 @@ class Held:
 
 @pytest.fixture
 async def generations(pool: RequestPool) -> AsyncIterator[Generations]:
-    reader, desk = Reader(pool, "gw"), Desk()
-    leaving = Leaving(pool, "gw", reader.follows)
+    reader, executor = EventReader(pool, "gw"), FairExecutor()
+    abandoned = AbandonedRequests(pool, "gw", reader.follows)
     for tenant in "ab":
         await pool.submit(submission(tenant, tenant=tenant, background=True, body=BODY))
-    await Pump(pool).commit(*(Commit(f"{tenant}/0", 0, [7], end=END) for tenant in "ab"))
-    yield Generations(pool, reader, leaving, Counters(), desk)
-    await leaving.stop()
-    desk.close()
+    await Committer(pool).commit(*(Commit(f"{tenant}/0", 0, [7], end=END) for tenant in "ab"))
+    yield Generations(pool, reader, abandoned, Counters(), executor)
+    await abandoned.stop()
+    executor.close()
 
 
 async def follow(generations: Generations, request: str) -> None:
@@ -66,24 +65,24 @@ async def follow(generations: Generations, request: str) -> None:
         pass
 
 
-async def test_a_tenant_reads_so_much_at_once_and_others_do_not_wait_for_it(
+async def test_the_concurrent_reads_of_a_tenant_are_limited(
     generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(pool, monkeypatch)
     async with asyncio.timeout(20):
-        tasks = [asyncio.create_task(follow(generations, "a")) for _ in range(4 * turns.AT_ONCE)]
+        tasks = [asyncio.create_task(follow(generations, "a")) for _ in range(4 * read_slots.AT_ONCE)]
         await held.came.wait()
         for _ in range(10):
             await follow(generations, "b")
         held.go.set()
         await asyncio.gather(*tasks)
-    assert 0 < held.most <= turns.AT_ONCE
+    assert 0 < held.most <= read_slots.AT_ONCE
 
 
-async def test_too_many_reads_in_line_are_refused(
+async def test_too_many_waiting_reads_are_refused(
     generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "IN_LINE", 1)
+    monkeypatch.setattr(read_slots, "MOST_WAITING", 1)
     held = Held(pool, monkeypatch)
     async with asyncio.timeout(20):
         first = asyncio.create_task(follow(generations, "a"))
@@ -98,37 +97,35 @@ async def test_too_many_reads_in_line_are_refused(
         await follow(generations, "a")
 
 
-async def test_a_follower_that_comes_has_the_others_read_nothing(
-    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = Reader(pool, "gw")
+async def test_only_a_new_follower_reads_from_storage(pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = EventReader(pool, "gw")
     first = await submit(pool, reader, "a")
-    await Pump(pool).commit(Commit("a/0", 0, [5, 6]))
+    await Committer(pool).commit(Commit("a/0", 0, [5, 6]))
     await reader.reread(["a/0"])
-    read: list[Inbox] = []
-    catch_up = Inbox.catch_up
-    monkeypatch.setattr(Inbox, "catch_up", lambda inbox, *args: (read.append(inbox), catch_up(inbox, *args)))
+    read: list[EventBuffer] = []
+    catch_up = EventBuffer.catch_up
+    monkeypatch.setattr(EventBuffer, "catch_up", lambda buffer, *args: (read.append(buffer), catch_up(buffer, *args)))
     second = reader.follow("a", ["a/0"])
     await reader.catch_up(second)
     assert await take(second, 2) == await take(first, 2) == [(0, 5), (1, 6)]
     assert read == [second]
 
 
-async def test_what_is_committed_while_a_follower_reads_reaches_it(
+async def test_tokens_committed_while_a_follower_reads_reach_it(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its event comes before what was read, and nothing comes after it that would show the gap."""
-    reader, pump = Reader(pool, "gw"), Pump(pool)
+    """The event arrives before the tokens that were read, and no later event reveals the gap."""
+    reader, committer = EventReader(pool, "gw"), Committer(pool)
     await submit(pool, reader, "a")
-    await pump.commit(Commit("a/0", 0, [5]))
+    await committer.commit(Commit("a/0", 0, [5]))
     late, attach = reader.follow("a", ["a/0"]), pool.attach
 
     async def overtaken(gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
         found = await attach(gateway, wanted)
         if wanted == {"a/0": 0} and not late.submitted:
-            await pump.commit(Commit("a/0", 1, [6], end=END))
+            await committer.commit(Commit("a/0", 1, [6], end=END))
             _, events = await pool.read_events("gw", "0", 1.0)
-            reader._hand_out(events[1:])
+            reader._distribute(events[1:])
         return found
 
     monkeypatch.setattr(pool, "attach", overtaken)
@@ -137,7 +134,7 @@ async def test_what_is_committed_while_a_follower_reads_reaches_it(
 
 
 def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
-    """The names of the threads that call this method, as they do."""
+    """The names of the threads that call this method, appended at each call."""
     names: list[str] = []
     function: Callable[..., Any] = getattr(owner, name)
 
@@ -149,24 +146,22 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> lis
     return names
 
 
-def test_a_long_stream_that_is_read_again_is_written_off_the_loop(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_stored_stream_is_written_off_the_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": "hello", "n": 4, "max_tokens": 40, "logprobs": 5}
     said = http.post("/v1/completions", json=body, headers={"Orca-Resumable": "true"}).json()
-    names = threads_of(monkeypatch, SseWriter, "write")
+    names = threads_of(monkeypatch, ChunkWriter, "write")
     frames = http.get(f"/v1/streams/{said['id']}").text
     assert frames.endswith("data: [DONE]\n\n")
-    assert names == ["desk"]
+    assert names == ["executor"]
 
 
 async def test_a_long_reply_of_the_pool_is_unpacked_off_the_loop(
     pool: RequestPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Reader(pool, "gw")
+    reader = EventReader(pool, "gw")
     await submit(pool, reader, "a", logprobs=20)
     logprobs = Logprobs(-1.0, [(i, -1.0) for i in range(20)])
-    await Pump(pool).commit(Commit("a/0", 0, [5], [logprobs]))
+    await Committer(pool).commit(Commit("a/0", 0, [5], [logprobs]))
     names = threads_of(monkeypatch, packing, "read_snapshots")
     await reader.reread(["a/0"])
     monkeypatch.setattr(pool_module, "LONG_REPLY", 100)
@@ -182,4 +177,4 @@ def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: p
     made = http.post("/v1/responses", json=body | {"include": ["message.output_text.logprobs"]}).json()
     names = threads_of(monkeypatch, Transcript, "add_all")
     assert http.get(f"/v1/responses/{made['id']}").json() == made
-    assert names == ["desk"]
+    assert names == ["executor"]

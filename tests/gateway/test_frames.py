@@ -1,30 +1,30 @@
-"""The text of a stream, and the ids of its events, are functions of the tokens: not of how they came together."""
+"""The text of a stream and the ids of its events are functions of the tokens, not of how they are grouped."""
 
 from __future__ import annotations
 
 import json
 
-import openapi
+import openai_document
 import pytest
 from frames import PIECES, REQUEST, STOPS, answer, events_of, read, said
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
-from gateway.sse import SseWriter
+from gateway.openai.events import ChunkWriter
 from services.messages import End, TokenEvent
 from services.pool.scripts import TIMEOUT
 from services.requests import FinishReason
 
 
 @given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), data=st.data())
-def test_any_grouping_says_the_same(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
+def test_any_grouping_gives_the_same_text(model: ServedModel, pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     events = events_of(model, 0, model.tokenizer.encode(text))
-    at_once = SseWriter(answer(model), with_ids=True).write(events)
-    grouped, writer = b"", SseWriter(answer(model), with_ids=True)
+    at_once = ChunkWriter(answer(model), with_ids=True).write(events)
+    grouped, writer = b"", ChunkWriter(answer(model), with_ids=True)
     while events:
         size = data.draw(st.integers(1, len(events)))
         grouped, events = grouped + writer.write(events[:size]), events[size:]
@@ -42,36 +42,36 @@ def indices(frames: bytes) -> list[bytes]:
     return [line.rpartition(b":")[2] for line in frames.split(b"\n") if line.startswith(b"id: ")]
 
 
-def test_ids_count_what_each_choice_has_said(model: ServedModel) -> None:
+def test_ids_count_the_events_of_each_choice(model: ServedModel) -> None:
     a, b = events_of(model, 0, model.tokenizer.encode("ax")), events_of(model, 1, model.tokenizer.encode("y"))
-    writer = SseWriter(answer(model, choices=2), with_ids=True)
+    writer = ChunkWriter(answer(model, choices=2), with_ids=True)
     first = writer.write([a[0], b[0]])
     ids = indices(first)
-    # two roles; "a" may begin the stop string "ab", so choice 1 speaks first and choice 0 has said nothing yet
+    # two roles; "a" may begin the stop string "ab", so choice 1 has text first and choice 0 has none yet
     assert ids == [b"0", b"0.0", b"0.1"]
     last = writer.write([b[1], a[1], a[2]])
     ids = indices(last)
     assert ids == [b"0.2", b"3.2"]
 
 
-def test_held_text_makes_no_frame_but_its_tokens_do_when_asked_for(model: ServedModel) -> None:
+def test_held_text_makes_no_frame_unless_token_ids_are_requested(model: ServedModel) -> None:
     (first, *_) = events_of(model, 0, model.tokenizer.encode("ax"))
-    silent = SseWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
+    silent = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     assert silent.write([first]) == b""
-    with_ids = SseWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True), with_ids=True)
+    with_ids = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION, return_token_ids=True), with_ids=True)
     assert b'"token_ids":[%d]' % (first.token or 0) in with_ids.write([first])
 
 
 def test_log_probabilities_of_held_tokens_come_with_their_text(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("ax")
-    writer, frames = SseWriter(answer(model, with_logprobs=True), with_ids=True), b""
+    writer, frames = ChunkWriter(answer(model, with_logprobs=True), with_ids=True), b""
     for event in events_of(model, 0, tokens, logprobs=True):
         frames += writer.write([event])
     contents = [chunk["choices"][0]["logprobs"]["content"] for chunk in read(frames)[1][1:]]
     assert [[entry["token"] for entry in content] for content in contents] == [["a", "x"], []]
 
 
-def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedModel) -> None:
+def test_cached_tokens_are_those_of_the_first_choice(model: ServedModel) -> None:
     fields = {"kind": AnswerKind.COMPLETION, "n": 2, "prompt_tokens": 90, "prompts": [], "include_usage": True}
     events = [
         TokenEvent(f"{REQUEST}/{choice}", 0, None, end=End(FinishReason.LENGTH, cached=cached))
@@ -81,9 +81,9 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
     whole.add(events)
     usage = json.loads(whole.body())["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
-    _, chunks = read(SseWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
+    _, chunks = read(ChunkWriter(answer(model, choices=4, **fields), with_ids=True).write(events))
     assert chunks[-1]["usage"] == usage
-    openapi.check("CompletionUsage", usage)
+    openai_document.check("CompletionUsage", usage)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_prompt_s_first_choice_says_how_much_of_it_was_cached(model: ServedMod
     ],
 )
 def test_an_end_without_an_answer_is_an_error(model: ServedModel, end: End, code: str) -> None:
-    writer = SseWriter(answer(model), with_ids=True)
+    writer = ChunkWriter(answer(model), with_ids=True)
     with pytest.raises(ApiError) as error:
         writer.write([TokenEvent(f"{REQUEST}/0", 0, None, end=end)])
     assert error.value.body()["error"]["code"] == code
 
 
-def test_what_came_before_a_failure_is_said_before_it(model: ServedModel) -> None:
+def test_text_before_a_failure_is_sent_before_it(model: ServedModel) -> None:
     tokens = model.tokenizer.encode("xy")
     *events, _ = events_of(model, 0, tokens)
-    writer = SseWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
+    writer = ChunkWriter(answer(model, kind=AnswerKind.COMPLETION), with_ids=True)
     failed = TokenEvent(f"{REQUEST}/0", 2, None, end=End(FinishReason.ERROR, error="boom"))
     frames = writer.write([*events, failed]).split(b"\n\n")
     assert b'"text":"xy"' in frames[0]

@@ -1,4 +1,4 @@
-"""The bytes of plain streams, as clients of the field read them; ids only where a client asks for them."""
+"""The bytes of plain streams as common clients read them; events have ids only if requested."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 class BenchReader:
-    """The rule by which `vllm bench serve` reads a stream: every read from the socket is stripped; a block ends at an
-    empty line; what begins with a colon is a comment; a leading `data: ` is taken off, and the rest is JSON or [DONE].
-    A last block without an empty line counts once it is whole.
+    """How `vllm bench serve` reads a stream: each read from the socket is stripped; a block ends at an
+    empty line; a colon begins a comment; a leading `data: ` is removed, and the rest is JSON or [DONE].
+    A last block without an empty line counts if it is complete.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class BenchReader:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_vllm_s_bench_reads_our_bytes(http: httpx.Client, path: str) -> None:
+def test_vllm_s_bench_reads_the_stream(http: httpx.Client, path: str) -> None:
     reader = BenchReader()
     with http.stream("POST", path, json=BODIES[path] | {"stream": True} | USAGE) as response:
         for data in response.iter_raw():
@@ -77,7 +77,7 @@ def test_every_block_of_a_plain_stream_begins_with_data(http: httpx.Client, path
 
 @pytest.mark.parametrize("path", [*BODIES, RESPONSES])
 @pytest.mark.parametrize("header", ["Orca-Resumable", "Idempotency-Key", "none"])
-def test_ids_are_for_those_who_can_come_back(http: httpx.Client, path: str, header: str) -> None:
+def test_resumable_streams_have_ids(http: httpx.Client, path: str, header: str) -> None:
     body = {"input": "hi"} if path == RESPONSES else BODIES[path]
     headers = {"Orca-Resumable": {"Orca-Resumable": "true"}, "Idempotency-Key": {"Idempotency-Key": f"framing {path}"}}
     response = http.post(path, json=body | {"stream": True}, headers=headers.get(header, {}))
@@ -89,7 +89,7 @@ def test_ids_are_for_those_who_can_come_back(http: httpx.Client, path: str, head
 
 @pytest.mark.parametrize("path", BODIES)
 def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
-    """vLLM's `continuous_usage_stats`, which guidellm asks for."""
+    """vLLM's `continuous_usage_stats`, which guidellm sets."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = BODIES[path] | {"stream": True, "stream_options": options, "return_token_ids": True}
     text = http.post(path, json=asked).text
@@ -104,7 +104,7 @@ def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_continuous_usage_alone_says_nothing(http: httpx.Client, path: str) -> None:
+def test_continuous_usage_alone_has_no_effect(http: httpx.Client, path: str) -> None:
     """As in vLLM, it is an option of `include_usage`."""
     asked = BODIES[path] | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     assert '"usage"' not in http.post(path, json=asked).text

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, with the statuses that its official client knows."""
+"""Errors in Anthropic's format, with the statuses that its official client expects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {"model": NAME, "messages": SAY, "max_tokens": 9}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
-# what is wrong -> (fields, what the message names)
+# error -> (fields, a word of the message)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "messages"),
     "null messages": ({"messages": None}, "messages"),
@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def check(response: httpx.Response, status: int, kind: str) -> str:
-    """Returns the message."""
+    """Asserts the error; returns its message."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"type", "error", "request_id"}
@@ -78,7 +78,7 @@ def check(response: httpx.Response, status: int, kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(http: httpx.Client, name: str) -> None:
+def test_errors_name_the_field(http: httpx.Client, name: str) -> None:
     fields, named = WRONG[name]
     message = check(http.post(PATH, json=BODY | fields), 400, "invalid_request_error")
     assert named in message
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_named(http: httpx.Client, name: str) -> None:
         {"system": [], "messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "new": None}]}]},
     ],
 )
-def test_what_asks_for_nothing_is_taken(http: httpx.Client, fields: dict[str, Any]) -> None:
+def test_fields_without_an_effect_are_accepted(http: httpx.Client, fields: dict[str, Any]) -> None:
     made = http.post(PATH, json=BODY | fields)
     assert made.status_code == 200, made.text
     assert made.json()["content"][0]["text"] == http.post(PATH, json=BODY).json()["content"][0]["text"]
@@ -121,15 +121,15 @@ def test_count_tokens_refuses_what_a_message_would(http: httpx.Client) -> None:
     check(http.post(COUNT, json={"messages": [{"role": "user", "content": "refuse me"}]}), 400, "invalid_request_error")
 
 
-def test_whose_errors_they_are(http: httpx.Client) -> None:
-    """Other routes have OpenAI's errors, unless the client is Anthropic's."""
+def test_the_format_of_errors(http: httpx.Client) -> None:
+    """Other routes have OpenAI's errors unless the client is Anthropic's."""
     assert "code" in http.get("/v1/models/none").json()["error"]
     version = {"anthropic-version": "2023-06-01"}
     check(http.get("/v1/models/none", headers=version), 404, "not_found_error")
     check(http.get("/v1/nowhere", headers=version), 404, "not_found_error")
 
 
-def test_what_nobody_caught(stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncaught_exception(stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway: Gateway = stack.app.state.gateway
     monkeypatch.setattr(gateway.generations, "open", None)
     assert "log" in check(http.post(PATH, json=BODY), 500, "api_error")
@@ -177,7 +177,7 @@ def test_the_official_client_s_keys(guarded: Stack) -> None:
         ({"x-api-key": "Bearer key-of-alice"}, 401),
     ],
 )
-def test_either_header_has_the_key(guarded: Stack, headers: dict[str, str], status: int) -> None:
+def test_both_headers_can_have_the_key(guarded: Stack, headers: dict[str, str], status: int) -> None:
     answer = httpx.post(guarded.url + PATH, json=BODY, headers=headers)
     assert answer.status_code == status
     if status == 401:
@@ -185,7 +185,7 @@ def test_either_header_has_the_key(guarded: Stack, headers: dict[str, str], stat
     assert httpx.get(guarded.url + "/v1/models", headers=headers).status_code == status
 
 
-def test_a_message_is_its_tenant_s(guarded: Stack) -> None:
+def test_a_message_belongs_to_its_tenant(guarded: Stack) -> None:
     alice = {"x-api-key": "key-of-alice", "Orca-Resumable": "true"}
     stream = httpx.post(guarded.url + PATH, json=BODY | {"stream": True}, headers=alice)
     path = "/v1/streams/" + stream.headers["orca-request"]
@@ -198,12 +198,12 @@ def test_a_message_is_its_tenant_s(guarded: Stack) -> None:
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose pool no engine has seen."""
+    """A gateway on a pool without an engine."""
     with Stack(redis_url, f"lonely-{time.monotonic_ns()}", tiny_folder, Settings(max_waiting=1), engine=False) as stack:
         yield stack
 
 
-def test_the_client_tries_again(lonely: Stack) -> None:
+def test_the_client_retries(lonely: Stack) -> None:
     answer = httpx.post(lonely.url + PATH, json=BODY)
     check(answer, 529, "overloaded_error")
     assert int(answer.headers["retry-after"]) >= 1

@@ -1,49 +1,33 @@
-"""The events of a message are a function of its tokens: however they are grouped, and from wherever it is resumed."""
+"""The events of a message depend only on its tokens, not on their grouping or on where the stream is resumed."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lives import CACHED, Life, events_of, grouped, lives
+from lives import CACHED, Life, NumberedEvents, events_of, grouped, lives
 
-from gateway.choice import Choice
+from gateway.answer.choice import Choice, Transcript
+from gateway.answer.plan import AnswerKind, Plan
+from gateway.anthropic.events import MessageEventWriter
+from gateway.anthropic.objects import MessageHead, message
 from gateway.errors import ApiError, Kind
-from gateway.messages.events import EventWriter
-from gateway.messages.objects import Asked, message
-from gateway.plan import AnswerKind, Plan
-from gateway.transcript import Transcript
 from services.messages import TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
 PLAN = Plan(AnswerKind.MESSAGE, 7, "", choices=1, n=1, prompt_tokens=5, max_new_tokens=12)
-ASKED = Asked("msg_1", "tiny", PLAN)
+HEAD = MessageHead("msg_1", "tiny", PLAN)
 OPENING = ["message_start", "content_block_start", "ping"]
 CLOSING = ["content_block_stop", "message_delta", "message_stop"]
 FAILED = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_folder: Path) -> Tokenizer:
-    return Tokenizer.load(tiny_folder)
-
-
-@dataclass
-class Said:
-    """What a client made of a stream: the numbers in order, the text up to each, all other events as they came."""
-
-    numbers: list[int] = field(default_factory=list)
-    texts: dict[int, str] = field(default_factory=dict)
-    others: list[Any] = field(default_factory=list)
-    text: str = ""
-
-    def read(self, frames: bytes) -> Said:
+class Received(NumberedEvents):
+    def read(self, frames: bytes) -> Received:
         for frame in frames.decode().split("\n\n")[:-1]:
             event, *id, data = frame.split("\n")
             said = json.loads(data.removeprefix("data: "))
@@ -58,8 +42,7 @@ class Said:
                 assert not id
             else:
                 number = int(id[0].removeprefix("id: msg_1:"))
-                self.numbers.append(number)
-                self.texts[number] = self.text
+                self.number(number)
         return self
 
     @property
@@ -67,17 +50,17 @@ class Said:
         return [other["type"] for other in self.others]
 
 
-def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
-    return EventWriter(ASKED, transcript(tokenizer, sampling), after, with_ids=True, request_id="req_1")
+def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> MessageEventWriter:
+    return MessageEventWriter(HEAD, transcript(tokenizer, sampling), after, with_ids=True, request_id="req_1")
 
 
 def transcript(tokenizer: Tokenizer, sampling: SamplingParams) -> Transcript:
     return Transcript(Choice(0, tokenizer.tables, sampling.stop, frozenset()), tokenizer, with_logprobs=False)
 
 
-def read(writer: EventWriter, groups: Any) -> Said:
-    """As a stream does it: an error that is all there is to say ends it."""
-    said = Said()
+def read(writer: MessageEventWriter, groups: Any) -> Received:
+    """Write as a stream does: an error without any frame before it ends the stream."""
+    said = Received()
     for group in groups:
         try:
             said.read(writer.write(group))
@@ -94,7 +77,7 @@ def reason_of(events: list[TokenEvent]) -> FinishReason:
 
 
 @given(data=st.data(), life=lives())
-def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
+def test_any_grouping_gives_the_same_events(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
     events = events_of(tokenizer, life)
     fine = read(writer(tokenizer, life[1]), [[event] for event in events])
     coarse = read(writer(tokenizer, life[1]), grouped(data.draw, events))
@@ -105,7 +88,7 @@ def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataOb
 
 
 @given(data=st.data(), life=lives())
-def test_a_resume_says_everything_after_and_nothing_before(
+def test_a_resumed_stream_has_the_events_after_its_position(
     tokenizer: Tokenizer, data: st.DataObject, life: Life
 ) -> None:
     events = events_of(tokenizer, life)
@@ -120,8 +103,8 @@ def test_a_resume_says_everything_after_and_nothing_before(
         assert rest.kinds[-1] in ("message_stop", "error")
 
 
-def numbers_of(said: Said) -> list[float]:
-    """The number of each event that is no delta; the last one is behind all."""
+def numbers_of(said: Received) -> list[float]:
+    """The number of each event except deltas; that of the last event is the highest."""
     closing = said.numbers[-2:] if said.kinds[-1] == "message_stop" else []
     opening = [0, 1, 2] if "message_start" in said.kinds else []
     return [*opening, *closing, float("inf")]
@@ -148,7 +131,7 @@ def test_the_order_is_anthropic_s(tokenizer: Tokenizer, life: Life) -> None:
     for event in events:
         whole.add(event)
     whole.take()
-    made = message(ASKED, whole)
+    made = message(HEAD, whole)
     assert made["content"] == [{"type": "text", "text": said.text, "citations": None}]
     assert told["delta"] == {name: made[name] for name in ("stop_reason", "stop_sequence")}
     assert told["usage"].items() <= made["usage"].items()
@@ -160,7 +143,7 @@ def test_the_order_is_anthropic_s(tokenizer: Tokenizer, life: Life) -> None:
     assert (made["stop_sequence"] in life[1].stop) == (reason is FinishReason.STOP)
 
 
-def test_no_event_is_behind_the_last(tokenizer: Tokenizer) -> None:
+def test_no_event_follows_the_last(tokenizer: Tokenizer) -> None:
     life = ("hello world", SamplingParams(2), None, 0)
     events = events_of(tokenizer, life)
     last = read(writer(tokenizer, life[1]), [events]).numbers[-1]
@@ -172,8 +155,8 @@ def test_an_error_ends_the_stream_and_not_the_message(tokenizer: Tokenizer) -> N
     life = ("hello world", SamplingParams(6), None, 0)
     events = events_of(tokenizer, life)
     first = writer(tokenizer, life[1])
-    said = Said().read(first.write(events[:3]))
-    broken = Said().read(first.fail(ApiError(Kind.INTERNAL, "gone")))
+    said = Received().read(first.write(events[:3]))
+    broken = Received().read(first.fail(ApiError(Kind.INTERNAL, "gone")))
     assert first.done
     assert broken.others[0]["error"] == {"type": "api_error", "message": "gone"}
     again = read(writer(tokenizer, life[1], said.numbers[-1]), [events])

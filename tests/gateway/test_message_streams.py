@@ -1,4 +1,4 @@
-"""A stream of a message that broke goes on behind its last event, at another gateway, by the same POST or by GET."""
+"""A broken stream of a message resumes after its last event at another gateway, by the same POST or by GET."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_after_every_event_at_another_gateway(http: httpx.Client, other: httpx.C
         assert len(set(ids)) == len(ids)
 
 
-def test_broken_while_it_is_said(http: httpx.Client, other: httpx.Client) -> None:
+def test_a_stream_broken_while_it_is_generated(http: httpx.Client, other: httpx.Client) -> None:
     body = STREAMS["a bound"]
     begun = first(http, PATH, body, 5, Orca_Resumable="true")
     message, id = begun[0].json()["message"]["id"], begun[-1].id or ""
@@ -86,7 +86,7 @@ def test_an_idempotency_key_follows_the_same_message(http: httpx.Client, other: 
         ("{message}:{beyond}", 400),
     ],
 )
-def test_a_wrong_place_is_named(http: httpx.Client, id: str, status: int) -> None:
+def test_a_wrong_position_is_an_error(http: httpx.Client, id: str, status: int) -> None:
     whole = read(http.post(PATH, json=BODY, headers=RESUMABLE))
     message, _, last = (whole[-2].id or "").partition(":")
     header = {"Last-Event-ID": id.format(message=message, beyond=int(last) + 1)}
@@ -97,14 +97,14 @@ def test_a_wrong_place_is_named(http: httpx.Client, id: str, status: int) -> Non
     assert http.get(path, headers=header).status_code == status
 
 
-def test_another_body_is_another_message(http: httpx.Client) -> None:
+def test_another_body_is_a_different_message(http: httpx.Client) -> None:
     whole = read(http.post(PATH, json=BODY, headers=RESUMABLE))
     header = {"Last-Event-ID": whole[3].id or ""}
     assert http.post(PATH, json=BODY | {"max_tokens": 9}, headers=header).status_code == 400
     assert http.post(PATH, json=BODY | {"stream": False}, headers=header).status_code == 400
 
 
-def test_a_failure_in_mid_stream_is_an_event(http: httpx.Client) -> None:
+def test_a_failure_within_a_stream_is_an_event(http: httpx.Client) -> None:
     body = BODY | {"messages": [{"role": "user", "content": "FAILabc"}]}
     streamed = http.post(PATH, json=body, headers={"x-request-id": "mine"})
     last = streamed.text.rstrip().split("\n\n")[-1].split("\n")

@@ -21,7 +21,7 @@ def client(stack: Stack) -> Iterator[anthropic.Anthropic]:
 
 
 def create(client: anthropic.Anthropic, *contents: str, max_tokens: int = 40, **fields: Any) -> anthropic.types.Message:
-    """The user and the assistant speak in turn."""
+    """Turns of user and assistant alternate."""
     roles = ("user", "assistant")
     said: list[Any] = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
     return client.messages.create(model=NAME, messages=said, max_tokens=max_tokens, **fields)
@@ -46,7 +46,7 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert usage.service_tier == "standard"
 
 
-def test_why_it_ended(client: anthropic.Anthropic) -> None:
+def test_stop_reasons(client: anthropic.Anthropic) -> None:
     bounded = create(client, "hello world", max_tokens=3)
     assert (bounded.stop_reason, bounded.stop_sequence, text_of(bounded)) == ("max_tokens", None, "hello world")
     stopped = create(client, "one STOP two", stop_sequences=["two", "STOP"])
@@ -70,7 +70,7 @@ def test_a_system_prompt_and_blocks(client: anthropic.Anthropic) -> None:
     assert text_of(by_blocks) == text_of(create(client, "cb", system="ab")) == "ab"
 
 
-def test_an_answer_is_taken_back_in_the_history(client: anthropic.Anthropic) -> None:
+def test_the_history_accepts_an_answer(client: anthropic.Anthropic) -> None:
     first = create(client, "hi")
     with client.messages.stream(model=NAME, messages=[{"role": "user", "content": "hi"}], max_tokens=40) as stream:
         streamed = stream.get_final_message()
@@ -80,14 +80,14 @@ def test_an_answer_is_taken_back_in_the_history(client: anthropic.Anthropic) -> 
         assert counted == len(["<user>", "h", "i", "<eos>", "<assistant>", "h", "i", "<eos>"]) + 5
 
 
-def test_turns_of_one_role_are_one(client: anthropic.Anthropic) -> None:
+def test_consecutive_messages_of_one_role_are_merged(client: anthropic.Anthropic) -> None:
     said: list[Any] = [{"role": "user", "content": content} for content in ("a", "b")]
     counted = client.messages.count_tokens(model=NAME, messages=said)
     assert counted == client.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "a\n\nb"}])
 
 
 def test_a_last_message_of_the_assistant_is_continued(client: anthropic.Anthropic) -> None:
-    """The engine says the prompt again, which ends where the assistant's message does."""
+    """The engine repeats the prompt, which ends where the assistant's message does."""
     made = create(client, "hi", "hello", max_tokens=9)
     assert made.usage.input_tokens == len(["<user>", "h", "i", "<eos>", "<assistant>", "hello"])
     open_end = create(client, "hi", "hello ", max_tokens=9)

@@ -1,15 +1,15 @@
-"""The official client and OpenAI's own document agree with what is answered."""
+"""Answers agree with the official client and with OpenAI's own document."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
+from frames import read
 from stack import NAME, Stack
 
 from gateway.schemas.chat import ChatRequest
@@ -18,22 +18,13 @@ from gateway.schemas.completions import CompletionRequest
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def frames(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """Ids and data of a stream that ends well."""
+    """The ids and data of a stream that ends with [DONE]."""
     response = http.post(path, json={"stream": True} | body, headers={"Orca-Resumable": "true"})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    split = [event.split("\ndata: ") for event in events]
-    return [id.removeprefix("id: ") for id, _ in split], [json.loads(data) for _, data in split]
+    return read(response.content)
 
 
 # --- the official client -------------------------------------------------------------------------------------
@@ -60,7 +51,7 @@ def test_completion(client: openai.OpenAI) -> None:
     }
 
 
-def test_completion_has_sixteen_tokens_unless_told(client: openai.OpenAI) -> None:
+def test_completion_has_sixteen_tokens_by_default(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=NAME, prompt="a")
     assert answer.choices[0].text == "a" * 16
 
@@ -73,7 +64,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.id.startswith("chatcmpl-")
 
 
-def test_chat_takes_text_parts_and_all_roles(client: openai.OpenAI) -> None:
+def test_chat_accepts_text_parts_and_all_roles(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     messages: list[Any] = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts, "name": "me"}]
     answer = client.chat.completions.create(
@@ -111,7 +102,7 @@ def test_chat_streams(client: openai.OpenAI) -> None:
     assert all(c.usage is None for c in chunks[:-1])
 
 
-def test_errors_are_the_client_s(client: openai.OpenAI) -> None:
+def test_errors_in_the_official_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model=NAME, prompt="hi", temperature=3)
     assert bad.value.param == "temperature"
@@ -122,7 +113,7 @@ def test_errors_are_the_client_s(client: openai.OpenAI) -> None:
         client.completions.create(model=NAME, prompt="FAIL")
 
 
-def test_a_failure_in_mid_stream_is_an_error_frame(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_failure_within_a_stream_is_an_error_frame(client: openai.OpenAI, http: httpx.Client) -> None:
     body = {"prompt": "FAILabc", "max_tokens": 20, "stream": True}
     text = http.post("/v1/completions", json=body).text
     *_, last, rest = text.split("\n\n")
@@ -130,7 +121,7 @@ def test_a_failure_in_mid_stream_is_an_error_frame(client: openai.OpenAI, http: 
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "generation_failed"
     assert "[DONE]" not in text
     said = ""
-    with pytest.raises(openai.APIError, match="the prompt said so"):  # noqa: PT012 - text comes before the error does
+    with pytest.raises(openai.APIError, match="the prompt said so"):  # noqa: PT012 - text arrives before the error
         for chunk in client.completions.create(model=NAME, prompt="FAILabc", max_tokens=20, stream=True):
             said += chunk.choices[0].text
     assert said.startswith("a")
@@ -192,7 +183,7 @@ def test_a_stop_token(http: httpx.Client, stack: Stack) -> None:
     assert choice["token_ids"] == stack.tokenizer.encode("abc")
 
 
-def test_characters_of_many_tokens_come_whole(http: httpx.Client) -> None:
+def test_characters_of_several_tokens_are_sent_whole(http: httpx.Client) -> None:
     _, chunks = frames(http, "/v1/chat/completions", {"messages": [{"role": "user", "content": "né 🐳 漢"}]})
     pieces = [c["choices"][0]["delta"]["content"] for c in chunks]
     assert "".join(pieces) == "né 🐳 漢"
@@ -220,28 +211,28 @@ def test_token_ids(http: httpx.Client, stack: Stack) -> None:
 
 
 def test_every_field_of_the_document_is_known() -> None:
-    assert openapi.fields("CreateCompletionRequest") <= set(CompletionRequest.model_fields)
-    assert openapi.fields("CreateChatCompletionRequest") <= set(ChatRequest.model_fields)
+    assert openai_document.fields("CreateCompletionRequest") <= set(CompletionRequest.model_fields)
+    assert openai_document.fields("CreateChatCompletionRequest") <= set(ChatRequest.model_fields)
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_answers_are_as_the_document_says(http: httpx.Client, logprobs: bool) -> None:
     completion = {"prompt": ["hello né", "b"], "n": 2, "max_tokens": 9, "logprobs": 2 if logprobs else None}
-    openapi.check("CreateCompletionResponse", http.post("/v1/completions", json=completion).json())
+    openai_document.check("CreateCompletionResponse", http.post("/v1/completions", json=completion).json())
     chat: dict[str, Any] = {"messages": MESSAGES, "n": 2, "logprobs": logprobs, "service_tier": "fast"}
     if logprobs:
         chat["top_logprobs"] = 5
-    openapi.check("CreateChatCompletionResponse", http.post("/v1/chat/completions", json=chat).json())
+    openai_document.check("CreateChatCompletionResponse", http.post("/v1/chat/completions", json=chat).json())
     usage = {"stream_options": {"include_usage": True}}
     for chunk in frames(http, "/v1/chat/completions", chat | usage)[1]:
-        openapi.check("CreateChatCompletionStreamResponse", chunk)
+        openai_document.check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_the_rest_is_as_the_document_says(http: httpx.Client) -> None:
-    openapi.check("ListModelsResponse", http.get("/v1/models").json())
-    openapi.check("Model", http.get(f"/v1/models/{NAME}").json())
-    openapi.check("ErrorResponse", http.get("/v1/models/gpt-17").json())
-    openapi.check("ErrorResponse", http.post("/v1/completions", content=b"{").json())
+def test_other_answers_match_the_document(http: httpx.Client) -> None:
+    openai_document.check("ListModelsResponse", http.get("/v1/models").json())
+    openai_document.check("Model", http.get(f"/v1/models/{NAME}").json())
+    openai_document.check("ErrorResponse", http.get("/v1/models/gpt-17").json())
+    openai_document.check("ErrorResponse", http.post("/v1/completions", content=b"{").json())
 
 
 DESCRIPTIVE = {
@@ -292,7 +283,7 @@ SAMPLING = {
 }
 
 
-def test_what_says_nothing_about_tokens_is_taken(http: httpx.Client) -> None:
+def test_fields_that_do_not_change_tokens_are_accepted(http: httpx.Client) -> None:
     body = {"prompt": "hi", "max_tokens": 2, "echo": False, "suffix": None, "best_of": 1, **DESCRIPTIVE, **SAMPLING}
     assert http.post("/v1/completions", json=body).status_code == 200
     body = {"messages": MESSAGES, **NEUTRAL_CHAT, **DESCRIPTIVE, **SAMPLING}

@@ -1,4 +1,4 @@
-"""Classes and TTFT targets: what a client asks for reaches the pool, and the answer says how it was served."""
+"""Classes and TTFT targets: they reach the pool, and the answer names the tier that served it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openapi
+import openai_document
 import pytest
 from clients import post, show_an_engine, wait_until
 from stack import Stack
@@ -32,7 +32,7 @@ def ranked(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_they_are_claimed_by_class_and_target(redis_url: str, tiny_folder: Path) -> None:
+def test_requests_are_claimed_by_class_and_target(redis_url: str, tiny_folder: Path) -> None:
     asked: list[dict[str, Any]] = [
         {"service_tier": "flex"},
         {"priority": 8},
@@ -78,7 +78,7 @@ TIERS: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("fields", "tier"), TIERS, ids=map(str, TIERS))
 def test_the_answer_names_the_tier_that_served_it(ranked: httpx.Client, fields: dict[str, Any], tier: str) -> None:
     chat = ranked.post(CHAT, json=BODIES[CHAT] | fields).json()
-    openapi.check("CreateChatCompletionResponse", chat)
+    openai_document.check("CreateChatCompletionResponse", chat)
     stream = ranked.post(CHAT, json=BODIES[CHAT] | fields | {"stream": True}).text
     assert chat.get("service_tier") == tier
     assert stream.count('"service_tier":') == (stream.count("data: {") if tier else 0)
@@ -87,9 +87,9 @@ def test_the_answer_names_the_tier_that_served_it(ranked: httpx.Client, fields: 
 
 
 @pytest.mark.parametrize(("fields", "tier"), [*TIERS[3:], ({}, "default"), ({"priority": -2}, "priority")], ids=str)
-def test_a_response_always_names_it(ranked: httpx.Client, fields: dict[str, Any], tier: str) -> None:
+def test_a_response_always_names_the_tier(ranked: httpx.Client, fields: dict[str, Any], tier: str) -> None:
     made = ranked.post(RESPONSES, json=BODIES[RESPONSES] | fields).json()
-    openapi.check("Response", made)
+    openai_document.check("Response", made)
     assert made["service_tier"] == tier
     assert ranked.get(f"{RESPONSES}/{made['id']}").json() == made
 
@@ -107,14 +107,14 @@ def test_a_class_before_the_earliest_is_refused(ranked: httpx.Client, path: str)
     assert ranked.post(path, json=BODIES[path] | {"priority": -2}).status_code == 200
 
 
-def test_the_tier_is_named_where_it_asks_for_that_class(redis_url: str, tiny_folder: Path) -> None:
+def test_an_error_names_the_tier_that_set_the_class(redis_url: str, tiny_folder: Path) -> None:
     settings = Settings(order="priority", earliest_class=0)
     with Stack(redis_url, "plain-tiers", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
         error = check_error(client.post(CHAT, json=BODIES[CHAT] | {"service_tier": "priority"}), 400, "-1")
         assert error["param"] == "service_tier"
 
 
-def test_a_tenant_may_have_classes_that_others_have_not(redis_url: str, tiny_folder: Path) -> None:
+def test_earliest_class_of_a_tenant(redis_url: str, tiny_folder: Path) -> None:
     keys = {"ka": "a", "kb": "b"}
     settings = Settings(order="priority", api_keys=keys, tenant_limits={"b": {"earliest_class": -4}})
     with Stack(redis_url, "keyed-classes", tiny_folder, settings) as stack, httpx.Client(base_url=stack.url) as client:
@@ -124,7 +124,7 @@ def test_a_tenant_may_have_classes_that_others_have_not(redis_url: str, tiny_fol
 
 
 @pytest.mark.parametrize("fields", [{"priority": 1}, {"ttft_target": 5}, {"service_tier": "flex"}], ids=str)
-def test_another_class_is_another_request(http: httpx.Client, fields: dict[str, Any]) -> None:
+def test_another_class_is_a_different_request(http: httpx.Client, fields: dict[str, Any]) -> None:
     headers = {"Idempotency-Key": f"class-{time.monotonic_ns()}"}
     body = BODIES[COMPLETIONS]
     assert http.post(COMPLETIONS, json=body, headers=headers).status_code == 200

@@ -1,4 +1,4 @@
-"""A stream cut at any event goes on behind it: what was said before and what comes after are the whole, once."""
+"""A stream that is cut at any event resumes after it: both parts together are the whole stream, once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from frames import PIECES, REQUEST, answer, events_of, read, told
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.answer.plan import AnswerKind
 from gateway.errors import ApiError
+from gateway.http.headers import Position
 from gateway.model import ServedModel
-from gateway.plan import AnswerKind
-from gateway.position import Position
-from gateway.sse import SseWriter
+from gateway.openai.events import ChunkWriter
 from services.messages import TokenEvent
 
 TEXT_FIELDS = ("include_stop", "skip_special_tokens")
@@ -39,7 +39,7 @@ TEXTS = st.lists(
 
 
 def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: dict[str, Any]) -> list[TokenEvent]:
-    """Those of all choices, each choice's in order."""
+    """The events of all choices, those of each choice in order."""
     queues = [
         events_of(
             model,
@@ -54,8 +54,8 @@ def events(model: ServedModel, texts: list[str], data: st.DataObject, fields: di
     return [queues[choice].pop(0) for choice in order]
 
 
-def written(writer: SseWriter, events: list[TokenEvent], data: st.DataObject | None = None) -> list[bytes]:
-    """The frames, of events one by one, or grouped as is drawn."""
+def written(writer: ChunkWriter, events: list[TokenEvent], data: st.DataObject | None = None) -> list[bytes]:
+    """The frames of single events, or of groups as drawn."""
     frames = b""
     while events:
         size = data.draw(st.integers(1, len(events))) if data else 1
@@ -64,11 +64,11 @@ def written(writer: SseWriter, events: list[TokenEvent], data: st.DataObject | N
     return [frame + b"\n\n" for frame in frames.split(b"\n\n")[:-1]]
 
 
-def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any]) -> SseWriter:
+def resumed(model: ServedModel, id: bytes, choices: int, fields: dict[str, Any]) -> ChunkWriter:
     position = Position.parse(id.decode())
-    made = answer(model, choices, position.said, **fields)
+    made = answer(model, choices, position.counts, **fields)
     position.check(made.plan)
-    return SseWriter(made, len(position.said), with_ids=True)
+    return ChunkWriter(made, len(position.counts), with_ids=True)
 
 
 def id_of(frame: bytes) -> bytes:
@@ -76,11 +76,11 @@ def id_of(frame: bytes) -> bytes:
 
 
 @given(texts=TEXTS, fields=options(), data=st.data())
-def test_one_by_one_the_same_bytes_come(
+def test_single_events_give_the_same_bytes(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     all_events = events(model, texts, data, fields)
-    whole = written(SseWriter(answer(model, len(texts), **fields), with_ids=True), all_events)
+    whole = written(ChunkWriter(answer(model, len(texts), **fields), with_ids=True), all_events)
     assert len({id_of(frame) for frame in whole}) == len(whole)
     cut = data.draw(st.integers(0, len(whole) - 2))  # [DONE] has no id
     rest = written(resumed(model, id_of(whole[cut]), len(texts), fields), all_events)
@@ -88,12 +88,12 @@ def test_one_by_one_the_same_bytes_come(
 
 
 @given(texts=TEXTS, fields=options(), data=st.data())
-def test_however_it_comes_each_thing_is_said_once(
+def test_each_event_is_sent_once_in_any_grouping(
     model: ServedModel, texts: list[str], fields: dict[str, Any], data: st.DataObject
 ) -> None:
-    at_once = SseWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
+    at_once = ChunkWriter(answer(model, len(texts), **fields), with_ids=True).write(events(model, texts, data, fields))
     first = written(
-        SseWriter(answer(model, len(texts), **fields), with_ids=True), events(model, texts, data, fields), data
+        ChunkWriter(answer(model, len(texts), **fields), with_ids=True), events(model, texts, data, fields), data
     )
     cut = data.draw(st.integers(0, len(first) - 2))
     again = resumed(model, id_of(first[cut]), len(texts), fields)
@@ -122,7 +122,7 @@ def test_however_it_comes_each_thing_is_said_once(
         f"{REQUEST}:1:2",
     ],
 )
-def test_what_is_no_id_is_refused(id: str) -> None:
+def test_an_invalid_id_is_refused(id: str) -> None:
     with pytest.raises(ApiError, match="not the id of an event"):
         Position.parse(id)
 
@@ -142,15 +142,15 @@ def test_a_position_that_no_event_has_is_refused(model: ServedModel, indices: st
         Position.parse(f"{REQUEST}:{indices}").check(answer(model, 2, kind=kind).plan)
 
 
-def test_a_position_behind_the_end_is_refused_once_that_is_known(model: ServedModel) -> None:
+def test_a_position_after_the_end_is_refused_when_the_end_is_known(model: ServedModel) -> None:
     all_events = events_of(model, 0, model.tokenizer.encode("xyz"))
     writer = resumed(model, f"{REQUEST}:6".encode(), 1, {})
     with pytest.raises(ApiError, match="counts 6 events of choice 0, there are 4"):
         writer.write(all_events)
 
 
-def test_a_position_that_the_tokens_have_not_reached_is_waited_for(model: ServedModel) -> None:
-    """The pool lost tokens that were said; they come again and are not said again."""
+def test_a_position_that_the_tokens_have_not_reached_waits(model: ServedModel) -> None:
+    """The pool lost tokens that the client has received; they arrive again and are not sent again."""
     tokens = model.tokenizer.encode("xyz")
     writer = resumed(model, f"{REQUEST}:2".encode(), 1, {})
     first, second, *rest = events_of(model, 0, tokens)

@@ -1,4 +1,4 @@
-"""Fields that say which tokens the prompt is made of."""
+"""Fields that determine the tokens of the prompt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 OPEN = [*HI, {"role": "assistant", "content": "he"}]
 ROOM = 400  # KV slots of the engine
-WHOLE = "".join(chr(ord("a") + i % 26) for i in range(300))  # a token for each letter
+WHOLE = "".join(chr(ord("a") + i % 26) for i in range(300))  # one token per letter
 
 
 @pytest.fixture(scope="module")
 def beginning(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A model whose texts begin with a token of their own, `<system>`."""
+    """A model whose tokenizer prepends the token `<system>`."""
     folder = make_folder(tmp_path_factory.mktemp("beginning"))
     file = folder / "tokenizer.json"
     raw = json.loads(file.read_bytes())
@@ -39,7 +39,7 @@ def beginning(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def prompt(stack: Stack, path: str, body: dict[str, Any]) -> str:
-    """The prompt that the engine is given, special tokens by name."""
+    """The prompt that the engine receives, with special tokens spelled out."""
     answered = httpx.post(stack.url + path, json=body, timeout=20)
     assert answered.status_code == 200, answered.text
     new = stack.engine.asked[-1]
@@ -75,7 +75,7 @@ def prompt(stack: Stack, path: str, body: dict[str, Any]) -> str:
         (COMPLETIONS, {"prompt": 2 * WHOLE, "truncate_prompt_tokens": -1, "max_tokens": 3}, (2 * WHOLE)[3 - ROOM :]),
     ],
 )
-def test_the_prompt_is_what_was_asked_for(beginning: Stack, path: str, body: dict[str, Any], expected: str) -> None:
+def test_the_tokens_of_the_prompt(beginning: Stack, path: str, body: dict[str, Any], expected: str) -> None:
     assert prompt(beginning, path, body) == expected
 
 

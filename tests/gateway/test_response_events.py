@@ -1,48 +1,29 @@
-"""The events of a response are a function of its tokens: however they are grouped, and from wherever it is resumed."""
+"""The events of a response depend only on its tokens, not on their grouping or on where the stream is resumed."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import openapi
-import pytest
+import openai_document
 from hypothesis import given
 from hypothesis import strategies as st
-from lives import CACHED, Life, events_of, grouped, lives
+from lives import CACHED, Life, NumberedEvents, events_of, grouped, lives
 
-from gateway.choice import Choice
+from gateway.answer.choice import Choice, Transcript
 from gateway.errors import ApiError, Kind
-from gateway.responses.events import EventWriter
-from gateway.responses.objects import Asked
-from gateway.transcript import Transcript
+from gateway.responses.events import ResponseEventWriter
+from gateway.responses.objects import ResponseHead
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
 ECHO = {"background": False, "store": True}
-ASKED = Asked("resp_1", "tiny", 7, 5, "default", ECHO)
+HEAD = ResponseHead("resp_1", "tiny", 7, 5, "default", ECHO)
 OPENING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 CLOSING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_folder: Path) -> Tokenizer:
-    return Tokenizer.load(tiny_folder)
-
-
-@dataclass
-class Said:
-    """What a client made of a stream: the numbers in order, the text up to each, all other events as they came."""
-
-    numbers: list[int] = field(default_factory=list)
-    texts: dict[int, str] = field(default_factory=dict)
-    others: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    text: str = ""
-
-    def read(self, frames: bytes) -> Said:
+class Received(NumberedEvents):
+    def read(self, frames: bytes) -> Received:
         for frame in frames.decode().split("\n\n")[:-1]:
             event, id, data = frame.split("\n")
             said = json.loads(data.removeprefix("data: "))
@@ -54,20 +35,19 @@ class Said:
                 self.logprobs += said["logprobs"]
             else:
                 self.others.append(said)
-            self.numbers.append(number)
-            self.texts[number] = self.text
+            self.number(number)
         return self
 
 
-def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> EventWriter:
+def writer(tokenizer: Tokenizer, sampling: SamplingParams, after: int = -1) -> ResponseEventWriter:
     choice = Choice(0, tokenizer.tables, sampling.stop, frozenset())
-    return EventWriter(ASKED, Transcript(choice, tokenizer, sampling.logprobs is not None), after, with_ids=True)
+    return ResponseEventWriter(HEAD, Transcript(choice, tokenizer, sampling.logprobs is not None), after, with_ids=True)
 
 
 @given(data=st.data(), life=lives())
-def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
+def test_any_grouping_gives_the_same_events(tokenizer: Tokenizer, data: st.DataObject, life: Life) -> None:
     events = events_of(tokenizer, life)
-    fine, coarse = Said(), Said()
+    fine, coarse = Received(), Received()
     one, many = writer(tokenizer, life[1]), writer(tokenizer, life[1])
     for event in events:
         fine.read(one.write([event]))
@@ -82,15 +62,15 @@ def test_any_grouping_tells_the_same_story(tokenizer: Tokenizer, data: st.DataOb
 
 
 @given(data=st.data(), life=lives())
-def test_a_resume_says_everything_after_and_nothing_before(
+def test_a_resumed_stream_has_the_events_after_its_position(
     tokenizer: Tokenizer, data: st.DataObject, life: Life
 ) -> None:
     events = events_of(tokenizer, life)
-    first, whole = writer(tokenizer, life[1]), Said()
+    first, whole = writer(tokenizer, life[1]), Received()
     for group in grouped(data.draw, events):
         whole.read(first.write(group))
     for after in [-1, *whole.numbers, 10_000]:
-        again, rest = writer(tokenizer, life[1], after), Said()
+        again, rest = writer(tokenizer, life[1], after), Received()
         for group in grouped(data.draw, events):
             rest.read(again.write(group))
         before = whole.texts.get(after, "" if after < 0 else whole.text)
@@ -103,7 +83,7 @@ def test_a_resume_says_everything_after_and_nothing_before(
 @given(life=lives())
 def test_the_order_is_openai_s(tokenizer: Tokenizer, life: Life) -> None:
     events = events_of(tokenizer, life)
-    said = Said().read(writer(tokenizer, life[1]).write(events))
+    said = Received().read(writer(tokenizer, life[1]).write(events))
     types = [other["type"] for other in said.others]
     last = said.others[-1]["response"]
     reason = events[-1].end.reason if events[-1].end else None
@@ -131,8 +111,8 @@ def test_the_order_is_openai_s(tokenizer: Tokenizer, life: Life) -> None:
 def test_an_error_ends_the_stream_and_not_the_response(tokenizer: Tokenizer) -> None:
     life = ("hello world", SamplingParams(6), None, 0)
     events = events_of(tokenizer, life)
-    first, again = writer(tokenizer, life[1]), Said()
-    said = Said().read(first.write(events[:3]))
+    first, again = writer(tokenizer, life[1]), Received()
+    said = Received().read(first.write(events[:3]))
     frame = first.fail(ApiError(Kind.INTERNAL, "gone")).decode()
     assert first.done
     event, data = frame.rstrip().split("\n")
@@ -142,4 +122,4 @@ def test_an_error_ends_the_stream_and_not_the_response(tokenizer: Tokenizer) -> 
     assert error["sequence_number"] == said.numbers[-1]
     again.read(writer(tokenizer, life[1], error["sequence_number"]).write(events))
     assert said.text + again.text == "hello world" * 3
-    openapi.check("ResponseErrorEvent", error)
+    openai_document.check("ResponseErrorEvent", error)

@@ -1,15 +1,15 @@
-"""What `POST /v1/responses` takes, what it refuses, and how it names it."""
+"""The fields that `POST /v1/responses` accepts and refuses, and the errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import openapi
+import openai_document
 import pytest
 
-from gateway.body import validate
 from gateway.errors import ApiError, Kind
-from gateway.responses.conversation import turns
+from gateway.http.body import validate
+from gateway.responses.validation import turns
 from gateway.schemas.responses import LOGPROBS, ResponseRequest
 
 OUTPUT = {
@@ -36,7 +36,7 @@ NEUTRAL = {
     "n": 1,
     "return_token_ids": False,
 }
-# what is wrong -> (fields, what `param` names)
+# error -> (fields, `param`)
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no input": ({"input": None}, "input"),
     "an empty list": ({"input": []}, "input"),
@@ -87,7 +87,7 @@ def parsed(**fields: Any) -> ResponseRequest:
 
 
 def test_every_field_of_the_document_is_known() -> None:
-    assert openapi.fields("CreateResponse") <= set(ResponseRequest.model_fields)
+    assert openai_document.fields("CreateResponse") <= set(ResponseRequest.model_fields)
 
 
 def test_input_becomes_messages() -> None:
@@ -102,8 +102,8 @@ OUTPUTS = [{"type": "function_call_output", "call_id": id, "output": f"of {id}"}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "because"}]}
 
 
-def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
-    """Of the items that agents send back: each is kept by itself, and a template is given turns."""
+def test_calls_and_reasoning_belong_to_the_turn_of_the_assistant() -> None:
+    """Items that agents send back are stored one by one, and the template receives turns."""
     user = {"role": "user", "content": "go"}
     fields = parsed(input=[user, REASONING, OUTPUT, *CALLS, *OUTPUTS, REASONING, *CALLS[:1], *OUTPUTS[:1], user])
     assert len(fields.messages) == len(fields.item_ids) == 11
@@ -117,7 +117,7 @@ def test_calls_and_reasoning_are_part_of_the_assistant_s_turn() -> None:
     assert [message["content"] for message in said if message["role"] == "tool"] == ["of c1", "of c2", "of c1"]
 
 
-def test_what_says_nothing_about_tokens_is_taken() -> None:
+def test_fields_that_do_not_change_tokens_are_accepted() -> None:
     assert parsed(**NEUTRAL).sampling(5, seed=1) == parsed().sampling(5, seed=1)
 
 
@@ -126,20 +126,20 @@ def test_sampling_is_as_in_chat() -> None:
     sampling = asked.sampling(9, seed=1)
     assert (sampling.temperature, sampling.seed, sampling.top_k) == (0, 7, 4)
     assert (sampling.stop, sampling.logprobs) == (("x",), 2)
-    assert asked.asked_max_tokens == 9
-    assert parsed(include=[LOGPROBS]).asked_logprobs == 0
-    assert parsed(top_logprobs=0).asked_logprobs is None
+    assert asked.requested_max_tokens == 9
+    assert parsed(include=[LOGPROBS]).requested_logprobs == 0
+    assert parsed(top_logprobs=0).requested_logprobs is None
 
 
 @pytest.mark.parametrize(("fields", "param"), INVALID.values(), ids=INVALID)
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         parsed(**fields)
     assert (refused.value.kind, refused.value.param) == (Kind.INVALID, param)
 
 
 @pytest.mark.parametrize(("fields", "param"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_is_not_served_is_named(fields: dict[str, Any], param: str) -> None:
+def test_errors_name_unsupported_fields(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         parsed(**fields)
     assert (refused.value.kind, refused.value.param) == (Kind.UNSUPPORTED, param)

@@ -1,14 +1,13 @@
-"""Input items and input tokens of responses, and answers that come back as the next turn's input."""
+"""The input items and input tokens of responses, and answers that become the next turn's input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import orjson
 import pytest
 from stack import NAME, Stack
@@ -19,12 +18,6 @@ from gateway.schemas.responses import INCLUDABLE
 from services.settings.settings import Settings
 
 PATH = "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def texts(items: Any) -> list[str]:
@@ -48,7 +41,7 @@ def test_pages(client: openai.OpenAI) -> None:
     backwards = client.responses.input_items.list(made.id, limit=2)
     assert texts(backwards.data) == ["4", "3"]
     assert backwards.has_next_page()
-    assert texts(backwards) == ["4", "3", "2", "1", "0"]  # the client asks for the pages that follow
+    assert texts(backwards) == ["4", "3", "2", "1", "0"]  # the client requests the next pages
     forwards = client.responses.input_items.list(made.id, limit=3, order="asc", after=list(backwards)[-1].id)
     assert texts(forwards.data) == ["1", "2", "3"]
     assert texts(forwards) == ["1", "2", "3", "4"]
@@ -58,11 +51,11 @@ def test_the_pages_are_as_the_document_says(http: httpx.Client, client: openai.O
     first = client.responses.create(model=NAME, input="hi")
     made = client.responses.create(model=NAME, input="a", previous_response_id=first.id)
     whole = http.get(f"{PATH}/{made.id}/input_items").json()
-    openapi.check("ResponseItemList", whole)
+    openai_document.check("ResponseItemList", whole)
     assert (whole["first_id"], whole["last_id"]) == (whole["data"][0]["id"], whole["data"][-1]["id"])
     assert whole["has_more"] is False
     rest = http.get(f"{PATH}/{made.id}/input_items", params={"after": whole["last_id"]}).json()
-    openapi.check("ResponseItemList", rest)
+    openai_document.check("ResponseItemList", rest)
     assert rest["data"] == []
 
 
@@ -78,7 +71,7 @@ def test_earlier_turns_keep_their_ids(client: openai.OpenAI) -> None:
     assert len({i.id for i in items}) == 5
 
 
-def test_an_id_that_was_given_stays_unless_it_is_taken(client: openai.OpenAI) -> None:
+def test_a_given_id_is_kept_unless_it_is_a_duplicate(client: openai.OpenAI) -> None:
     said: Any = [{"role": "user", "content": c, "id": id} for c, id in (("a", "mine"), ("b", "mine"), ("c", "x" * 65))]
     made = client.responses.create(model=NAME, input=said)
     ids = [item.id for item in client.responses.input_items.list(made.id, order="asc")]
@@ -117,14 +110,14 @@ def test_a_response_of_an_older_build_has_ids_too() -> None:
         ("include[]=x", "include"),
     ],
 )
-def test_a_wrong_page_is_named(client: openai.OpenAI, http: httpx.Client, query: str, named: str) -> None:
+def test_errors_name_a_wrong_page_parameter(client: openai.OpenAI, http: httpx.Client, query: str, named: str) -> None:
     id = client.responses.create(model=NAME, input="hi").id
     refused = http.get(f"{PATH}/{id}/input_items?{query}")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == named
 
 
-def test_what_is_not_there_has_no_items(client: openai.OpenAI) -> None:
+def test_an_unknown_response_has_no_items(client: openai.OpenAI) -> None:
     hidden = client.responses.create(model=NAME, input="hi", store=False).id
     for id in ("resp_0", hidden):
         with pytest.raises(openai.NotFoundError, match=id):
@@ -134,11 +127,11 @@ def test_what_is_not_there_has_no_items(client: openai.OpenAI) -> None:
 # --- what may be included ------------------------------------------------------------------------------------
 
 
-def test_the_document_s_list_is_ours() -> None:
-    assert set(openapi.schema("IncludeEnum")["enum"]) == INCLUDABLE
+def test_the_document_s_list_of_includables() -> None:
+    assert set(openai_document.schema("IncludeEnum")["enum"]) == INCLUDABLE
 
 
-def test_what_an_answer_of_text_never_has_may_be_included(client: openai.OpenAI) -> None:
+def test_all_values_of_include_are_accepted(client: openai.OpenAI) -> None:
     everything: Any = sorted(INCLUDABLE)
     made = client.responses.create(model=NAME, input="hi", include=everything, top_logprobs=1)
     (output,) = made.output
@@ -168,7 +161,7 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         usage = client.responses.create(model=NAME, **body).usage
         assert usage is not None
         assert counted.input_tokens == usage.input_tokens
-    openapi.check("TokenCountsResource", http.post(f"{PATH}/input_tokens", json=asked[0]).json())
+    openai_document.check("TokenCountsResource", http.post(f"{PATH}/input_tokens", json=asked[0]).json())
 
 
 @pytest.mark.parametrize(
@@ -182,13 +175,13 @@ def test_tokens_are_those_of_the_prompt(client: openai.OpenAI, http: httpx.Clien
         ({"input": "a", "nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_be_counted_is_named(http: httpx.Client, fields: dict[str, Any], named: str) -> None:
+def test_errors_of_counting(http: httpx.Client, fields: dict[str, Any], named: str) -> None:
     refused = http.post(f"{PATH}/input_tokens", json=fields)
     assert refused.status_code in (400, 404)
     assert refused.json()["error"]["param"] == named
 
 
-# --- what was answered is taken back -------------------------------------------------------------------------
+# --- answers in the history -------------------------------------------------------------------------
 
 
 def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
@@ -207,7 +200,7 @@ def test_output_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
 
 
 def test_a_turn_after_reasoning_has_the_prompt_of_the_whole_conversation(http: httpx.Client) -> None:
-    """Reasoning belongs to the message behind it, whether the client sends both again or names the response."""
+    """Reasoning belongs to the message after it, whether the client sends both again or names the response."""
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
@@ -221,7 +214,7 @@ def test_a_turn_after_reasoning_has_the_prompt_of_the_whole_conversation(http: h
     assert again == named
 
 
-def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client) -> None:
+def test_calls_outputs_and_reasoning_are_listed_as_received(http: httpx.Client) -> None:
     items: list[dict[str, Any]] = [
         {"id": "m", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
         {"id": "r", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
@@ -230,5 +223,5 @@ def test_calls_outputs_and_reasoning_are_listed_as_they_came(http: httpx.Client)
     ]
     id = http.post("/v1/responses", json={"input": items}).json()["id"]
     listed = http.get(f"/v1/responses/{id}/input_items?order=asc").json()
-    openapi.check("ResponseItemList", listed)
+    openai_document.check("ResponseItemList", listed)
     assert listed["data"] == [item | {"status": "completed"} for item in items]

@@ -1,16 +1,15 @@
-"""Responses with the official client, and as OpenAI's document has them."""
+"""Responses with the official client and according to OpenAI's document."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
-import openapi
+import openai_document
 import pytest
-from stack import NAME, Stack
+from stack import NAME
 
 from gateway.schemas.responses import LOGPROBS
 
@@ -30,14 +29,8 @@ SCHEMAS = {
 PATH = "/v1/responses"
 
 
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The data of a stream, each event with the name that it must have, and the id if it has one."""
+    """The data of a stream; asserts the name and the id of each event."""
     *frames, rest = text.split("\n\n")
     assert rest == ""
     found = []
@@ -63,14 +56,14 @@ def test_create(client: openai.OpenAI) -> None:
     assert made.status == "completed"
     assert made.metadata == {"a": "b"}
     assert (made.instructions, made.temperature) == ("x", 0)
-    assert made.output_text == "x"  # the template puts instructions first, and the engine says the prompt again
+    assert made.output_text == "x"  # the template puts instructions first, and the engine repeats the prompt
     assert made.usage is not None
     assert made.usage.output_tokens == 3
     assert made.usage.total_tokens == made.usage.input_tokens + 3
     assert client.responses.retrieve(made.id) == made
 
 
-def test_a_bound_makes_it_incomplete(client: openai.OpenAI) -> None:
+def test_a_response_that_reaches_its_maximum_is_incomplete(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hello world", max_output_tokens=2)
     assert made.status == "incomplete"
     assert made.incomplete_details is not None
@@ -105,7 +98,7 @@ def test_input_of_messages(client: openai.OpenAI) -> None:
     assert made.usage.input_tokens == len(["<system>", "a", "<eos>", "<assistant>", "h", "i", "<eos>"]) + 4
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+def test_a_conversation_continues(client: openai.OpenAI) -> None:
     first = client.responses.create(model=NAME, input="hi", instructions="not carried over")
     assert first.output_text == "not carried over"
     second = client.responses.create(model=NAME, input="a", previous_response_id=first.id)
@@ -118,7 +111,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert (second.output_text, third.output_text) == ("hi", asked.output_text)
 
 
-def test_a_conversation_that_cannot_go_on(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_conversation_that_cannot_continue(client: openai.OpenAI, http: httpx.Client) -> None:
     with pytest.raises(openai.NotFoundError, match="resp_0") as missing:
         client.responses.create(model=NAME, input="a", previous_response_id="resp_0")
     assert missing.value.param == "previous_response_id"
@@ -132,13 +125,13 @@ def test_a_conversation_that_cannot_go_on(client: openai.OpenAI, http: httpx.Cli
     client.responses.cancel(running.id)
 
 
-def test_what_the_template_refuses_is_named(client: openai.OpenAI) -> None:
+def test_messages_that_the_template_refuses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="The template refuses this") as refused:
         client.responses.create(model=NAME, input="refuse me")
     assert refused.value.param == "input"
 
 
-def test_what_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
+def test_a_response_that_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi", store=False)
     assert made.output_text == "hi"
     for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
@@ -192,7 +185,7 @@ def test_a_stream_after_every_event(client: openai.OpenAI, http: httpx.Client) -
     id = whole[0]["response"]["id"]
     assert len(whole) > 10
     last = whole[-1]["sequence_number"]
-    for number in (-1, *(e["sequence_number"] for e in whole), last + 1):  # no client has a number between two
+    for number in (-1, *(e["sequence_number"] for e in whole), last + 1):  # no client has a number between these two
         query = {"stream": True} if number < 0 else {"stream": True, "starting_after": number}
         rest = events_of(http.get(f"{PATH}/{id}", params=query).text)
         before = [e for e in whole if e["sequence_number"] <= number]
@@ -218,7 +211,9 @@ def test_a_stream_after_every_event(client: openai.OpenAI, http: httpx.Client) -
         ("stream=true", "nonsense", "Last-Event-ID"),
     ],
 )
-def test_a_wrong_place_is_named(client: openai.OpenAI, http: httpx.Client, query: str, header: str, named: str) -> None:
+def test_a_wrong_position_is_an_error(
+    client: openai.OpenAI, http: httpx.Client, query: str, header: str, named: str
+) -> None:
     id = client.responses.create(model=NAME, input="hi").id
     headers = {"Last-Event-ID": header} if header else {}
     refused = http.get(f"{PATH}/{id}?{query}", headers=headers)
@@ -249,16 +244,16 @@ def test_log_probabilities(client: openai.OpenAI, http: httpx.Client) -> None:
         {"input": "hi", "background": True},
     ],
 )
-def test_all_is_as_the_document_says(http: httpx.Client, asked: dict[str, Any]) -> None:
+def test_answers_match_the_document(http: httpx.Client, asked: dict[str, Any]) -> None:
     events = events_of(http.post(PATH, json=asked | {"stream": True}).text)
     for event in events:
-        openapi.check(SCHEMAS[event["type"]], event)
+        openai_document.check(SCHEMAS[event["type"]], event)
     last = events[-1]["response"]
-    openapi.check("Response", last)
+    openai_document.check("Response", last)
     assert http.get(f"{PATH}/{last['id']}").json() == last
 
 
-def test_the_same_post_goes_on_after_an_event(http: httpx.Client) -> None:
+def test_the_same_post_resumes_after_an_event(http: httpx.Client) -> None:
     body, headers = {"input": "né 🐳 hello", "stream": True}, {"Idempotency-Key": "responses-2"}
     whole = events_of(http.post(PATH, json=body, headers=headers).text)
     id = whole[0]["response"]["id"]

@@ -1,4 +1,4 @@
-"""Responses that nobody waits for: they outlive connections and gateways, and any gateway tells of them."""
+"""Background responses outlive connections and gateways, and any gateway answers for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from services.pool.pool import RequestPool
 from services.settings.settings import Settings
 from services.settings.types import hash_of
 
-# 20 ms per token, the prompt over and over
+# 20 ms per token, repeating the prompt
 SLOW: dict[str, Any] = {"model": NAME, "input": "SLOWné 🐳", "extra_body": {"ignore_eos": True}}
-LONG = SLOW | {"max_output_tokens": 380}  # all slots of the engine, and longer than any test looks on
+LONG = SLOW | {"max_output_tokens": 380}  # all slots of the engine, and longer than any test
 
 
 def client_of(stack: Stack) -> openai.OpenAI:
@@ -28,17 +28,11 @@ def client_of(stack: Stack) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def other(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[openai.OpenAI]:
-    """Another gateway on the pool of `stack`, whose engine serves both."""
+    """Another gateway on the pool of `stack`; one engine serves both."""
     with (
         Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as second,
         client_of(second) as client,
     ):
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with client_of(stack) as client:
         yield client
 
 
@@ -59,7 +53,7 @@ def test_create_returns_at_once_and_retrieve_shows_progress(client: openai.OpenA
     assert whole.output_text.startswith(part.output_text)
 
 
-def test_a_stream_goes_on_at_another_gateway(client: openai.OpenAI, other: openai.OpenAI) -> None:
+def test_a_stream_resumes_at_another_gateway(client: openai.OpenAI, other: openai.OpenAI) -> None:
     events = []
     with client.responses.create(background=True, stream=True, max_output_tokens=60, **SLOW) as stream:
         for event in stream:
@@ -80,7 +74,7 @@ def test_a_stream_goes_on_at_another_gateway(client: openai.OpenAI, other: opena
 
 
 async def end_of(pool: RequestPool, request: str) -> None:
-    """Waits without following it."""
+    """Wait for the end without following the response."""
     while True:
         group = await pool.group(request)
         if group is not None and group.ended:
@@ -88,7 +82,7 @@ async def end_of(pool: RequestPool, request: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_it_goes_on_when_its_gateway_has_gone_for_longer_than_the_grace(redis_url: str, tiny_folder: Path) -> None:
+def test_a_background_response_outlives_its_gateway(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "graceful", tiny_folder, Settings(grace=1)) as stack:
         with Stack(redis_url, "graceful", tiny_folder, stack.settings, engine=False) as gone, client_of(gone) as client:
             made = client.responses.create(background=True, max_output_tokens=100, **SLOW)
@@ -116,13 +110,13 @@ def test_cancel(client: openai.OpenAI, other: openai.OpenAI) -> None:
     assert following.status == "completed"
 
 
-def test_what_has_ended_is_not_cancelled(client: openai.OpenAI) -> None:
+def test_an_ended_response_is_not_cancelled(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi", background=True)
     wait_until(lambda: ended(client, made.id))
     assert client.responses.cancel(made.id).status == "completed"
 
 
-def test_only_the_background_is_cancelled(client: openai.OpenAI) -> None:
+def test_only_background_responses_can_be_cancelled(client: openai.OpenAI) -> None:
     made = client.responses.create(model=NAME, input="hi")
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(made.id)
@@ -138,13 +132,13 @@ def test_delete(client: openai.OpenAI, other: openai.OpenAI) -> None:
                 call(made.id)
 
 
-def test_deleted_as_openai_says_it(client: openai.OpenAI, stack: Stack) -> None:
+def test_deletion_matches_the_document(client: openai.OpenAI, stack: Stack) -> None:
     made = client.responses.create(model=NAME, input="hi")
     answer = httpx.delete(f"{stack.url}/v1/responses/{made.id}")
     assert answer.json() == {"id": made.id, "object": "response", "deleted": True}
 
 
-def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) -> None:
+def test_an_expired_response_is_not_found(redis_url: str, tiny_folder: Path) -> None:
     settings = Settings(keep_ended=1)
     with Stack(redis_url, "short", tiny_folder, settings) as stack, client_of(stack) as client:
         made = client.responses.create(model=NAME, input="hi", background=True)
@@ -160,7 +154,7 @@ def test_what_is_kept_no_longer_is_not_found(redis_url: str, tiny_folder: Path) 
 
 
 async def lose(pool: RequestPool, request: str) -> None:
-    """As if the pool's server had died before it wrote a waiting request: all of it is gone at once."""
+    """Delete a waiting request, as if the pool's server had died before it wrote the request to disk."""
     script = """
       redis.call("HINCRBY", KEYS[4], "waiting", -1)
       return redis.call("DEL", KEYS[1], KEYS[2]) + redis.call("ZREM", KEYS[3], ARGV[1])
@@ -169,9 +163,9 @@ async def lose(pool: RequestPool, request: str) -> None:
     assert await pool._server.command("EVAL", script, 4, *keys, f"{request}/0") == 3
 
 
-def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
+def test_a_response_that_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "lossy", tiny_folder, Settings()) as stack, client_of(stack) as client:
-        # has all of the engine's slots: the other one waits
+        # occupies all slots of the engine, so the other one waits
         first = client.responses.create(background=True, **LONG)
         wait_until(lambda: stack.call(stack.pool.overview()).running == 1)
         made = client.responses.create(background=True, max_output_tokens=5, **SLOW)
@@ -188,13 +182,13 @@ def test_what_the_pool_loses_at_once_is_put_back(redis_url: str, tiny_folder: Pa
 
 @pytest.fixture(scope="module")
 def guarded(stack: Stack, redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway on the same pool that asks for keys."""
+    """A gateway on the same pool that requires keys."""
     settings = stack.settings.model_copy(update={"api_keys": {hash_of("key-a"): "a", hash_of("key-b"): "b"}})
     with Stack(redis_url, "served", tiny_folder, settings, engine=False) as gateway:
         yield gateway
 
 
-def test_a_response_is_its_owner_s(guarded: Stack) -> None:
+def test_a_response_belongs_to_its_tenant(guarded: Stack) -> None:
     mine, yours = (client_of(guarded).with_options(api_key=key) for key in ("key-a", "key-b"))
     made = mine.responses.create(background=True, **LONG)
     for call in (yours.responses.retrieve, yours.responses.cancel, yours.responses.delete):

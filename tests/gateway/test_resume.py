@@ -1,4 +1,4 @@
-"""A stream that broke goes on behind its last event, at another gateway: nothing twice, nothing left out."""
+"""A broken stream resumes after its last event at another gateway, without repetition or omission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_whole(stream: list[Event], unbroken: list[Event]) -> None:
-    """Both say the same, and the first says nothing twice."""
+    """Asserts that both contain the same, and the first nothing twice."""
     *said, done = stream
     assert done == DONE
     ids = [event.id or "" for event in said]
@@ -75,7 +75,7 @@ def test_from_the_first_token(http: httpx.Client, other: httpx.Client) -> None:
     assert again[0] == whole[0]
 
 
-def test_a_stream_s_header_names_it(http: httpx.Client, other: httpx.Client) -> None:
+def test_the_header_of_a_stream_names_its_request(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         request = response.headers["orca-request"]
@@ -83,7 +83,7 @@ def test_a_stream_s_header_names_it(http: httpx.Client, other: httpx.Client) -> 
     check_whole(read(other.get(f"/v1/streams/{request}")), unbroken)
 
 
-def test_two_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
+def test_two_clients_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     with http.stream("POST", path, json=body | {"stream": True}, headers=RESUMABLE) as response:
         mine = events(response)
@@ -97,7 +97,7 @@ def test_two_follow_at_a_time(http: httpx.Client, other: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"seed": 7}, {"temperature": 0}])
-def test_with_a_key_it_is_computed_again(
+def test_a_lost_request_with_a_key_is_computed_again(
     stack: Stack, http: httpx.Client, other: httpx.Client, fields: dict[str, Any]
 ) -> None:
     path, body = STREAMS["two prompts, ids, usage"]
@@ -108,7 +108,7 @@ def test_with_a_key_it_is_computed_again(
         assert stack.call(stack.pool.delete(request))
         said, last = unbroken[: cut + 1], unbroken[cut].id or ""
         again = read(other.post(path, json=body, headers=headers | {"Last-Event-ID": last}))
-        # `created` is another second's
+        # `created` differs by a second
         assert [event.id for event in said + again if event.id][-1] == unbroken[-2].id
         assert {event.json()["id"] for event in again[:-1]} <= {request}
         assert again[-1] == DONE
@@ -117,7 +117,7 @@ def test_with_a_key_it_is_computed_again(
             assert told(chunks, choice) == told([e.json() for e in unbroken[:-1]], choice)
 
 
-def test_without_a_key_it_is_not_found(stack: Stack, http: httpx.Client) -> None:
+def test_a_lost_request_without_a_key_is_not_found(stack: Stack, http: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     said = first(http, path, body | {"temperature": 0}, 2, Orca_Resumable="true")
     id = said[-1].id or ""
@@ -127,7 +127,7 @@ def test_without_a_key_it_is_not_found(stack: Stack, http: httpx.Client) -> None
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-def test_with_another_key_or_body_it_is_not_found(stack: Stack, http: httpx.Client) -> None:
+def test_a_lost_request_with_another_key_or_body_is_not_found(stack: Stack, http: httpx.Client) -> None:
     path, body = STREAMS["completion"]
     said = first(http, path, body, 2, Idempotency_Key="kept")
     assert stack.call(stack.pool.delete(said[0].json()["id"]))
@@ -152,7 +152,7 @@ def test_a_key_gives_the_same_seed_and_name(http: httpx.Client, stack: Stack) ->
 
 @pytest.fixture(scope="module")
 def ended(http: httpx.Client) -> str:
-    """The last id of a stream that has ended: 16 tokens, the end, no usage."""
+    """The last id of an ended stream: 16 tokens and the end, without usage."""
     return read(http.post(COMPLETIONS, json={"prompt": "over", "stream": True}, headers=RESUMABLE))[-2].id or ""
 
 
@@ -170,7 +170,7 @@ def check_refused(response: httpx.Response, status: int, text: str) -> None:
         ("one", "not the id of an event"),
     ],
 )
-def test_a_position_that_there_is_not(http: httpx.Client, ended: str, indices: str, text: str) -> None:
+def test_an_impossible_position(http: httpx.Client, ended: str, indices: str, text: str) -> None:
     request = ended.partition(":")[0]
     path, headers = f"/v1/streams/{request}", {"Last-Event-ID": f"{request}:{indices}"}
     check_refused(http.get(path, headers=headers), 400, text)
@@ -178,7 +178,7 @@ def test_a_position_that_there_is_not(http: httpx.Client, ended: str, indices: s
     check_refused(http.post(COMPLETIONS, json=body, headers=headers), 400, text)
 
 
-def test_a_position_behind_the_end(http: httpx.Client, stack: Stack) -> None:
+def test_a_position_after_the_end(http: httpx.Client, stack: Stack) -> None:
     stop = {"prompt": "over and out ", "stop": "d o", "stream": True, "max_tokens": 30}
     id = read(http.post(COMPLETIONS, json=stop, headers=RESUMABLE))[-2].id or ""
     request, _, count = id.partition(":")
@@ -186,7 +186,7 @@ def test_a_position_behind_the_end(http: httpx.Client, stack: Stack) -> None:
     check_refused(http.get(f"/v1/streams/{request}", headers=headers), 400, f"there are {count}")
 
 
-def test_the_last_event_has_only_the_end_behind_it(http: httpx.Client, ended: str) -> None:
+def test_only_the_end_follows_the_last_event(http: httpx.Client, ended: str) -> None:
     assert rest(http, ended) == [DONE]
 
 
@@ -215,6 +215,6 @@ def test_an_unknown_request(http: httpx.Client, name: str) -> None:
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-def test_a_switch_that_is_none(http: httpx.Client) -> None:
+def test_an_invalid_boolean_header(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "a"}, headers={"Orca-Resumable": "maybe"})
     check_refused(response, 400, "maybe")

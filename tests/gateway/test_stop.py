@@ -1,4 +1,4 @@
-"""A gateway that stops breaks its streams off without a last word; they go on at another."""
+"""A gateway that stops closes its streams without a last event; they resume at another gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY = {"prompt": "SLOWab ", "max_tokens": 60}
 
 @pytest.fixture
 def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
-    """Two gateways on one pool; the second is the one to stop."""
+    """Two gateways on one pool; the test stops the second."""
     name = f"stop-{time.monotonic_ns()}"
     with (
         Stack(redis_url, name, tiny_folder, Settings()) as stays,
@@ -30,8 +30,8 @@ def pair(redis_url: str, tiny_folder: Path) -> Iterator[tuple[Stack, Stack]]:
 
 
 @pytest.mark.parametrize("headers", [{}, RESUMABLE])
-def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
-    """Whether its events have ids to go on from, or it begins anew."""
+def test_a_stream_resumes_at_another_gateway(pair: tuple[Stack, Stack], headers: dict[str, str]) -> None:
+    """The stream resumes after an id, or begins again without one."""
     stays, goes = pair
     said = []
     asked: dict[str, Any] = {"json": BODY | {"stream": True}, "headers": headers}
@@ -52,7 +52,7 @@ def test_a_stream_goes_on_elsewhere(pair: tuple[Stack, Stack], headers: dict[str
     assert "".join(event.json()["choices"][0]["text"] for event in said) == ("SLOWab " * 9)[:60]
 
 
-def test_a_whole_answer_is_to_be_asked_for_again(pair: tuple[Stack, Stack]) -> None:
+def test_a_whole_answer_gets_an_error(pair: tuple[Stack, Stack]) -> None:
     stays, goes = pair
     connection = post(goes, BODY, Idempotency_Key="again")
     while stays.call(stays.pool.overview()).running == 0:

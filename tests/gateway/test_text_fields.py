@@ -1,8 +1,7 @@
-"""Fields that say which text of the same tokens is the answer: `include_stop_str_in_output`, `skip_special_tokens`."""
+"""Fields that determine the text of the same tokens: `include_stop_str_in_output`, `skip_special_tokens`."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -10,13 +9,14 @@ import pytest
 from frames import PIECES, STOPS, answer, events_of
 from hypothesis import given
 from hypothesis import strategies as st
+from sse_client import completion_text
 
 from gateway.model import ServedModel
 
 INCLUDE, SHOW = {"include_stop_str_in_output": True}, {"skip_special_tokens": False}
 COMPLETIONS = "/v1/completions"
 
-# fields beyond the prompt, which the engine says again and again -> the text
+# fields besides the prompt, which the engine repeats -> the text
 PROMPT = "hi<user>ab."
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 7}, "hiab.h"),
@@ -28,20 +28,20 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"stop": "r>a"}, "hiab.hiab.hia"),  # 16 tokens
     ({"stop": "r>a"} | SHOW, "hi<use"),
     ({"stop": "r>a"} | INCLUDE | SHOW, "hi<user>a"),
-    ({"stop": ["<u", "zz"]} | INCLUDE | SHOW, "hi<u"),  # what follows it within its token goes
+    ({"stop": ["<u", "zz"]} | INCLUDE | SHOW, "hi<u"),  # what follows it in the same token is removed
     ({"stop": "ab", "min_tokens": 8} | INCLUDE, "hiab.hiab"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "text"), CASES)
-def test_the_text_is_what_was_asked_for(http: httpx.Client, fields: dict[str, Any], text: str, stream: bool) -> None:
+def test_the_text_of_the_answer(http: httpx.Client, fields: dict[str, Any], text: str, stream: bool) -> None:
     assert said(http, {"prompt": PROMPT} | fields, stream) == text
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_tokens(http: httpx.Client, eos: int, stream: bool) -> None:
-    """The stop token's text, of a special one its name, is there only where both fields say so."""
+    """The text of the stop token, or the name of a special token, is included only if both fields are set so."""
     word = http.post("/tokenize", json={"prompt": " world"}).json()["tokens"]
     body = {"prompt": "hello world", "stop_token_ids": word}
     assert said(http, body, stream) == "hello"
@@ -53,7 +53,7 @@ def test_stop_tokens(http: httpx.Client, eos: int, stream: bool) -> None:
     assert said(http, {"prompt": "hi<eos>no", "ignore_eos": True, "max_tokens": 5} | SHOW, stream) == "hi<eos>no"
 
 
-def test_chat_and_responses_have_them(http: httpx.Client) -> None:
+def test_chat_and_responses_have_the_fields(http: httpx.Client) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]} | INCLUDE | SHOW
     answered = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
     assert answered == "<user>hi<eos>"
@@ -81,7 +81,7 @@ def test_offsets_of_log_probabilities_are_those_of_the_text(http: httpx.Client) 
 def test_any_grouping_gives_the_whole_text(
     model: ServedModel, texts: list[str], include: bool, skip: bool, data: st.DataObject
 ) -> None:
-    """The judge's and the detokenizer's, against the text of all tokens cut where the first stop string is."""
+    """The text of the stop checking and the detokenizer equals the text of all tokens up to the first stop string."""
     fields = {"include_stop": include, "skip_special_tokens": skip}
     events = events_of(model, 0, model.tokenizer.encode("".join(texts)), **fields)
     choice = answer(model, **fields).choices[0]
@@ -96,7 +96,7 @@ def test_any_grouping_gives_the_whole_text(
 
 
 def whole(model: ServedModel, events: list[Any], include: bool, skip: bool) -> str:
-    """By the definition: text up to the first stop, which is an EOS or a stop string."""
+    """By definition: the text up to the first stop, an EOS token or a stop string."""
     tokens = [event.token for event in events if event.token is not None]
     if tokens[-1] in model.info.eos_token_ids and not include:
         tokens.pop()
@@ -119,5 +119,4 @@ def said(http: httpx.Client, body: dict[str, Any], stream: bool) -> str:
     assert answered.status_code == 200, answered.text
     if not stream:
         return str(answered.json()["choices"][0]["text"])
-    data = [line.removeprefix("data: ") for line in answered.text.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(one)["choices"][0]["text"] for one in data)
+    return completion_text(answered.text.splitlines())

@@ -1,4 +1,4 @@
-"""What asks for nothing is taken, and what an answer holds is taken back in the history."""
+"""Fields without an effect are accepted, and the history accepts what an answer contains."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import openai
 import pytest
 from stack import NAME, Stack
 
-from gateway import body
-from gateway.body import validate
 from gateway.errors import ApiError
+from gateway.http import body
+from gateway.http.body import validate
 from gateway.schemas.chat import ChatRequest, Message
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import MessageRequest
@@ -49,7 +49,7 @@ NOTHING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", NOTHING)
-def test_what_asks_for_nothing_is_taken(model: type[Any], name: str) -> None:
+def test_fields_without_an_effect_are_accepted(model: type[Any], name: str) -> None:
     validate(model, MODELS[model] | NOTHING[name])
 
 
@@ -62,7 +62,7 @@ CHAT_NOTHING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CHAT_NOTHING)
-def test_chat_takes_what_asks_for_nothing(name: str) -> None:
+def test_chat_accepts_fields_without_an_effect(name: str) -> None:
     validate(ChatRequest, MODELS[ChatRequest] | CHAT_NOTHING[name])
 
 
@@ -80,15 +80,15 @@ def test_chat_takes_what_asks_for_nothing(name: str) -> None:
         ({"no_such_field": {}}, "no_such_field"),
     ],
 )
-def test_what_could_change_tokens_is_refused(model: type[Any], fields: dict[str, Any], param: str) -> None:
+def test_fields_that_could_change_tokens_are_refused(model: type[Any], fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         validate(model, MODELS[model] | fields)
     assert refused.value.param == param
 
 
 @pytest.mark.parametrize("name", ["stop", "no_such_field"])
-def test_a_null_field_that_messages_do_not_have_is_taken(name: str) -> None:
-    """`stop` is called `stop_sequences` there."""
+def test_unknown_null_fields_of_messages_are_accepted(name: str) -> None:
+    """`stop` is called `stop_sequences` in messages."""
     fields = {"messages": [USER], "max_tokens": 5, "stop_sequences": ["a"], name: None}
     assert validate(MessageRequest, fields).stop == ("a",)
 
@@ -110,7 +110,7 @@ def test_integral_floats_are_token_ids(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0**60, 1e300, True, "2", [2]])
-def test_other_values_are_no_integers(value: Any) -> None:
+def test_other_values_are_not_integers(value: Any) -> None:
     with pytest.raises(ApiError) as refused:
         validate(ChatRequest, {"messages": [USER], "n": value})
     assert refused.value.param == "n"
@@ -199,7 +199,7 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", HISTORY)
-def test_what_a_template_is_given_of_the_history(name: str) -> None:
+def test_the_history_that_a_template_receives(name: str) -> None:
     message, given = HISTORY[name]
     (made,) = validate(ChatRequest, {"messages": [message]}).messages
     assert isinstance(made, Message)
@@ -207,7 +207,7 @@ def test_what_a_template_is_given_of_the_history(name: str) -> None:
 
 
 def test_the_official_client_sends_its_answer_back(stack: Stack) -> None:
-    """`messages=[..., message.model_dump()]`, as its documents show it, and the message object itself."""
+    """`messages=[..., message.model_dump()]` as in its documentation, and the message object itself."""
     with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
         first = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "hello"}])
         message = first.choices[0].message
@@ -229,7 +229,7 @@ def lenient(redis_url: str, tiny_folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_unknown_fields_are_ignored_where_the_server_is_told_so(
+def test_unknown_fields_are_ignored_with_the_setting(
     lenient: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body, "_warned", set())

@@ -1,9 +1,8 @@
-"""No engine, a full pool, a pool that is away: an error with Retry-After, and all is well when it is back."""
+"""No engine, a full pool, an unavailable pool: an error with Retry-After, and recovery afterwards."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import post, show_an_engine, wait_until
+from sse_client import completion_text
 from stack import NAME, Server, Stack
 
 from services.overview import Overview
@@ -29,7 +29,7 @@ def check(response: httpx.Response, status: int, code: str) -> None:
 
 @pytest.fixture
 def lonely(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
-    """A gateway whose pool no engine has seen."""
+    """A gateway on a pool without an engine."""
     with Stack(redis_url, f"lonely-{time.monotonic_ns()}", tiny_folder, Settings(max_waiting=2), engine=False) as stack:
         yield stack
 
@@ -44,7 +44,7 @@ def test_no_engine_yet(lonely: Stack) -> None:
 
 
 @pytest.mark.parametrize(("gauges", "status"), [({"ready": 1}, 200), ({"ready": 0}, 503), ({}, 503)])
-def test_ready_is_what_a_living_seat_says(lonely: Stack, gauges: dict[str, float], status: int) -> None:
+def test_ready_is_the_state_of_a_living_seat(lonely: Stack, gauges: dict[str, float], status: int) -> None:
     lonely.call(show_an_engine(lonely, **gauges))
     wait_until(lambda: httpx.get(lonely.url + "/version").json().get("numerics") is not None)
     assert httpx.get(lonely.url + "/ready").status_code == status
@@ -76,8 +76,8 @@ def test_a_full_pool(lonely: Stack) -> None:
         second.close()
 
 
-def test_a_tenant_at_its_bound_is_told_which_and_others_are_served(redis_url: str, tiny_folder: Path) -> None:
-    """In the shape of either API, with the time to wait."""
+def test_a_tenant_at_its_bound_gets_an_error_that_names_it(redis_url: str, tiny_folder: Path) -> None:
+    """In the format of either API, with the time to wait."""
     settings = Settings(max_waiting=4, api_keys={"ka": "a", "kb": "b"})
     with Stack(redis_url, f"keyed-{time.monotonic_ns()}", tiny_folder, settings, engine=False) as stack:
         stack.call(show_an_engine(stack))
@@ -98,15 +98,15 @@ def test_a_tenant_at_its_bound_is_told_which_and_others_are_served(redis_url: st
         second.close()
 
 
-def test_what_can_never_fit_is_not_told_to_come_again(lonely: Stack) -> None:
+def test_a_request_that_can_never_fit_has_no_retry_after(lonely: Stack) -> None:
     lonely.call(show_an_engine(lonely))
     response = httpx.post(lonely.url + "/v1/completions", json=BODY | {"n": 3})
     assert response.status_code == 400
     assert "3 choices" in response.json()["error"]["message"]
 
 
-def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None:
-    """What was running is answered in full, each token once; new requests are refused meanwhile."""
+def test_an_outage_of_the_pool(tmp_path: Path, tiny_folder: Path) -> None:
+    """Running requests are answered completely, each token once; new requests are refused meanwhile."""
     with (
         Server(tmp_path) as server,
         Stack(server.url, "p", tiny_folder, Settings()) as stack,
@@ -122,14 +122,11 @@ def test_the_pool_goes_and_comes_back(tmp_path: Path, tiny_folder: Path) -> None
         check(http.get("/ready"), 503, "pool_unavailable")
         assert http.get("/health").status_code == 200
         server.call(server.server.start())
-        chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
-        assert chunks.pop() == "[DONE]"
-        text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
-        assert text == "SLOWabc " * 10
+        assert completion_text([*begun, *lines]) == "SLOWabc " * 10
         assert http.post("/v1/completions", json=BODY).status_code == 200
 
 
-def test_a_pool_whose_memory_is_full_goes_on_with_what_it_has(stack: Stack, http: httpx.Client) -> None:
+def test_a_pool_with_full_memory_continues_its_requests(stack: Stack, http: httpx.Client) -> None:
     def memory(most: str) -> None:
         stack.call(stack.pool._server.command("CONFIG", "SET", "maxmemory", most))
 
@@ -142,9 +139,7 @@ def test_a_pool_whose_memory_is_full_goes_on_with_what_it_has(stack: Stack, http
             check(http.post("/v1/completions", json=BODY), 503, "pool_unavailable")
             wait_until(lambda: http.get("/ready").status_code == 503)
             check(http.get("/ready"), 503, "pool_unavailable")
-            chunks = [line[6:] for line in [*begun, *lines] if line.startswith("data: ")]
-        assert chunks.pop() == "[DONE]"
-        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "SLOWabc " * 10
+            assert completion_text([*begun, *lines]) == "SLOWabc " * 10
     finally:
         memory("0")
     assert http.post("/v1/completions", json=BODY).status_code == 200
@@ -160,11 +155,11 @@ def test_a_gateway_starts_before_its_pool(tmp_path: Path, tiny_folder: Path) -> 
             wait_until(lambda: stack.call(stack.pool.overview()).gateways == 1)
 
 
-def test_a_fault_while_connecting_leaves_no_deaf_gateway(
+def test_an_error_while_connecting_is_tried_again(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connecting fails once with an error that is no outage. The gateway must try again: without its reader it would
-    take requests and never hear a token of them."""
+    """Connecting fails once with an error other than an outage. The gateway must try again: without its reader it would
+    submit requests and never receive their tokens."""
     connect, failures = RequestPool.connect, [RuntimeError("a fault")]
 
     async def fail_once(pool: RequestPool) -> None:
@@ -179,14 +174,14 @@ def test_a_fault_while_connecting_leaves_no_deaf_gateway(
         assert httpx.post(stack.url + "/v1/completions", json=BODY, timeout=20).status_code == 200
 
 
-def test_health_tells_of_a_gateway_whose_parts_have_ended(redis_url: str, tiny_folder: Path) -> None:
+def test_health_fails_when_parts_of_the_gateway_have_ended(redis_url: str, tiny_folder: Path) -> None:
     with Stack(redis_url, "ended-parts", tiny_folder, Settings(), engine=False) as stack:
         assert httpx.get(stack.url + "/health").status_code == 200
         stack.app.state.gateway._life.get_loop().call_soon_threadsafe(stack.app.state.gateway._life.cancel)
         wait_until(lambda: httpx.get(stack.url + "/health").status_code == 503)
 
 
-def test_many_who_ask_for_figures_share_a_read(lonely: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_metrics_requests_share_a_read(lonely: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     overview, reads = RequestPool.overview, 0
 
     async def counted(pool: RequestPool) -> Overview:
@@ -199,7 +194,7 @@ def test_many_who_ask_for_figures_share_a_read(lonely: Stack, monkeypatch: pytes
     heartbeat = lonely.app.state.gateway.heartbeat
 
     async def ask() -> None:
-        await asyncio.gather(*(heartbeat.latest() for _ in range(200)))
+        await asyncio.gather(*(heartbeat.latest_overview() for _ in range(200)))
 
     lonely.call(ask())
-    assert reads < 20  # one or two for them, and those of heartbeats meanwhile
+    assert reads < 20  # one or two reads for them, and those of heartbeats meanwhile

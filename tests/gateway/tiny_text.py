@@ -1,4 +1,4 @@
-"""A model's text side made on the spot: each byte is a token, some words are, and ChatML in small."""
+"""The tokenizer of a tiny model: each byte and some words are tokens, with a small chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MERGED = ["the", "Ġthe", "hello", "Ġworld"]
 
 
 def make_folder(folder: Path) -> Path:
-    """tokenizer.json, tokenizer_config.json and config.json of a model that has no weights."""
+    """Writes tokenizer.json, tokenizer_config.json and config.json of a model without weights."""
     vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = []
     for word in MERGED:

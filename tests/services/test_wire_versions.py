@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.answer.plan import AnswerKind, Plan
 from gateway.batches.record import BatchRecord, Counts, Final, Progress
-from gateway.plan import AnswerKind, Plan
 from services.errors import Unreadable
 from services.messages import Claim, End, EngineFigures, Logprobs, PromptLogprobs
 from services.pool import packing

@@ -18,9 +18,8 @@ from pathlib import Path
 import uvicorn
 
 from actors.replica import limits_of
-from gateway.app import create_app
+from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
-from gateway.process import settle
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
@@ -57,7 +56,7 @@ async def serve(redis_url: str, pool_name: str, model_folder: Path, files: Path)
     settings = Settings(files_dir=str(files))
     pool, info = RequestPool(redis_url, pool_name, limits_of(settings)), ModelInfo.load(model_folder)
     app = create_app(pool, ServedModel("bench", Tokenizer.load(model_folder), info, 1), settings)
-    settle()
+    prepare_process()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))
     meter = Meter()

@@ -1,0 +1,96 @@
+"""The objects of the Messages API: the message, its usage and its stop reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import orjson
+
+from gateway.answer.choice import Transcript, transcript_of
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError
+from gateway.model import ServedModel
+from gateway.pool_client.generation import Generation
+from services.messages import End, TokenEvent
+from services.requests import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHead:
+    """What is known of a message before its first token."""
+
+    id: str
+    model: str
+    plan: Plan
+
+    @classmethod
+    def of(cls, generation: Generation, model: ServedModel) -> Self:
+        return cls(generation.request, model.name, generation.plan)
+
+
+class MessageAnswer:
+    """The whole message; a `WholeAnswer`."""
+
+    def __init__(self, generation: Generation, model: ServedModel) -> None:
+        self._head = MessageHead.of(generation, model)
+        self._transcript = transcript_of(generation.plan, model)
+
+    @property
+    def ended(self) -> bool:
+        return self._transcript.end is not None
+
+    @property
+    def error(self) -> ApiError | None:
+        return self._transcript.error
+
+    def add(self, events: list[TokenEvent]) -> None:
+        self._transcript.add_all(events)
+
+    def body(self) -> bytes:
+        self._transcript.take()
+        return orjson.dumps(message(self._head, self._transcript))
+
+
+def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
+    """The message after its end; without a transcript as it begins, without content."""
+    end = transcript.end if transcript else None
+    return {
+        "id": head.id,
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": [text_block(transcript.text)] if transcript else [],
+        **stop(end),
+        "usage": usage(head, transcript) | {"service_tier": _tier(head.plan)},
+    }
+
+
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def stop(end: End | None) -> dict[str, str | None]:
+    """`stop_reason` and `stop_sequence`. A stop token id is not a stop sequence in Anthropic's API."""
+    if end is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    if isinstance(end.stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
+    return {"stop_reason": "max_tokens" if end.reason is FinishReason.LENGTH else "end_turn", "stop_sequence": None}
+
+
+def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, int]:
+    """`input_tokens`: the prompt tokens that were computed; `cache_read_input_tokens`: those from the prefix cache,
+    known after the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
+    end = transcript.end if transcript else None
+    cached = end.cached if end else 0
+    return {
+        "input_tokens": head.plan.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": transcript.completion_tokens if transcript else 0,
+    }
+
+
+def _tier(plan: Plan) -> str:
+    return "priority" if plan.service_tier == "priority" else "standard"

@@ -1,0 +1,97 @@
+"""Anthropic's routes for messages: create, and count the tokens of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.answer.plan import AnswerKind
+from gateway.answer.streaming import streaming_response, whole_response
+from gateway.anthropic.events import message_event_writer
+from gateway.anthropic.objects import MessageAnswer
+from gateway.errors import MESSAGES_PATH, OVERLOADED, Kind
+from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
+from gateway.http.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADERS, documented
+from gateway.http.headers import Caller, Position
+from gateway.model import chat_tokens
+from gateway.schemas.messages import (
+    Conversation,
+    CountTokensRequest,
+    MessageError,
+    MessageEvent,
+    MessageObject,
+    MessageRequest,
+    TokenCount,
+)
+from gateway.validation import ValidatedRequest
+from services.messages import EngineFigures
+
+router = APIRouter(prefix=MESSAGES_PATH)
+STATUSES = {503: OVERLOADED}
+
+
+@router.post(
+    "",
+    **documented(
+        takes=MessageRequest,
+        gives=MessageObject,
+        streams=MessageEvent,
+        parameters=GENERATION_HEADERS,
+        errors=(*GENERATION_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
+        error=MessageError,
+        statuses=STATUSES,
+    ),
+)
+async def create(request: Request) -> Response:
+    """Answers a conversation, as a whole or as a stream."""
+    gateway, received = gateway_of(request), asyncio.get_running_loop().time()
+    with gateway.rejections_counted():
+        fields = await parse(request, MessageRequest)
+        caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
+        validated = await _validate(gateway, fields, caller)
+        generation = await gateway.generations.open(validated, position, request.receive, received)
+    if not fields.stream:
+        return await whole_response(generation, MessageAnswer(generation, gateway.model))
+    with_ids = caller.resumable or position is not None
+    return await streaming_response(
+        generation, lambda: message_event_writer(generation, gateway.model, position, request, with_ids)
+    )
+
+
+@router.post(
+    "/count_tokens",
+    **documented(
+        takes=CountTokensRequest,
+        gives=TokenCount,
+        errors=(*BODY_ERRORS, Kind.INVALID_KEY, Kind.UNKNOWN_HOST),
+        error=MessageError,
+        statuses=STATUSES,
+    ),
+)
+async def count_tokens(request: Request) -> dict[str, int]:
+    """The number of prompt tokens that the same message would have."""
+    gateway = gateway_of(request)
+    fields = await parse(request, CountTokensRequest)
+    prompt = await gateway.executor.run(request.state.tenant, request.state.size, _prompt, gateway, fields)
+    return {"input_tokens": len(prompt)}
+
+
+async def _validate(gateway: Gateway, fields: MessageRequest, caller: Caller) -> ValidatedRequest:
+    """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+
+    def work(figures: EngineFigures) -> ValidatedRequest:
+        prompt = _prompt(gateway, fields)
+        return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
+
+    return await gateway.validator.validate(caller, caller.size, work)
+
+
+def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
+    """The token ids of the prompt. The answer continues a last message of the assistant. Raises ApiError."""
+    gateway.validator.check_model(fields.model)
+    turns = fields.turns
+    continues = turns[-1].role == "assistant"
+    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues)

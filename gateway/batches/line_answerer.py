@@ -1,0 +1,172 @@
+"""A line of a batch becomes the request that it would be over HTTP; its answer becomes an entry of the output files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import orjson
+
+from gateway.answer.plan import AnswerKind
+from gateway.answer.streaming import whole_response
+from gateway.batches.journal import entry_id
+from gateway.batches.record import BatchRecord
+from gateway.batches.segments import LineAnswer
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.gateway import Gateway
+from gateway.http.body import loads, validate
+from gateway.http.headers import Caller
+from gateway.http.json_size import most_values
+from gateway.openai.answer import Answer
+from gateway.pool_client.generation import Generation
+from gateway.responses.stored import stored_response
+from gateway.responses.validation import validate_response
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.generation import GenerationFields
+from gateway.schemas.responses import ResponseRequest
+from gateway.validation import ValidatedRequest, digest_of
+from services.errors import PoolUnavailable
+from services.requests import BATCH_CLASS
+
+F = TypeVar("F", bound=GenerationFields)
+
+# temporary errors: the line is tried again
+TEMPORARY = {
+    Kind.TOO_MANY_LONG,
+    Kind.TOO_MANY_FOLLOWERS,
+    Kind.POOL_FULL,
+    Kind.NO_ENGINE,
+    Kind.POOL_UNAVAILABLE,
+    Kind.STOPPING,
+}
+# the line's request was cancelled from outside or its tokens diverged: it is submitted again
+BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
+_KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {
+    "/v1/chat/completions": (AnswerKind.CHAT, ChatRequest),
+    "/v1/completions": (AnswerKind.COMPLETION, CompletionRequest),
+    "/v1/responses": (AnswerKind.RESPONSE, ResponseRequest),
+}
+PAUSE = 1.0  # seconds between tries
+RENEWALS = 3  # new submissions of a broken request before the error becomes the line's answer
+
+log = logging.getLogger(__name__)
+
+
+class LineAnswerer:
+    """Answers the lines of one batch. `on_request` is called with the number of a line and the id of its request."""
+
+    def __init__(self, gateway: Gateway, record: BatchRecord, on_request: Callable[[int, str], None]) -> None:
+        self._gateway = gateway
+        self._record = record
+        self._on_request = on_request
+        self._queue = f"{record.tenant}\0batches"  # apart from the queue of the tenant's own requests
+
+    async def answer(self, number: int, line: bytes) -> LineAnswer:
+        """The answer to line `number`. Waits for an engine, for the pool and for room in it.
+
+        The request's id and seed are functions of batch and line. So a line that is submitted again finds its first
+        request, or creates one with the same tokens.
+        """
+        value = await self._read(line)
+        broken = 0
+        while True:
+            try:
+                request, body = await self._request(number, len(line), value["body"])
+                return self._entry(number, value["custom_id"], 200, request, body)
+            except ApiError as error:
+                if error.kind in BROKEN and broken < RENEWALS:
+                    broken += 1
+                elif error.kind not in TEMPORARY:
+                    status, body = error.kind.status, orjson.dumps(error.body())
+                    return self._entry(number, value["custom_id"], status, entry_id(self._record.id, number), body)
+            except (PoolUnavailable, GatewayStops) as error:
+                log.debug("line %d of %s waits: %r", number, self._record.id, error)
+            except Exception:
+                log.exception("line %d of %s failed", number, self._record.id)
+                body = orjson.dumps(ApiError(Kind.INTERNAL, "Internal error; the server's log says more.").body())
+                return self._entry(number, value["custom_id"], 500, entry_id(self._record.id, number), body)
+            await asyncio.sleep(PAUSE)
+
+    async def report_request(self, number: int, line: bytes) -> None:
+        """Call `on_request` with the request that this line becomes or has become, if it is a valid request."""
+        value = await self._read(line)
+        caller = self._caller(number, len(line))
+        kind, schema = _KINDS[self._record.endpoint]
+        with contextlib.suppress(ApiError):
+            fields = await self._fields(schema, value["body"], caller)
+            self._on_request(number, kind.prefix + caller.request_name(digest_of(fields)))
+
+    async def _read(self, line: bytes) -> dict[str, Any]:
+        """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
+        executor, most = self._gateway.executor, most_values(self._gateway.model.info.max_model_len)
+        while True:
+            try:
+                return await executor.run(self._queue, len(line), loads, line, most)
+            except ApiError as error:
+                if error.kind is not Kind.TOO_MANY_LONG:
+                    raise
+            await asyncio.sleep(PAUSE)
+
+    async def _request(self, number: int, size: int, body: dict[str, Any]) -> tuple[str, bytes]:
+        """The id of the request and the JSON of its answer. `size`: bytes of the line. Raises ApiError,
+        PoolUnavailable."""
+        gateway, limit = self._gateway, self._gateway.settings.max_body_bytes
+        if size > limit:
+            raise ApiError(Kind.BODY_TOO_LARGE, f"The line is longer than the {limit} bytes this server takes.")
+        caller = self._caller(number, size)
+        validated = await self._validate(body, caller)
+        # a line waits while there are other requests; the batch's window is its only deadline
+        submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
+        validated, request = replace(validated, submission=submission), submission.request
+        self._on_request(number, request)
+        try:
+            generation = await gateway.generations.submit(validated, None, None, caller.work_queue)
+            return request, await self._whole(generation, caller)
+        except ApiError as error:
+            if error.kind in BROKEN:
+                await gateway.pool.delete(request)
+            if error.kind is Kind.REQUEST_NOT_FOUND:
+                raise PoolUnavailable(f"the pool lost {request} between two calls") from error
+            raise
+
+    def _caller(self, number: int, size: int) -> Caller:
+        # the request's id and seed are made of the key; no client can send it, because headers cannot contain NUL
+        key = f"\0{self._record.id}\0{number}"
+        return Caller(self._record.tenant, key, resumable=True, background=True, size=size, queue=self._queue)
+
+    async def _validate(self, body: dict[str, Any], caller: Caller) -> ValidatedRequest:
+        gateway, endpoint = self._gateway, self._record.endpoint
+        if endpoint == "/v1/chat/completions":
+            return await gateway.validator.chat(await self._fields(ChatRequest, body, caller), caller)
+        if endpoint == "/v1/completions":
+            return await gateway.validator.completion(await self._fields(CompletionRequest, body, caller), caller)
+        return await validate_response(gateway, await self._fields(ResponseRequest, body, caller), caller)
+
+    async def _fields(self, model: type[F], body: dict[str, Any], caller: Caller) -> F:
+        return await self._gateway.executor.run(caller.work_queue, caller.size, self._parsed, model, body)
+
+    def _parsed(self, model: type[F], body: dict[str, Any]) -> F:
+        fields = validate(model, body, ignore_unknown=self._gateway.settings.unknown_fields == "ignore")
+        if fields.stream:
+            raise ApiError(Kind.INVALID, "Invalid 'stream': a line of a batch is answered as a whole.", "stream")
+        return fields
+
+    async def _whole(self, generation: Generation, caller: Caller) -> bytes:
+        if self._record.endpoint == "/v1/responses":
+            stored = await stored_response(self._gateway, generation, caller.work_queue)
+            response = await whole_response(generation, stored)
+        else:
+            answer = Answer(generation.plan, self._gateway.model, generation.request)
+            response = await whole_response(generation, answer)
+        return bytes(response.body)
+
+    def _entry(self, number: int, custom_id: str, status: int, request: str, body: bytes) -> LineAnswer:
+        response = {"status_code": status, "request_id": request, "body": orjson.Fragment(body)}
+        id = entry_id(self._record.id, number)
+        entry = {"id": id, "custom_id": custom_id, "response": response, "error": None}
+        return LineAnswer(number, status == 200, orjson.dumps(entry))

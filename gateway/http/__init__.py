@@ -1,0 +1,1 @@
+"""What every HTTP request passes: identifiers, keys, origins, headers, the body; and how routes are described."""

@@ -1,0 +1,151 @@
+"""The HTTP body: read within a limit, parsed as strict JSON, and validated as a schema object."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+
+from gateway.errors import ApiError, ClientGone, Kind
+from gateway.executor import FairExecutor
+from gateway.gateway import gateway_of
+from gateway.http.json_size import MOST_VALUES, most_values, too_many
+from gateway.http.middleware import is_json
+from gateway.schemas.strict import MAX_DEPTH, too_deep, too_long
+
+M = TypeVar("M", bound=BaseModel)
+Path = tuple[str | int, ...]
+
+MAX_WARNINGS = 1000  # unknown names that are logged, each once, so that clients cannot fill the log
+
+log = logging.getLogger(__name__)
+_warned: set[str] = set()
+
+
+async def parse(request: Request, model: type[M]) -> M:
+    """The body of `request` as a `model`.
+
+    Raises ApiError for a content type other than JSON's, a body over the setting `max_body_bytes` (with or without a
+    content length), too many values, anything but a JSON object (also for NaN and invalid UTF-8), nesting over
+    `MAX_DEPTH` levels, and the first wrong field.
+    """
+    _check_json(request.headers)
+    gateway = gateway_of(request)
+    settings, tenant = gateway.settings, request.state.tenant
+    body = await _read(request, settings.max_body_bytes, gateway.executor)
+    request.state.size = len(body)
+
+    def parsed() -> M:
+        value = loads(body, most_values(gateway.model.info.max_model_len))
+        return validate(model, value, ignore_unknown=settings.unknown_fields == "ignore")
+
+    return await gateway.executor.run(tenant, len(body), parsed)
+
+
+def _check_json(headers: Headers) -> None:
+    """Raises ApiError for a Content-Type other than JSON's. A body without one is accepted, except from web pages."""
+    given = headers.get("content-type", "")
+    if given and not is_json(given):
+        text = f"The body's Content-Type is '{given[:100]}'; send it as application/json"
+        raise ApiError(Kind.NOT_JSON, f"{text} (curl: -H 'Content-Type: application/json').")
+
+
+async def _read(request: Request, max_bytes: int, executor: FairExecutor) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            if size + len(part) > max_bytes:
+                raise _too_large(max_bytes)
+            executor.reserve(request.state.tenant, len(part))
+            size += len(part)
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
+    finally:
+        executor.release(request.state.tenant, size)
+    return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(Kind.BODY_TOO_LARGE, f"The body is longer than the {max_bytes} bytes this server takes.")
+
+
+def loads(body: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
+    """The JSON object in `body`, with at most `values` values. Raises ApiError."""
+    if (reason := too_many(body, values)) is not None:
+        raise ApiError(Kind.BODY_TOO_LARGE, f"The body has {reason}.")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(Kind.INVALID, f"The body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(Kind.INVALID, "The body must be a JSON object.")
+    return value
+
+
+def validate(model: type[M], value: dict[str, Any], ignore_unknown: bool = False) -> M:
+    """`value` as a `model`. Raises ApiError about the first wrong field. `ignore_unknown`: unknown fields are removed
+    from `value` and logged instead."""
+    if too_deep(value):
+        raise ApiError(Kind.INVALID, f"The body is nested more than {MAX_DEPTH} levels deep.")
+    if (reason := too_long(value)) is not None:
+        raise ApiError(Kind.INVALID, reason)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    unknown = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
+    if not (ignore_unknown and unknown):
+        raise _explain(errors)
+    for path in unknown:
+        _remove(value, path)
+    _warn(unknown)
+    return validate(model, value)
+
+
+def _remove(value: Any, path: Path) -> None:
+    """Remove the field at `path`. Steps of the path that name a variant of a union do not exist in the value."""
+    *steps, name = path
+    for step in steps:
+        known = isinstance(value, list) if isinstance(step, int) else step in value
+        value = value[step] if known else value
+    value.pop(name, None)
+
+
+def _warn(unknown: list[Path]) -> None:
+    for name in {str(path[-1])[:64] for path in unknown} - _warned:
+        if len(_warned) < MAX_WARNINGS:
+            _warned.add(name)
+            log.warning("ignored the unknown parameter %r (unknown_fields=ignore); logged once for each name", name)
+
+
+def _explain(errors: list[Any]) -> ApiError:
+    unknown = [_path(e["loc"]) for e in errors if e["type"] == "extra_forbidden"]
+    if unknown:
+        return ApiError(Kind.UNSUPPORTED, f"Unknown parameter: {', '.join(unknown[:20])}.", unknown[0])
+    error = errors[0]
+    param = _path(error["loc"])
+    if error["type"] == "contradiction":
+        return ApiError(Kind.INVALID, f"{error['msg']}.", _path((*error["loc"], error["ctx"]["param"])))
+    if error["type"] == "missing":
+        return ApiError(Kind.INVALID, f"Missing required parameter: '{param}'.", param)
+    kind = Kind.UNSUPPORTED if error["type"] == "unsupported" else Kind.INVALID
+    text = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = error["input"]
+    got = f" (got {value!r})" if isinstance(value, int | float) or (isinstance(value, str) and len(value) < 50) else ""
+    return ApiError(kind, f"Invalid '{param}': {text}{got}.", param)
+
+
+def _path(loc: Path) -> str:
+    """The name of a field in OpenAI's notation: `messages[0].content`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}" if path else part[:64]
+    return path

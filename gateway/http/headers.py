@@ -1,0 +1,146 @@
+"""The headers of a request: its caller (`Caller`), and the position of its client in a stream (`Position`)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from math import nan
+from typing import Self
+
+from starlette.requests import Request
+
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError, Kind
+
+MAX_KEY_CHARS = 255
+MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86_400  # seconds
+_BOOLEANS = {"true": True, "false": False}
+_EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`resumable`: without followers the request continues for the pool's grace period; `background`: to its end.
+
+    `queue_timeout`: seconds within which an engine must begin the request; None: the setting. `size`: bytes of the
+    body. `queue`: the queue for work off the event loop; by default the tenant's.
+    """
+
+    tenant: str = "default"
+    idempotency_key: str | None = None
+    resumable: bool = False
+    background: bool = False
+    queue_timeout: float | None = None
+    size: int = 0
+    queue: str = ""
+
+    @classmethod
+    def of(cls, request: Request) -> Caller:
+        """Raises ApiError naming the header that is wrong."""
+        key = request.headers.get("idempotency-key")
+        if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
+            text = f"'Idempotency-Key' has {len(key)} characters, 1 to {MAX_KEY_CHARS} are accepted."
+            raise ApiError(Kind.INVALID, text)
+        resumable = request.headers.get("orca-resumable", "false")
+        if resumable.lower() not in _BOOLEANS:
+            raise ApiError(Kind.INVALID, f"'Orca-Resumable' must be true or false, got '{resumable[:50]}'.")
+        return cls(
+            request.state.tenant,
+            key,
+            resumable=key is not None or _BOOLEANS[resumable.lower()],
+            queue_timeout=_seconds(request, "X-Queue-Timeout"),
+            size=getattr(request.state, "size", 0),
+        )
+
+    def request_name(self, digest: str) -> str:
+        """32 hexadecimal digits for the id of a request with this digest. With an idempotency key they are a function
+        of both, so a request that the pool lost gets the same id when it is posted again."""
+        return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
+
+    @property
+    def work_queue(self) -> str:
+        """The queue for work off the event loop."""
+        return self.queue or self.tenant
+
+    def seed(self) -> int:
+        """A seed of 64 bits for a request without one. With an idempotency key it is a function of the key."""
+        return secrets.randbits(64) if self.idempotency_key is None else int(self._hash("seed")[:16], 16)
+
+    def _hash(self, of: str) -> str:
+        return hashlib.sha256(f"{self.tenant}\0{self.idempotency_key}\0{of}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The `id` of the last event that a client has received (see `openai.events`).
+
+    `counts`: for each choice that has been opened, the number of its events that the client has received.
+    """
+
+    request: str
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> Self | None:
+        """The value of `Last-Event-ID`; None without the header. Raises ApiError."""
+        id = request.headers.get("last-event-id")
+        return cls.parse(id) if id else None
+
+    @classmethod
+    def of_post(cls, request: Request, stream: bool) -> Self | None:
+        """The same for a POST. Raises ApiError also if the header is present and no stream is requested."""
+        position = cls.of(request)
+        if position is not None and not stream:
+            raise ApiError(Kind.INVALID, "'Last-Event-ID' is for streams: set 'stream' to true.", "Last-Event-ID")
+        return position
+
+    @classmethod
+    def parse(cls, id: str) -> Self:
+        """Raises ApiError if `id` is not the id of an event."""
+        match = _EVENT_ID.fullmatch(id)
+        if match is None:
+            raise _wrong(id, "is not the id of an event of this server: <request>:<i0>.<i1>...")
+        return cls(match[1], tuple(map(int, match[2].split("."))))
+
+    def check(self, plan: Plan) -> None:
+        """Raises ApiError if no event of a stream with this plan can have such an id.
+
+        A position after the tokens that exist so far is accepted, up to the maximum number of tokens: the pool's server
+        may have lost tokens that the client has, and these will be generated again.
+        """
+        counts = self.counts
+        opening = plan.chat or plan.return_token_ids
+        if len(counts) != plan.choices and not (opening and len(counts) < plan.choices and not any(counts)):
+            raise self.wrong(f"counts {len(counts)} choices, the request has {plan.choices}")
+        for index, count in enumerate(counts):
+            most = plan.max_new_tokens + 1 + (index == plan.choices - 1)
+            if count > most:
+                raise self.wrong(f"counts {count} events of choice {index}, there can be {most} at most")
+
+    def wrong(self, text: str) -> ApiError:
+        """The error of this position; `text` says what is wrong."""
+        return _wrong(str(self), text)
+
+    def __str__(self) -> str:
+        return f"{self.request}:{'.'.join(map(str, self.counts))}"
+
+
+def _wrong(id: str, text: str) -> ApiError:
+    return ApiError(Kind.INVALID, f"'Last-Event-ID' {id[:200]} {text}.", "Last-Event-ID")
+
+
+def _seconds(request: Request, name: str) -> float | None:
+    """The value of the header; None without it. Raises ApiError."""
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = nan
+    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
+        wanted = f"a number of seconds from {MIN_TIMEOUT} to {MAX_TIMEOUT}"
+        raise ApiError(Kind.INVALID, f"'{name}' must be {wanted}, got '{text[:50]}'.")
+    return seconds

@@ -1,0 +1,54 @@
+"""Pages of a list in OpenAI's format: the query parameters `limit`, `order` and `after`, and the list object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from gateway.errors import ApiError, Kind
+from gateway.http.documented import query
+
+ORDERS = ("asc", "desc")
+ORDER = query("order", {"type": "string", "enum": list(ORDERS), "default": "desc"}, "desc: the newest first.")
+AFTER = query("after", {"type": "string"}, "The id of the object before the first one.")
+
+
+def limit_parameter(default: int, most: int) -> dict[str, Any]:
+    """The parameter `limit` for the document."""
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return query("limit", schema, "The maximum number of objects.")
+
+
+def limit_of(request: Request, default: int, most: int) -> int:
+    """The query's `limit`, 1 to `most`. Raises ApiError."""
+    limit = request.query_params.get("limit", str(default))
+    number = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 0
+    if not 1 <= number <= most:
+        text = f"Invalid 'limit': must be an integer from 1 to {most} (got '{limit[:50]}')."
+        raise ApiError(Kind.INVALID, text, "limit")
+    return number
+
+
+def newest_first(request: Request) -> bool:
+    """Whether the query's `order` is `desc`, the default. Raises ApiError."""
+    order = request.query_params.get("order", "desc")
+    if order not in ORDERS:
+        raise ApiError(Kind.INVALID, f"Invalid 'order': must be asc or desc (got '{order[:50]}').", "order")
+    return order == "desc"
+
+
+def start_of(request: Request, ids: Sequence[str], newest_first: bool) -> int:
+    """The number of `ids`, which sort by creation, before the page: those up to the id in the query's `after`, which
+    may have been deleted."""
+    after = request.query_params.get("after")
+    if after is None:
+        return 0
+    return sum(id >= after for id in ids) if newest_first else sum(id <= after for id in ids)
+
+
+def page(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """OpenAI's list object. Without objects, its ids are "", because OpenAI's document requires strings."""
+    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else ("", "")
+    return {"object": "list", "data": objects, "first_id": first, "last_id": last, "has_more": has_more}

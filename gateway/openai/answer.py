@@ -1,0 +1,138 @@
+"""The answer to a completion or chat completion: its choices and their JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.answer.choice import Choice, Delta, choices_of, tables_of
+from gateway.answer.logprobs import CompletionLogprobs, Echo, chat_logprobs, prompt_logprobs
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError, Kind
+from gateway.model import ServedModel
+from services.messages import TokenEvent
+
+
+class Answer:
+    """A function of what the pool keeps: the plan of a request, its id and the events of its sequences.
+
+    `sent`: the number of events of each choice that the client has received; empty means none.
+    `error` is set when a choice fails; no event is taken after that.
+    """
+
+    def __init__(self, plan: Plan, model: ServedModel, request: str, sent: tuple[int, ...] = ()) -> None:
+        self.plan = plan
+        self.request = request
+        self.model = model
+        self.choices = choices_of(plan, model, sent)
+        self.error: ApiError | None = None
+        self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
+        echoes = [Echo(model.tokenizer, plan.prompts[i], given) for i, given in enumerate(plan.texts)]
+        self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
+        offsets = [len(echo.text) for echo in self._echoes] or [0] * plan.choices
+        tables = tables_of(plan, model)
+        self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended with an answer."""
+        return all(choice.ended for choice in self.choices)
+
+    def add(self, events: list[TokenEvent]) -> list[Choice]:
+        """Take events up to the first one that fails a choice. Returns the choices that may have a delta."""
+        touched: dict[int, Choice] = {}
+        for event in events:
+            if self.error is not None:
+                break
+            choice = self._by_id[event.id]
+            choice.add(event)
+            self.error = choice.error or self._position_error(choice)
+            if event.index >= choice.sent:
+                touched[choice.index] = choice
+            elif event.token is not None:
+                self._completion_logprobs[choice.index].skip(event.token)
+        return list(touched.values())
+
+    def _position_error(self, choice: Choice) -> ApiError | None:
+        """The error of a choice that ended before the position that the client gave."""
+        usage = choice is self.choices[-1]  # it counts as one more event of this choice
+        if not choice.ended or choice.sent <= choice.added + usage:
+            return None
+        text = f"'Last-Event-ID' counts {choice.sent} events of choice {choice.index}, there are {choice.added}."
+        return ApiError(Kind.INVALID, text, "Last-Event-ID")
+
+    def usage(self) -> dict[str, Any]:
+        """Each prompt counts once. Its cached tokens are those of its first choice, as if `n` were 1: the other choices
+        find what the first one computed."""
+        prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in self.choices[:: self.plan.n])},
+        }
+
+    def usage_so_far(self, choice: Choice) -> dict[str, int]:
+        """The usage up to the last delta of one choice, as vLLM counts it for `continuous_usage_stats`."""
+        prompt, completion = self.plan.prompt_tokens, min(choice.sent, choice.completion_tokens)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """The log probabilities of a delta in the format of its API; None unless requested."""
+        if not self.plan.with_logprobs:
+            return None
+        if self.plan.chat:
+            return chat_logprobs(self.model.tokenizer, delta.tokens, delta.logprobs)
+        made = self._completion_logprobs[choice.index].of(delta.tokens, delta.logprobs)
+        if delta.first and self._echoes:
+            assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
+            before = self._echoes[choice.index].logprobs(choice.prompt_logprobs, self.plan.logprobs)
+            made = {name: before[name] + values for name, values in made.items()}
+        return made
+
+    def text(self, choice: Choice, delta: Delta) -> str:
+        """The text of a delta, after the prompt if the prompt is echoed and the delta is the first one."""
+        return self._echoes[choice.index].text + delta.text if delta.first and self._echoes else delta.text
+
+    def body(self) -> bytes:
+        """The whole answer as JSON, once `ended`."""
+        chat, with_ids = self.plan.chat, self.plan.return_token_ids
+        body: dict[str, Any] = {
+            "id": self.request,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": self.plan.created,
+            "model": self.model.name,
+            "choices": [self._choice(choice) for choice in self.choices],
+            "usage": self.usage(),
+        }
+        if self.plan.service_tier is not None:
+            body["service_tier"] = self.plan.service_tier
+        if chat and with_ids:
+            body["prompt_token_ids"] = self.plan.prompt_of(0)
+        if chat and self.plan.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs(self.choices[0], self.plan.prompt_logprobs)
+        return orjson.dumps(body)
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        delta = choice.take()
+        assert delta is not None, f"choice {choice.index} has not ended"
+        made: dict[str, Any] = {"index": choice.index}
+        if self.plan.chat:
+            made["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+        else:
+            made["text"] = self.text(choice, delta)
+        made["logprobs"] = self.logprobs(choice, delta)
+        made["finish_reason"] = delta.finish_reason
+        if self.plan.return_token_ids:
+            made["token_ids"] = delta.tokens
+            if not self.plan.chat:
+                made["prompt_token_ids"] = self.plan.prompt_of(choice.index)
+        if self.plan.prompt_logprobs is not None and not self.plan.chat:
+            made["prompt_logprobs"] = self._prompt_logprobs(choice, self.plan.prompt_logprobs)
+        return made
+
+    def _prompt_logprobs(self, choice: Choice, count: int) -> list[dict[str, Any] | None]:
+        assert choice.prompt_logprobs is not None, f"choice {choice.index} has a prompt without log probabilities"
+        prompt = self.plan.prompt_of(choice.index)
+        return prompt_logprobs(self.model.tokenizer, prompt, choice.prompt_logprobs, count)

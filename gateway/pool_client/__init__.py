@@ -1,0 +1,1 @@
+"""The gateway as a client of the request pool: it submits requests, follows their events and recovers what is lost."""

@@ -1,0 +1,103 @@
+"""Each second: report to the pool that this gateway lives and what it counted, and read the overview."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from services.errors import PoolUnavailable
+from services.messages import EngineFigures
+from services.metrics import Counters
+from services.overview import Overview
+from services.pool.pool import RequestPool
+
+PERIOD = 1.0  # seconds
+PERIOD_UNREADY = 0.2  # while no engine is ready: requests may be waiting for one
+STALE = 5.0  # seconds without a heartbeat after which the last overview is not returned any more
+SPACING = 0.05  # minimum seconds between reads of the overview for callers of `latest_overview`
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """`on_missed` is awaited when this gateway may have missed events. It may raise PoolUnavailable."""
+
+    def __init__(
+        self, pool: RequestPool, gateway: str, counters: Counters, on_missed: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._pool = pool
+        self._gateway = gateway
+        self._counters = counters
+        self._on_missed = on_missed
+        self._call = 0
+        self._unsent: dict[str, float] | None = None  # counts of a call without a reply; it is repeated unchanged
+        self._missed = False
+        self._overview: Overview | None = None
+        self._read_at = 0.0  # when it was read, in seconds of the loop's clock
+        self._error: PoolUnavailable | None = None  # why the last heartbeat failed
+        self._reading = asyncio.Lock()
+        self._began_at = -SPACING  # when the last read of `latest_overview` began
+        self._latest: Overview | PoolUnavailable | None = None  # its result
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled, also through outages of the pool."""
+        while True:
+            try:
+                await self.beat()
+                self._error = None
+            except PoolUnavailable as error:
+                self._error = error
+                log.debug("no heartbeat: %s", error)
+            period = PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY
+            due = asyncio.get_running_loop().time() + period
+            await asyncio.sleep(period)
+            late = asyncio.get_running_loop().time() - due
+            self._counters.observe("orca:gateway_loop_lag_seconds", max(0.0, late))
+
+    async def beat(self) -> None:
+        """One heartbeat. Raises PoolUnavailable."""
+        if self._unsent is None:
+            self._call += 1
+            self._unsent = self._counters.take()
+        self._missed |= not await self._pool.heartbeat(self._gateway, self._call, self._unsent)
+        self._unsent = None
+        if self._missed:
+            await self._on_missed()
+            self._missed = False
+        self._overview, self._read_at = await self._pool.overview(), asyncio.get_running_loop().time()
+
+    def last_overview(self) -> Overview:
+        """The overview that the last heartbeat read, at no cost to the pool.
+
+        Raises PoolUnavailable if the pool does not accept heartbeats: it would not accept requests either.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._overview is None or asyncio.get_running_loop().time() - self._read_at > STALE:
+            raise PoolUnavailable("no heartbeat reached the pool yet")
+        return self._overview
+
+    async def latest_overview(self) -> Overview:
+        """The overview as of now. Concurrent callers share a read and reads are `SPACING` seconds apart, so that
+        frequent calls do not load the pool's server. Raises PoolUnavailable."""
+        now = asyncio.get_running_loop().time
+        came = now()
+        async with self._reading:
+            if self._began_at < came:  # no read has begun since
+                await asyncio.sleep(max(0.0, self._began_at + SPACING - now()))
+                self._began_at = now()
+                try:
+                    self._latest = await self._pool.overview()
+                except PoolUnavailable as error:
+                    self._latest = error
+        if isinstance(self._latest, PoolUnavailable):
+            raise self._latest
+        assert self._latest is not None
+        return self._latest
+
+    async def figures(self) -> EngineFigures | None:
+        """The last known figures of the largest engine; None if there never was an engine. Raises PoolUnavailable."""
+        if self._overview is None or self._overview.figures is None:
+            self._overview = await self._pool.overview()
+        return self._overview.figures

@@ -1,0 +1,61 @@
+"""The latency of a request as its client sees it: time to first token and between tokens, in histograms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.messages import NewSequence, TokenEvent
+from services.metrics import Counters
+
+
+@dataclass(slots=True)
+class _Times:
+    prompt_tokens: int
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+
+
+class RequestLatency:
+    """Observes the sequences of a request; all times in seconds of one clock."""
+
+    def __init__(self, counters: Counters, received: float, sequences: list[NewSequence]) -> None:
+        self._counters = counters
+        self._received = received
+        self._times = [_Times(len(s.prompt)) for s in sequences]
+
+    def observe(self, events: list[TokenEvent], now: float) -> None:
+        """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
+        fresh: dict[int, int] = {}
+        for event in events:
+            if event.token is not None:
+                choice = _choice(event)
+                fresh[choice] = fresh.get(choice, 0) + 1
+        for choice, tokens in fresh.items():
+            self._tokens(self._times[choice], tokens, now)
+        for event in events:
+            if event.end is not None:
+                self._ended(self._times[_choice(event)], now)
+
+    def _tokens(self, times: _Times, tokens: int, now: float) -> None:
+        if times.tokens == 0:
+            times.first = times.last = now
+            self._counters.observe("vllm:time_to_first_token_seconds", now - self._received)
+            times.tokens, tokens = 1, tokens - 1
+        if tokens:
+            self._counters.observe("vllm:inter_token_latency_seconds", (now - times.last) / tokens, tokens)
+            times.tokens += tokens
+            times.last = now
+
+    def _ended(self, times: _Times, now: float) -> None:
+        observe = self._counters.observe
+        observe("vllm:e2e_request_latency_seconds", now - self._received)
+        observe("vllm:request_prompt_tokens", times.prompt_tokens)
+        observe("vllm:request_generation_tokens", times.tokens)
+        if times.tokens > 1:
+            mean = (times.last - times.first) / (times.tokens - 1)
+            observe("vllm:request_time_per_output_token_seconds", mean)
+
+
+def _choice(event: TokenEvent) -> int:
+    return int(event.id.rpartition("/")[2])

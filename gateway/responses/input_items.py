@@ -1,0 +1,84 @@
+"""The input items of a response: `GET /v1/responses/{id}/input_items`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from starlette.requests import Request
+
+from gateway.errors import ApiError, Kind
+from gateway.http.pages import limit_of, newest_first, page
+from gateway.responses.objects import ResponseHead
+from gateway.responses.stored import StoredResponse
+from gateway.schemas.chat import Message
+from gateway.schemas.responses import INCLUDABLE
+
+MAX_LIMIT = 100
+DEFAULT_LIMIT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """The part of the list that is requested. `after`: the id of the item before the first one."""
+
+    limit: int
+    newest_first: bool
+    after: str | None
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Raises ApiError naming the parameter that is wrong."""
+        query = request.query_params
+        limit, newest = limit_of(request, DEFAULT_LIMIT, MAX_LIMIT), newest_first(request)
+        for name in [*query.getlist("include"), *query.getlist("include[]")]:
+            if name not in INCLUDABLE:
+                text = f"Invalid 'include': '{name[:50]}' is not one of {', '.join(sorted(INCLUDABLE))}."
+                raise ApiError(Kind.INVALID, text, "include")
+        return cls(limit, newest, query.get("after"))
+
+
+def page_of_items(stored: StoredResponse, query: PageQuery) -> dict[str, Any]:
+    """OpenAI's list of the items that the response was made from, including earlier turns, without instructions.
+
+    Raises ApiError if `query.after` names none of them.
+    """
+    ids = item_ids(stored.head, stored.extra.ids)
+    items = [_item(id, message) for id, message in zip(ids, stored.extra.conversation, strict=True)]
+    if query.newest_first:
+        items.reverse()
+    if query.after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == query.after), None)
+        if place is None:
+            text = f"Invalid 'after': '{query.after[:100]}' is not an input item of response '{stored.head.id}'."
+            raise ApiError(Kind.INVALID, text, "after")
+        items = items[place + 1 :]
+    return page(items[: query.limit], len(items) > query.limit)
+
+
+def item_ids(head: ResponseHead, given: Sequence[str | None]) -> list[str]:
+    """The ids of the input items, the same at every gateway: those `given`, else made of the response's id and the
+    item's index. A duplicate id is replaced, because a page begins after an id."""
+    ids: dict[str, None] = {}
+    for index, id in enumerate(given):
+        ids[f"{head.item_id}_{index}" if id is None or id in ids else id] = None
+    return list(ids)
+
+
+def _item(id: str, message: Message) -> dict[str, Any]:
+    if message.tool_calls:
+        (call,) = message.tool_calls
+        fields = {"call_id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+        return {"id": id, "type": "function_call", "status": "completed", **fields}
+    if message.role == "tool":
+        fields = {"call_id": message.tool_call_id, "output": message.text}
+        return {"id": id, "type": "function_call_output", "status": "completed", **fields}
+    if message.reasoning_content is not None:
+        content = [{"type": "reasoning_text", "text": message.reasoning_content}]
+        return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": content}
+    if message.role == "assistant":
+        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+    else:
+        part = {"type": "input_text", "text": message.text}
+    return {"id": id, "type": "message", "role": message.role, "status": "completed", "content": [part]}

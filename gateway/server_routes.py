@@ -1,0 +1,144 @@
+"""Routes about the server: health, load, metrics, version, tokenizer; most of them are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from gateway.errors import ApiError, Kind
+from gateway.gateway import Gateway, gateway_of
+from gateway.http.body import parse
+from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
+from gateway.model import ServedModel, chat_tokens, text_tokens
+from gateway.schemas.answers import Load, Version
+from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
+from services.telemetry import render
+from services.version import program_version
+
+HEALTH = documented(empty={503: "a part of this gateway has ended"})
+
+router = APIRouter()
+
+
+@router.get("/health", **HEALTH)
+@router.get("/v1/health", **HEALTH)
+@router.get("/ping", **HEALTH)
+@router.post("/ping", **HEALTH)
+async def health(request: Request) -> Response:
+    """200 while this gateway reads the pool's events, or tries to; 503 if a part of it has ended."""
+    return Response(status_code=200 if gateway_of(request).alive else 503)
+
+
+@router.get("/load", **documented(gives=Load))
+async def load(request: Request) -> dict[str, object]:
+    """The number of requests that this gateway is answering, including queued ones, in vLLM's format. `/metrics` has
+    the number of the whole pool."""
+    return {"server_load": gateway_of(request).reader.requests}
+
+
+@router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
+async def ready(request: Request) -> Response:
+    """200 while the pool accepts requests and an engine is ready for them, even if busy; as of the last second."""
+    overview = gateway_of(request).overview()
+    if overview.full:
+        raise ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
+    if not overview.ready:
+        raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
+    return Response()
+
+
+@router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
+async def metrics(request: Request) -> Response:
+    """The metrics of the whole pool, the same at every gateway."""
+    gateway = gateway_of(request)
+    page = render(await gateway.heartbeat.latest_overview(), gateway.model.name)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version", **documented(gives=Version, errors=POOL_ERRORS))
+async def version(request: Request) -> dict[str, object]:
+    """The version of the server. `numerics` names what the tokens depend on besides the request."""
+    gateway = gateway_of(request)
+    figures = gateway.overview().figures
+    return {
+        "version": program_version(),
+        "model": gateway.model.info.name,
+        "revision": gateway.model.info.revision,
+        "numerics": figures and figures.numerics,
+    }
+
+
+@router.post("/tokenize", **documented(takes=TokenizeRequest, gives=Tokens, errors=(*BODY_ERRORS, Kind.CONTEXT_LENGTH)))
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of the prompt made of messages. Exceeding the context length is an error."""
+    gateway = gateway_of(request)
+    fields = await parse(request, TokenizeRequest)
+    gateway.validator.check_model(fields.model)
+    return await _off_loop(request, partial(_tokens, gateway, fields))
+
+
+@router.post("/detokenize", **documented(takes=DetokenizeRequest, gives=Detokenized, errors=BODY_ERRORS))
+async def detokenize(request: Request) -> Response:
+    """The text of tokens, with special tokens spelled out."""
+    gateway = gateway_of(request)
+    fields = await parse(request, DetokenizeRequest)
+    gateway.validator.check_model(fields.model)
+    return await _off_loop(request, partial(_text, gateway, fields))
+
+
+def _token_text(model: ServedModel, token: int) -> str:
+    return model.tokenizer.literal_bytes(token).decode(errors="replace")
+
+
+async def _off_loop(request: Request, work: Callable[[], dict[str, object]]) -> Response:
+    """The JSON of the result of `work`, which may be long."""
+    body = await gateway_of(request).executor.run(
+        request.state.tenant, request.state.size, lambda: orjson.dumps(work())
+    )
+    return Response(body, media_type="application/json")
+
+
+def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
+    model = gateway.model
+    if fields.messages is not None:
+        tokens = chat_tokens(
+            model,
+            fields.messages,
+            fields.add_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
+    else:
+        (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")
+    return {
+        "count": len(tokens),
+        "max_model_len": model.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": [_token_text(model, token) for token in tokens] if fields.return_token_strs else None,
+    }
+
+
+def _text(gateway: Gateway, fields: DetokenizeRequest) -> dict[str, object]:
+    gateway.validator.check_ids(fields.tokens, "tokens")
+    return {"prompt": gateway.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+@router.get("/tokenizer_info", **documented(gives=TokenizerInfo))
+async def tokenizer_info(request: Request) -> dict[str, object]:
+    """The contents of the model's tokenizer_config.json without paths, in vLLM's format."""
+    model = gateway_of(request).model
+    tokenizer, config = model.tokenizer, model.tokenizer.config
+    special = [_token_text(model, token) for token in sorted(tokenizer.special_ids)]
+    return {
+        "tokenizer_class": config.tokenizer_class,
+        **config.named_tokens,
+        "additional_special_tokens": [token for token in special if token not in config.named_tokens.values()],
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": model.info.max_model_len,
+        "chat_template": config.chat_template,
+    }

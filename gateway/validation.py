@@ -1,0 +1,292 @@
+"""Validation: a request that can run becomes a `ValidatedRequest`, any other an error. It is checked only here."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.answer.plan import AnswerKind, Plan
+from gateway.errors import ApiError, Kind
+from gateway.executor import FairExecutor
+from gateway.feasibility import check_choice, check_logprobs
+from gateway.http.headers import Caller
+from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.generation import GenerationFields
+from services.config import Settings
+from services.messages import EngineFigures, NewSequence, Submission
+from services.requests import SamplingParams
+from services.settings.settings import Settings
+
+MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
+STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRequest:
+    """A request that can run, and whether its client wants a stream. `submission.body` is the packed plan."""
+
+    submission: Submission
+    plan: Plan
+    stream: bool
+
+
+class Validator:
+    """Checks what a schema cannot: the model's name, its vocabulary and context length, an engine's KV slots.
+
+    Validation of long requests takes long: `validate` runs it in the executor, off the event loop. `figures` returns
+    those of the largest engine; it raises ApiError or PoolUnavailable.
+    """
+
+    def __init__(
+        self,
+        gateway: str,
+        model: ServedModel,
+        settings: Settings,
+        executor: FairExecutor,
+        figures: Callable[[], Awaitable[EngineFigures]],
+    ) -> None:
+        self._gateway = gateway
+        self._model = model
+        self._settings = settings
+        self._executor = executor
+        self._figures = figures
+
+    async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
+        """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+        size = caller.size + SEQUENCE_SIZE * fields.choices * len(fields.prompt)
+        return await self.validate(caller, size, lambda figures: self._completion(fields, figures, caller))
+
+    async def chat(self, fields: ChatRequest, caller: Caller) -> ValidatedRequest:
+        """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
+        size = caller.size + SEQUENCE_SIZE * fields.choices
+        return await self.validate(caller, size, lambda figures: self._chat(fields, figures, caller))
+
+    async def validate(
+        self, caller: Caller, size: int, work: Callable[[EngineFigures], ValidatedRequest]
+    ) -> ValidatedRequest:
+        """The result of `work`, which handles about `size` bytes, from the executor."""
+        figures = await self._figures()
+        return await self._executor.run(caller.work_queue, size, work, figures)
+
+    def _completion(self, fields: CompletionRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
+        self.check_model(fields.model)
+        self._check_count(len(fields.prompt) * fields.choices)
+        texts = [p for p in fields.prompt if isinstance(p, str)]
+        special = fields.add_special_tokens is not False
+        whole = fields.truncate_prompt_tokens is None
+        encoded = iter(text_tokens(self._model, texts, special, "prompt", whole))
+        prompts = [next(encoded) if isinstance(p, str) else p for p in fields.prompt]
+        for prompt in prompts:
+            self.check_ids(prompt, "prompt")
+        # a truncated prompt is echoed as its decoded tokens, not as the client's text
+        given = [p if isinstance(p, str) and whole else "" for p in fields.prompt]
+        return self.request(AnswerKind.COMPLETION, fields, prompts, "prompt", figures, caller, texts=given)
+
+    def _chat(self, fields: ChatRequest, figures: EngineFigures, caller: Caller) -> ValidatedRequest:
+        self.check_model(fields.model)
+        prompt = chat_tokens(
+            self._model,
+            fields.messages,
+            fields.add_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
+        return self.request(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
+
+    def request(
+        self,
+        kind: AnswerKind,
+        fields: GenerationFields,
+        prompts: list[list[int]],
+        param: str,
+        figures: EngineFigures,
+        caller: Caller,
+        extra: bytes = b"",
+        texts: Sequence[str] = (),
+    ) -> ValidatedRequest:
+        """The request that `fields` make with `prompts` (token ids within the vocabulary). `param`: the field that
+        errors about the prompts name. `extra`: data for the plan. `texts`: the prompts as written, for `echo`.
+
+        Raises ApiError naming the field, its value and the limit."""
+        self.check_ids(list(fields.logit_bias), "logit_bias")
+        self.check_ids(fields.stop_token_ids or [], "stop_token_ids")
+        self.check_ids(fields.allowed_token_ids or [], "allowed_token_ids")
+        bad_words = bad_word_ids(self._model.tokenizer, fields.bad_words)
+        self.check_ids([id for word in bad_words for id in word], "bad_words")
+        prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
+        digest = digest_of(fields)
+        self._check_class(fields, caller.tenant)
+        request = kind.prefix + caller.request_name(digest)
+        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
+        check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
+        check_logprobs(kind, fields, prompts, sequences)
+        tier = _service_tier(kind, fields, self._settings.order)
+        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
+        submission = Submission(
+            request=request,
+            gateway=self._gateway,
+            sequences=sequences,
+            tenant=caller.tenant,
+            idempotency_key=caller.idempotency_key,
+            body=plan.pack(),
+            resumable=caller.resumable,
+            background=caller.background,
+            priority=fields.request_class,
+            ttft=fields.ttft_target or 0.0,
+            queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
+        )
+        return ValidatedRequest(submission, plan, bool(fields.stream))
+
+    def truncated(
+        self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures
+    ) -> list[int]:
+        """The tokens of `prompt` that `truncate_prompt_tokens` keeps."""
+        return truncated(prompt, fields, self._max_prompt_tokens(kind, fields, figures))
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model.name:
+            text = f"The model '{name[:100]}' does not exist; this server serves '{self._model.name}'."
+            raise ApiError(Kind.MODEL_NOT_FOUND, text, "model")
+
+    def _check_class(self, fields: GenerationFields, tenant: str) -> None:
+        earliest = self._settings.earliest_class_of(tenant)
+        if fields.request_class < earliest:
+            param = "service_tier" if fields.priority is None else "priority"
+            text = f"Invalid '{param}': it asks for class {fields.request_class}, yours is {earliest} at the earliest."
+            raise ApiError(Kind.INVALID, text, param)
+
+    def _sequences(
+        self,
+        kind: AnswerKind,
+        fields: GenerationFields,
+        request: str,
+        prompts: list[list[int]],
+        param: str,
+        figures: EngineFigures,
+        seed: int,
+        bad_words: Words,
+    ) -> list[NewSequence]:
+        """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
+        sequences: list[NewSequence] = []
+        for prompt in prompts:
+            if not prompt:
+                raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
+            limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
+            sampling = fields.sampling(limit, seed, bad_words)
+            if sampling.min_tokens > sampling.max_new_tokens:
+                text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
+                raise ApiError(Kind.INVALID, text, "min_tokens")
+            if fields.requested_max_tokens == 0:
+                sampling = _discarded(sampling)
+            for _ in range(fields.choices):
+                choice = len(sequences)
+                sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
+        return sequences
+
+    def _max_prompt_tokens(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
+        """The length of a prompt that leaves room for the requested output."""
+        output = fields.requested_max_tokens
+        if output is None:
+            output = self._settings.completion_max_tokens if kind is AnswerKind.COMPLETION else 1
+        return max(1, min(figures.max_model_len, figures.num_slots) - max(output, 1))
+
+    def _max_new_tokens(
+        self, kind: AnswerKind, fields: GenerationFields, length: int, param: str, figures: EngineFigures
+    ) -> int:
+        output = fields.requested_max_tokens
+        total = length + (output or 1)
+        wanted = f"{length} tokens in '{param}' and {output or 'at least 1'} to generate"
+        if total > figures.max_model_len:
+            text = (
+                f"This model's maximum context length is {figures.max_model_len} tokens, but {wanted} were requested."
+            )
+            raise ApiError(Kind.CONTEXT_LENGTH, text, param)
+        if total > figures.num_slots:
+            text = f"An engine has KV slots for {figures.num_slots} tokens, but {wanted} were requested."
+            raise ApiError(Kind.CONTEXT_LENGTH, text, param)
+        if output is not None:
+            return output
+        settings = self._settings
+        default = settings.completion_max_tokens if kind is AnswerKind.COMPLETION else settings.chat_max_tokens
+        return min(default, min(figures.max_model_len, figures.num_slots) - length)
+
+    def _check_count(self, count: int) -> None:
+        limit = min(MAX_SEQUENCES, self._settings.max_waiting)
+        if count > limit:
+            text = f"{count} choices (prompts x n) were requested, at most {limit} are accepted in one request."
+            raise ApiError(Kind.INVALID, text, "prompt")
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        size = self._model.info.vocab_size
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            text = f"Invalid '{param}': token id {wrong} is not in the vocabulary of {size} tokens."
+            raise ApiError(Kind.INVALID, text, param)
+
+
+def _service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+    """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
+    never for completions. It says how the request is served: in order of arrival there is only one tier."""
+    if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
+        return None
+    if order == "fcfs" or fields.request_class == 0:
+        return "default"
+    return "priority" if fields.request_class < 0 else "flex"
+
+
+def _plan(
+    kind: AnswerKind,
+    fields: GenerationFields,
+    digest: str,
+    prompts: list[list[int]],
+    sequences: list[NewSequence],
+    tier: str | None,
+    extra: bytes,
+    texts: Sequence[str],
+) -> Plan:
+    scored = fields.requested_prompt_logprobs
+    return Plan(
+        kind=kind,
+        created=int(time.time()),
+        digest=digest,
+        choices=len(sequences),
+        n=fields.choices,
+        prompt_tokens=sum(map(len, prompts)),
+        max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
+        include_usage=fields.include_usage,
+        return_token_ids=bool(fields.return_token_ids),
+        with_logprobs=fields.requested_logprobs is not None,
+        stop=fields.stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        service_tier=tier,
+        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
+        extra=extra,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        continuous_usage=fields.continuous_usage,
+        echo=fields.echoes,
+        texts=list(texts) if fields.echoes else [],
+        logprobs=fields.requested_logprobs or 0,
+        prompt_logprobs=scored,
+        silent=fields.requested_max_tokens == 0,
+    )
+
+
+def _discarded(sampling: SamplingParams) -> SamplingParams:
+    """The sampling of the one token that a request for no tokens generates: greedy, and it ends by length."""
+    scored = sampling.prompt_logprobs
+    return SamplingParams(
+        1, temperature=0.0, logprobs=None if scored is None else 0, ignore_eos=True, prompt_logprobs=scored
+    )
+
+
+def digest_of(fields: GenerationFields) -> str:
+    """Equal for two HTTP requests that ask for the same tokens."""
+    given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
+    return hashlib.sha256(given.encode()).hexdigest()
