@@ -25,7 +25,6 @@ from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, 
 from gateway.model import ServedModel
 from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
-from services.config import Settings
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Scope
 
-from services.refusals import Refusal
+from services.requests import Refusal
 
 MESSAGES_PATH = "/v1/messages"
 VERSION_HEADER = b"anthropic-version"  # every official client sends it on all routes

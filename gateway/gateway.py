@@ -20,8 +20,7 @@ from gateway.pool_client.following import AbandonedRequests, Generations
 from gateway.pool_client.heartbeat import Heartbeat
 from gateway.pool_client.recovery import Recovery
 from gateway.validation import Validator
-from services.background import persist, start
-from services.config import Settings
+from services.background import keep_running, start
 from services.errors import PoolUnavailable
 from services.messages import EngineFigures
 from services.metrics import Counters
@@ -97,7 +96,9 @@ class Gateway:
 
     async def _live(self) -> None:
         await self._connect()
-        await asyncio.gather(persist(self.heartbeat.run), persist(self.reader.run), persist(self.recovery.run))
+        await asyncio.gather(
+            keep_running(self.heartbeat.run), keep_running(self.reader.run), keep_running(self.recovery.run)
+        )
 
     async def _connect(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import ServedModel, chat_tokens, text_tokens
 from gateway.schemas.answers import Load, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
-from services.telemetry import render
+from services.metrics import render
 from services.version import program_version
 
 HEALTH = documented(empty={503: "a part of this gateway has ended"})

@@ -16,7 +16,6 @@ from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_to
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
-from services.config import Settings
 from services.messages import EngineFigures, NewSequence, Submission
 from services.requests import SamplingParams
 from services.settings.settings import Settings

@@ -15,10 +15,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind, error_response, speaks_anthropic
-from services.addresses import bare, parsed
-from services.config import DEFAULT_TENANT, Settings
-from services.exposure import is_loopback
-from services.setting_types import digest_of
+from services.settings.addresses import is_loopback, normalize, parse
+from services.settings.settings import DEFAULT_TENANT, Settings
+from services.settings.types import digest_of
 
 REQUEST_ID = b"x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"
@@ -94,7 +93,7 @@ class OriginMiddleware:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._hosts = frozenset(bare(name.lower()) for name in settings.allowed_hosts)
+        self._hosts = frozenset(normalize(name.lower()) for name in settings.allowed_hosts)
         self._any_host = ANY in self._hosts or not (self._hosts or is_loopback(settings.host))
         self._origins = frozenset(settings.allowed_origins)
 
@@ -122,7 +121,7 @@ class OriginMiddleware:
         Prometheus requests metrics by the address of a pod, and a page cannot have an address resolve to another one.
         """
         name = _name(host)
-        return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parsed(name) is not None)
+        return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parse(name) is not None)
 
     def _is_foreign(self, origin: str, host: str) -> bool:
         own = origin.lower().partition("://")[2] == host.lower()
@@ -169,7 +168,7 @@ def is_json(content_type: str) -> bool:
 def _name(host: str) -> str:
     """The `Host` header without its port."""
     try:
-        return bare(urlsplit(f"//{host}").hostname or "")
+        return normalize(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return ""
 

@@ -26,8 +26,8 @@ from gateway.validation import ValidatedRequest
 from services.background import start
 from services.errors import PoolUnavailable
 from services.messages import Group
+from services.metrics import Counters
 from services.pool.pool import RequestPool
-from services.telemetry import Counters
 
 MOST_FOLLOWERS = 64  # per request and gateway: each follower costs as much as the request's events
 LOOKS = 20  # lookups within `PATIENCE` seconds for a request that a gateway may be about to put back

@@ -15,7 +15,7 @@ from clients import show_an_engine, wait_until
 from stack import NAME, Stack
 
 from gateway.http.headers import MAX_TIMEOUT
-from services.config import Settings
+from services.settings.settings import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 SOON = {"X-Queue-Timeout": "0.05"}

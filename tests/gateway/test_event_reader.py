@@ -15,9 +15,9 @@ from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.heartbeat import Heartbeat
 from services.messages import Commit, End, NewSequence, Snapshot, Submission, TokenEvent
+from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.requests import FinishReason, SamplingParams
-from services.telemetry import Counters
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from gateway.pool_client import recovery as recovery_module
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests
 from gateway.pool_client.recovery import Recovery
-from services.config import Settings
 from services.messages import Commit, Exchange, Logprobs, PromptLogprobs, Room
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool

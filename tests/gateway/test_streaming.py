@@ -24,9 +24,9 @@ from gateway.executor import FairExecutor
 from gateway.pool_client import event_buffer, following
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.generation import Generation
-from services.config import Settings
 from services.messages import End, Snapshot, TokenEvent
 from services.requests import FinishReason
+from services.settings.settings import Settings
 
 BODY = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
