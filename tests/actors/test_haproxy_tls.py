@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from haproxy_process import free_port, serve_config
-from tests.services.test_exposure import self_signed
 
 from actors.cluster.environment import prepared_environment
 from actors.haproxy import BINARY_PATH
 from services.settings.settings import Settings
+from tests.services.settings.test_exposure import self_signed
 
 
 @pytest.mark.parametrize(

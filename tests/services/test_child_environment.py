@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.child_environment import least, without_settings
-from services.engine.native import build
+from services.engine.backends.cpu import build
 from services.engine.settings import EngineSettings
 from services.engine.startup.proof.verdict import run_trial
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from load.workloads import Job, equal_size, short_long_mix
+from load.trace import Request
+from load.workloads import equal_size, short_long_mix
 from services.messages import Iteration
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 from tests.services.loop.world import EOS, SEAT, WORD, World, stop, virtual
@@ -248,7 +249,7 @@ async def test_figures_are_sent_once_and_counters_add_up() -> None:
 )
 @virtual
 async def test_iterations_of_the_walkthroughs_workloads(
-    kind: type[Scheduler], workload: Callable[[], list[Job]], iterations: int
+    kind: type[Scheduler], workload: Callable[[], list[Request]], iterations: int
 ) -> None:
     """Sixteen requests, two at a time: the numbers of iterations in the article."""
 
@@ -256,10 +257,13 @@ async def test_iterations_of_the_walkthroughs_workloads(
         return 0.01
 
     world = World(kind, batch=2, iteration=seconds)
-    ids = [await world.submit(f"{i:02}", len(job.prompt), job.max_new_tokens) for i, job in enumerate(workload())]
+    ids = [
+        await world.submit(f"{i:02}", len(request.prompt), request.max_new_tokens)
+        for i, request in enumerate(workload())
+    ]
     loop = asyncio.create_task((await world.take_seat()).run())
     await world.ended(*ids)
     assert len(world.engine.ran) == iterations
-    for id, job in zip(ids, workload(), strict=True):
-        assert await world.read(id) == ([WORD] * job.max_new_tokens, "length")
+    for id, request in zip(ids, workload(), strict=True):
+        assert await world.read(id) == ([WORD] * request.max_new_tokens, "length")
     await stop(world, loop)
