@@ -38,9 +38,11 @@ def ask(port: int) -> httpx.Response:
 def closed(connection: socket.socket) -> bytes:
     """All bytes until the other side closes the connection."""
     connection.settimeout(10)
+    parts: list[bytes] = []
     with contextlib.suppress(ConnectionError):
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-    return b""
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
 
 
 def connected(port: int, source: str) -> socket.socket:
