@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from services.errors import SettingsError
-from services.pool.users import take
+from services.pool.server.users import take
 
 
 class PortClaim:

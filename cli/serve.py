@@ -24,9 +24,9 @@ from cli.supervisor import Supervisor
 from services import exposure
 from services.config import Settings
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 
 def run(arguments: list[str]) -> None:

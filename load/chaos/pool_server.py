@@ -7,8 +7,8 @@ from pathlib import Path
 
 import redis
 
-from services.pool.binaries import choose_server
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 
 def connect(data_dir: Path) -> redis.Redis:

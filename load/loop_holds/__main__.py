@@ -28,9 +28,9 @@ from services.engine.settings import EngineSettings
 from services.iteration_cost import IterationCost
 from services.local_engine import LocalEngine
 from services.loop import EngineLoop
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters
 from services.text import TextTables

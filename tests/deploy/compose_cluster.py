@@ -15,7 +15,7 @@ import yaml
 from actors.environment import free_ports, haproxy, own_places
 from actors.leftovers import processes_of
 from services.config import Settings
-from services.pool.binaries import choose_server
+from services.pool.server.binaries import choose_server
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers
 

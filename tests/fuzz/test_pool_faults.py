@@ -26,10 +26,10 @@ from pool_helpers import FIGURES, NO_ROOM, STOP, group, keys
 
 from services.errors import PoolUnavailable
 from services.messages import Claim, Commit, Exchange, ExchangeReply, Room, Submission
-from services.pool.binaries import choose_server
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 T = TypeVar("T")
 LEASE = 5.0

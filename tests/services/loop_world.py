@@ -21,7 +21,7 @@ from services.messages import (
     NewSequence,
     Submission,
 )
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 from services.telemetry import Counters

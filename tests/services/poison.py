@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from services.messages import Exchange
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.scheduling import scheduler
 from services.scheduling.entry import Entry
 from services.scheduling.flight import Flight

@@ -6,11 +6,11 @@ import itertools
 import pytest
 from pool_helpers import WallClock
 
-from services.pool.binaries import find_servers
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.reference import ReferencePool
-from services.pool.server import PoolServer
+from services.pool.reference.pool import ReferencePool
+from services.pool.server.binaries import find_servers
+from services.pool.server.pool_server import PoolServer
 
 SERVERS = find_servers()
 _names = itertools.count()

@@ -13,7 +13,7 @@ from services.messages import Exchange
 from services.pool.limits import Bounds
 from services.pool.packing import unpack
 from services.pool.pool import RequestPool
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 
 SEATS = ("x", "y")
 GATEWAYS = ("g", "h")

@@ -11,9 +11,9 @@ from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, coun
 from load.until import until
 from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
-from services.pool.binaries import find_servers
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import find_servers
+from services.pool.server.pool_server import PoolServer
 
 
 class Server:

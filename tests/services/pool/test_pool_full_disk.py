@@ -10,10 +10,10 @@ import pytest
 from pool_helpers import ROOM, Owner, commit, group, stored
 
 from services.errors import PoolUnavailable
-from services.pool.binaries import find_servers
-from services.pool.disk import has_place
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import find_servers
+from services.pool.server.disk import has_place
+from services.pool.server.pool_server import PoolServer
 
 SIZE = 24 << 20  # of the disk
 LONG = range(1 << 16)  # a prompt of 256 KiB

@@ -10,7 +10,7 @@ from services.errors import PoolUnavailable
 from services.messages import Logprobs
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits
-from services.pool.memory import FACTOR, max_memory, memory_there_is
+from services.pool.server.memory import FACTOR, max_memory, memory_there_is
 
 KEEP = 0.1
 

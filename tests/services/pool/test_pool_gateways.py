@@ -5,7 +5,7 @@ import asyncio
 from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, stored
 
 from services.messages import Room, Snapshot, TokenEvent
-from services.pool.reference_state import EVENTS_KEPT
+from services.pool.reference.state import EVENTS_KEPT
 
 
 async def _running(pool, gateway="gateway"):

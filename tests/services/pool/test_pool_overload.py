@@ -8,7 +8,7 @@ from pool_helpers import CANCELLED, STOP, Owner, commit, group
 
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 
 TICK = 0.1  # seconds of an iteration
 PATIENCE = 20.0  # seconds after which a client leaves

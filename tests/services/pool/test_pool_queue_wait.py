@@ -6,7 +6,7 @@ from pool_helpers import ROOM, STOP, Owner, commit, group, let_time_pass, let_wa
 
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference_service_rate import FEWEST
+from services.pool.reference.service_rate import FEWEST
 from services.requests import BATCH_CLASS
 
 MOST = 50  # seconds

@@ -9,11 +9,11 @@ import pytest
 from pool_helpers import Owner, commit, counts, group, stored
 
 from services.errors import PoolUnavailable
-from services.pool import binaries
-from services.pool.binaries import ServerBinary, choose_server, find_servers
-from services.pool.memory import max_memory
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer, ended
+from services.pool.server import binaries
+from services.pool.server.binaries import ServerBinary, choose_server, find_servers
+from services.pool.server.memory import max_memory
+from services.pool.server.pool_server import PoolServer, ended
 
 SERVERS = find_servers()
 

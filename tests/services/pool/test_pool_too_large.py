@@ -6,7 +6,7 @@ from pool_helpers import Owner, all_events, group
 
 from services.clock import RealClock, run_in_virtual_time
 from services.messages import Room
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.pool.scripts import TOO_LARGE
 
 SMALL = Room(8, 10, 4, slots=40)

@@ -10,7 +10,7 @@ from pool_helpers import STOP, Owner, WallClock, commit, group, keys
 
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.requests import BATCH_CLASS
 
 ONE, WIDE = Room(1, 999, 16), Room(99, 999, 16)

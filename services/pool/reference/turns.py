@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from services.pool.limits import Limits, behind
-from services.pool.reference_state import Sequence
+from services.pool.reference.state import Sequence
 
 PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 CHARGED_AT_ONCE = 8

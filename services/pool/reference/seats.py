@@ -7,8 +7,8 @@ from math import inf
 from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.limits import behind
-from services.pool.reference_bounds import Bounded
-from services.pool.reference_state import Said, Seat, Sequence
+from services.pool.reference.bounds import Bounded
+from services.pool.reference.state import Said, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE
 from services.requests import BATCH_CLASS
 

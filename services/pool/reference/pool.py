@@ -20,8 +20,8 @@ from services.messages import (
 )
 from services.messages import Group as GroupView
 from services.overview import Overview
-from services.pool.reference_rules import Rules
-from services.pool.reference_state import Said, Seat, Sequence
+from services.pool.reference.seats import Rules
+from services.pool.reference.state import Said, Seat, Sequence
 
 ENTRIES_AT_ONCE = 128
 

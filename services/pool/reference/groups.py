@@ -10,8 +10,8 @@ from math import inf
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
-from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
-from services.pool.reference_turns import Turns
+from services.pool.reference.state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
+from services.pool.reference.turns import Turns
 from services.pool.scripts import CANCELLED, TIMEOUT
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat

@@ -27,10 +27,10 @@ from redis.backoff import NoBackoff
 from services.background import start
 from services.child_environment import least
 from services.errors import PoolUnavailable
-from services.pool.binaries import ServerBinary
-from services.pool.disk import has_place
-from services.pool.memory import max_memory
-from services.pool.users import Users, take
+from services.pool.server.binaries import ServerBinary
+from services.pool.server.disk import has_place
+from services.pool.server.memory import max_memory
+from services.pool.server.users import Users, take
 
 log = logging.getLogger(__name__)
 

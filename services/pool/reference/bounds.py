@@ -8,9 +8,9 @@ from math import ceil
 
 from services.messages import Submission
 from services.pool.limits import Bounds, Limits, behind
-from services.pool.reference_groups import Groups
-from services.pool.reference_service_rate import ServiceRate
-from services.pool.reference_state import Clock, Group, Sequence
+from services.pool.reference.groups import Groups
+from services.pool.reference.service_rate import ServiceRate
+from services.pool.reference.state import Clock, Group, Sequence
 from services.refusals import Refusal
 
 
