@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from services.errors import SettingsError
-from services.pool.server.users import take
+from services.pool.server.users import try_lock
 
 
 class PortClaim:
@@ -18,7 +18,7 @@ class PortClaim:
 
     def __enter__(self) -> PortClaim:
         self._file = self._path.open("a+")
-        if not take(self._file):
+        if not try_lock(self._file):
             self._file.close()
             raise SettingsError(f"port={self._port}: another orca serve on {self._path.parent} serves it")
         return self

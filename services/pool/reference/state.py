@@ -9,8 +9,7 @@ from math import inf
 from typing import Any, Protocol
 
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
-from services.pool.group_packing import PackedGroup
-from services.pool.sizes import score_bytes, token_bytes
+from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
 
 EVENTS_KEPT = 2048
 
@@ -80,7 +79,7 @@ class Sequence:
     def unmade_bytes(self) -> int:
         """The place of tokens that it did not make."""
         sampling, made = self.new.sampling, len(self.tokens)
-        scores = 0 if made else score_bytes(sampling, len(self.new.prompt))
+        scores = 0 if made else prompt_logprobs_bytes(sampling, len(self.new.prompt))
         return max(0, sampling.max_new_tokens - made) * token_bytes(sampling) + scores
 
     def claim(self, now: float) -> Claim:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import redis.asyncio as redis
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
-from services.pool.group_packing import pack_group
+from services.pool.group_packing import pack_group, prompt_logprobs_bytes, token_bytes
 from services.pool.packing import pack, unpack
 from services.pool.pool import RequestPool
-from services.pool.sizes import score_bytes, token_bytes
 from services.requests import FinishReason, SamplingParams
 
 SEAT = "cluster/0"
@@ -55,7 +54,7 @@ def ended_size(group):
     """Bytes for which a group counts that ended without a token."""
     packed = pack_group(group)
     unmade = sum(
-        s.sampling.max_new_tokens * token_bytes(s.sampling) + score_bytes(s.sampling, len(s.prompt))
+        s.sampling.max_new_tokens * token_bytes(s.sampling) + prompt_logprobs_bytes(s.sampling, len(s.prompt))
         for s in group.sequences
     )
     return packed.size - packed.inputs - unmade

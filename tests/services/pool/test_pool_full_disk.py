@@ -12,8 +12,8 @@ from pool_helpers import ROOM, Owner, commit, group, stored
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import find_servers
-from services.pool.server.disk import has_place
 from services.pool.server.pool_server import PoolServer
+from services.pool.server.resources import has_disk_space
 
 SIZE = 24 << 20  # of the disk
 LONG = range(1 << 16)  # a prompt of 256 KiB
@@ -63,7 +63,7 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
     said = [record.getMessage() for record in caplog.records]
     if durability == "strict":
         assert [line for line in said if "is full" in line] == [
-            f"the disk of {small_disk} is full: the pool's server waits for place"
+            f"the disk of {small_disk} is full: the pool's server is started again once it has space"
         ]
         assert sum("died" in line for line in said) == 1
     else:
@@ -79,7 +79,7 @@ def fill(folder: Path):
     left = state.f_bavail * state.f_frsize
     with open(folder / "filling", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, left - (1 << 20))
-    assert not has_place(folder)
+    assert not has_disk_space(folder)
 
 
 async def submit_until_refused(pool):

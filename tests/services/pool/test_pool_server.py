@@ -12,8 +12,8 @@ from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.pool.server import binaries
 from services.pool.server.binaries import ServerBinary, choose_server, find_servers
-from services.pool.server.memory import max_memory
-from services.pool.server.pool_server import PoolServer, ended
+from services.pool.server.pool_server import PoolServer, cancel_and_wait
+from services.pool.server.resources import max_memory
 
 SERVERS = find_servers()
 
@@ -240,7 +240,7 @@ async def test_a_task_that_forgets_a_cancellation_ends_all_the_same():
 
     task = asyncio.create_task(forgets())
     await asyncio.sleep(0)
-    await ended(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
 
 

@@ -8,7 +8,7 @@ from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group
 
 from services import wire
 from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
-from services.pool.sizes import score_bytes, token_bytes
+from services.pool.group_packing import prompt_logprobs_bytes, token_bytes
 from services.refusals import Refusal
 from services.requests import SamplingParams
 
@@ -96,7 +96,7 @@ async def test_log_probabilities_of_a_prompt_count_no_less_than_they_take():
     for count in (0, 1, 20):
         scores = PromptLogprobs([-1.5] * 499, [70_000] * 499, [200_000] * 499 * count, [-0.1] * 499 * count)
         sent = len(wire.pack(Logprobs(-1.0, [], scores))) - len(wire.pack(Logprobs(-1.0, [])))
-        assert score_bytes(SamplingParams(1, logprobs=0, prompt_logprobs=count), 500) >= sent
+        assert prompt_logprobs_bytes(SamplingParams(1, logprobs=0, prompt_logprobs=count), 500) >= sent
 
 
 async def test_a_group_is_found_by_anyone(pool):
