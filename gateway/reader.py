@@ -115,7 +115,7 @@ class Reader:
         wanted = list(self._from_indices(self._inboxes if ids is None else ids).items())
         for start in range(0, len(wanted), ATTACH_AT_ONCE):
             part = dict(wanted[start : start + ATTACH_AT_ONCE])
-            for snapshot in await self._pool.attach(self._gateway, part):
+            for snapshot in await self._pool.listen(self._gateway, part):
                 self._catch_up(snapshot)
 
     async def reread_requests(self, requests: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """What a pool did, replayed from its server's file, and every rule it broke.
 
-Knows the keys as `services/pool/lua/fragments/keys.lua` documents them and shares no code with the pool: both would err
+Knows the keys as `services/pool/lua/README.md` documents them and shares no code with the pool: both would err
 alike.
 """
 

@@ -237,5 +237,5 @@ async def ends(pool: RequestPool) -> list[FinishReason | None]:
     """Why the sequences that the pool holds ended; None of one that has not."""
     prefix = f"{pool._prefix}group:"
     names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
-    found = await pool.attach("a reader", {f"{name}/0": 0 for name in names}) if names else []
+    found = await pool.listen("a reader", {f"{name}/0": 0 for name in names}) if names else []
     return [snapshot.end and snapshot.end.reason for snapshot in found]

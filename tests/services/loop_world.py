@@ -206,7 +206,7 @@ class World:
 
     async def read(self, id: str) -> tuple[list[int], str | None]:
         """The committed tokens of a sequence and why it ended."""
-        (snapshot,) = await self.pool.attach("g", {id: 0})
+        (snapshot,) = await self.pool.listen("g", {id: 0})
         assert snapshot.known
         return snapshot.tokens, snapshot.end and snapshot.end.reason.value
 

@@ -70,7 +70,7 @@ class ReferencePool(Rules):
             self._ring()
         return open
 
-    async def detach(self, gateway: str, request: str) -> None:
+    async def unlisten(self, gateway: str, request: str) -> None:
         self._begin()
         group = self._groups.get(request)
         if group is None or group.open == 0:
@@ -105,7 +105,7 @@ class ReferencePool(Rules):
             return None
         return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background)
 
-    async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
+    async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         self._begin()
         self._listen(gateway, list(from_indices))
         return [self._snapshot(id, index) for id, index in from_indices.items()]

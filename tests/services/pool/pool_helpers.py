@@ -104,7 +104,7 @@ async def all_events(pool, gateway="gateway", after="0"):
 
 
 async def stored(pool, id):
-    [snapshot] = await pool.attach("reader", {id: 0})
+    [snapshot] = await pool.listen("reader", {id: 0})
     return snapshot
 
 

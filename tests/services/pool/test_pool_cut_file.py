@@ -115,7 +115,7 @@ class Gateway:
     async def read_again(self):
         open = {id: len(tokens) for id, tokens in self.tokens.items() if id not in self.ends}
         unknown = set()
-        for snapshot in await self.pool.attach("gateway", open):
+        for snapshot in await self.pool.listen("gateway", open):
             if snapshot.known:
                 assert self.take(snapshot.id, snapshot.index, snapshot.tokens, snapshot.end)
             else:

@@ -109,7 +109,7 @@ async def test_log_probabilities_travel_with_their_tokens(pool):
     every = [*logprobs, Logprobs(-3.0, [])]
     assert [e.logprobs for e in await all_events(pool)] == [*every, None]
     assert (await stored(pool, "r/0")).logprobs == every
-    [rest] = await pool.attach("reader", {"r/0": 2})
+    [rest] = await pool.listen("reader", {"r/0": 2})
     assert (rest.tokens, rest.logprobs) == ([3], every[2:])
 
 

@@ -86,7 +86,7 @@ async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
     await pool.delete("deleted")
     await owner.claim()
     await pool.delete("deleted-later")
-    await pool.detach("g-left", "left")
+    await pool.unlisten("g-left", "left")
     await pool.heartbeat("g-orphan", 2, {}, ttl=KEEP)
     for _ in range(3):
         await pool.release(owner.seat, owner.epoch, ["struck/0"])

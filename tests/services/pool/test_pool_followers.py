@@ -40,10 +40,10 @@ async def test_a_group_that_nobody_follows_is_cancelled_at_once(pool):
     await pool.submit(group("r", n=2))
     owner = await Owner.take(pool)
     await owner.claim(replace(ROOM, requests=1))
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     assert await counts(pool) == (0, 1, 1)
     assert (await owner.exchange()).cancelled == ["r/0"]
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     assert await counts(pool) == (0, 1, 1)
 
 
@@ -51,18 +51,18 @@ async def test_who_has_left_hears_no_more(pool):
     await pool.submit(resumable("r"))
     owner = await Owner.take(pool)
     await owner.claim()
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     await owner.exchange(commit("r/0", 0, 5))
     assert await all_events(pool) == []
 
 
 async def test_a_group_goes_on_while_another_gateway_follows_one_of_it(pool):
     await pool.submit(group("r", n=2))
-    await pool.attach("other", {"r/1": 0})
-    await pool.detach("gateway", "r")
-    await pool.detach("stranger", "r")
+    await pool.listen("other", {"r/1": 0})
+    await pool.unlisten("gateway", "r")
+    await pool.unlisten("stranger", "r")
     assert await counts(pool) == (2, 0, 0)
-    await pool.detach("other", "r")
+    await pool.unlisten("other", "r")
     assert await counts(pool) == (0, 0, 2)
 
 
@@ -71,15 +71,15 @@ async def test_who_follows_only_what_ended_does_not_keep_the_rest(pool):
     owner = await Owner.take(pool)
     await owner.claim()
     await owner.exchange(commit("r/0", 0, 5, end=STOP))
-    await pool.attach("other", {"r/0": 0})
-    await pool.detach("gateway", "r")
+    await pool.listen("other", {"r/0": 0})
+    await pool.unlisten("gateway", "r")
     assert (await owner.exchange()).cancelled == ["r/1"]
 
 
 async def test_a_background_group_needs_no_follower(impatient):
     pool = impatient
     await pool.submit(background("r"))
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     await pool.submit(background("s"))
     await die(pool)
     await heartbeat(pool)
@@ -93,7 +93,7 @@ async def test_a_resumable_group_is_cancelled_after_its_grace(impatient):
     await pool.submit(resumable("r", n=2))
     owner = await Owner.take(pool)
     await owner.claim(replace(ROOM, requests=1))
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     assert await counts(pool) == (1, 1, 0)
     await asyncio.sleep(2 * SHORT)
     reply = await owner.exchange(room=ROOM)
@@ -102,19 +102,19 @@ async def test_a_resumable_group_is_cancelled_after_its_grace(impatient):
     assert await counts(pool) == (0, 0, 2)
 
 
-@pytest.mark.parametrize("back", ["attach", "submit"])
+@pytest.mark.parametrize("back", ["listen", "submit"])
 async def test_who_comes_back_in_time_calls_the_cancellation_off(impatient, back):
     pool = impatient
     await pool.submit(resumable("r"))
-    await pool.detach("gateway", "r")
-    if back == "attach":
-        await pool.attach("other", {"r/0": 0})
+    await pool.unlisten("gateway", "r")
+    if back == "listen":
+        await pool.listen("other", {"r/0": 0})
     else:
         await pool.submit(replace(resumable("r"), gateway="other"))
     await asyncio.sleep(2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (1, 0, 0)
-    await pool.detach("other", "r")
+    await pool.unlisten("other", "r")
     await asyncio.sleep(2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (0, 0, 1)
@@ -124,7 +124,7 @@ async def test_a_repeated_detach_does_not_lengthen_the_grace(pools):
     pool = await pools(grace=0.2)
     await pool.submit(resumable("r"))
     for _ in range(6):
-        await pool.detach("gateway", "r")
+        await pool.unlisten("gateway", "r")
         await asyncio.sleep(0.05)
     await heartbeat(pool)
     assert await counts(pool) == (0, 0, 1)
@@ -137,7 +137,7 @@ async def test_who_reaps_ends_what_was_abandoned_and_wakes_its_seat(impatient, r
     running, idle = await Owner.take(pool), await Owner.take(pool, "idle")
     await running.claim()
     await idle.exchange(idle=True)
-    await pool.detach("gateway", "r")
+    await pool.unlisten("gateway", "r")
     await asyncio.sleep(2 * SHORT)
     if reaper == "exchange":
         assert (await running.exchange()).cancelled == ["r/0"]
@@ -154,7 +154,7 @@ async def test_what_a_dead_gateway_followed_gets_a_grace(impatient, submission):
     pool = impatient
     await pool.submit(submission)
     await pool.submit(group("s"))
-    await pool.attach("other", {"s/0": 0})
+    await pool.listen("other", {"s/0": 0})
     await die(pool)
     await heartbeat(pool)
     assert await counts(pool) == (3, 0, 0)
@@ -169,7 +169,7 @@ async def test_what_an_unregistered_gateway_followed_gets_a_grace(impatient):
     await pool.submit(group("r"))
     await pool.unregister("gateway")
     assert await counts(pool) == (1, 0, 0)
-    await pool.attach("other", {"r/0": 0})
+    await pool.listen("other", {"r/0": 0})
     await asyncio.sleep(2 * SHORT)
     await heartbeat(pool)
     assert await counts(pool) == (1, 0, 0)
@@ -183,8 +183,8 @@ async def test_the_followers_of_a_dead_gateway_who_leave_the_next_one_are_gone_a
     pool = impatient
     await pool.submit(group("r"))
     await die(pool)
-    await pool.attach("other", {"r/0": 0})
-    await pool.detach("other", "r")
+    await pool.listen("other", {"r/0": 0})
+    await pool.unlisten("other", "r")
     assert await counts(pool) == (0, 0, 1)
 
 
@@ -192,7 +192,7 @@ async def test_an_outage_is_no_time_for_gateways_and_graces(pools):
     pool = await pools(grace=8.0)
     await pool.submit(group("followed"))
     await pool.submit(resumable("left"))
-    await pool.detach("gateway", "left")
+    await pool.unlisten("gateway", "left")
     await let_time_pass(pool, 20)
     await heartbeat(pool)
     assert await counts(pool) == (2, 0, 0)
@@ -207,8 +207,8 @@ async def test_an_outage_is_no_time_for_gateways_and_graces(pools):
 async def test_an_ended_group_needs_no_follower(pool):
     await pool.submit(group("r"))
     await pool.cancel("r")
-    await pool.detach("gateway", "r")
-    await pool.detach("gateway", "never")
+    await pool.unlisten("gateway", "r")
+    await pool.unlisten("gateway", "never")
     assert await all_events(pool) == [TokenEvent("r/0", 0, None, end=CANCELLED)]
 
 

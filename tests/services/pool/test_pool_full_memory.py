@@ -26,11 +26,11 @@ async def test_only_new_requests_are_refused(server_url, server_pools):
         with pytest.raises(PoolUnavailable):
             await pool.submit(group("new"))
         assert (await pool.submit(group("waits", key="waits", gateway="another"))).existed
-        assert [snapshot.known for snapshot in await pool.attach("another", {"runs/0": 0, "new/0": 0})] == [True, False]
+        assert [snapshot.known for snapshot in await pool.listen("another", {"runs/0": 0, "new/0": 0})] == [True, False]
         assert (await owner.exchange(commit("runs/0", 0, 5))).owned
         assert await pool.cancel("waits")
         assert await pool.delete("unwanted")
-        await pool.detach("gateway", "left")
+        await pool.unlisten("gateway", "left")
         assert not await pool.heartbeat("gateway", 1, {"n": 1.0})
         assert await pool.heartbeat("gateway", 2, {"n": 1.0})
         await pool.hold("name", "holder", 10)

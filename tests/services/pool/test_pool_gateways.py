@@ -18,7 +18,7 @@ async def _running(pool, gateway="gateway"):
 async def test_a_snapshot_starts_at_the_index_asked_for(pool):
     owner = await _running(pool)
     await owner.exchange(commit("r/0", 0, 5, 6, 7))
-    wanted = [await pool.attach("other", {"r/0": i, "unknown/0": 0}) for i in (0, 2, 3, 9)]
+    wanted = [await pool.listen("other", {"r/0": i, "unknown/0": 0}) for i in (0, 2, 3, 9)]
     assert [snapshots[0] for snapshots in wanted] == [
         Snapshot("r/0", True, 3, 0, [5, 6, 7]),
         Snapshot("r/0", True, 3, 2, [7]),
@@ -31,7 +31,7 @@ async def test_a_snapshot_starts_at_the_index_asked_for(pool):
 async def test_who_attaches_gets_what_comes_after(pool):
     owner = await _running(pool)
     await owner.exchange(commit("r/0", 0, 5))
-    await pool.attach("other", {"r/0": 0})
+    await pool.listen("other", {"r/0": 0})
     await owner.exchange(commit("r/0", 1, 6, end=STOP))
     assert await all_events(pool, "other") == [TokenEvent("r/0", 1, 6), TokenEvent("r/0", 2, None, end=STOP)]
     assert len(await all_events(pool, "gateway")) == 3
@@ -40,7 +40,7 @@ async def test_who_attaches_gets_what_comes_after(pool):
 async def test_attaching_twice_gives_each_event_once(pool):
     owner = await _running(pool)
     for _ in range(2):
-        await pool.attach("gateway", {"r/0": 0})
+        await pool.listen("gateway", {"r/0": 0})
     await owner.exchange(commit("r/0", 0, 5))
     assert len(await all_events(pool)) == 1
 
@@ -48,7 +48,7 @@ async def test_attaching_twice_gives_each_event_once(pool):
 async def test_an_ended_sequence_is_read_by_anyone(pool):
     await pool.submit(group("r"))
     await pool.cancel("r")
-    assert await pool.attach("late", {"r/0": 0}) == [Snapshot("r/0", True, 3, end=CANCELLED)]
+    assert await pool.listen("late", {"r/0": 0}) == [Snapshot("r/0", True, 3, end=CANCELLED)]
 
 
 async def test_the_first_heartbeat_says_that_events_may_be_missing(pool):
@@ -72,7 +72,7 @@ async def test_a_silent_gateway_is_forgotten_and_learns_it(pool):
     await owner.exchange(commit("r/0", 0, 5))
     assert await all_events(pool) == []
     assert not await pool.heartbeat("gateway", 2, {})
-    assert (await pool.attach("gateway", {"r/0": 0}))[0].tokens == [5]
+    assert (await pool.listen("gateway", {"r/0": 0}))[0].tokens == [5]
     await owner.exchange(commit("r/0", 1, 6))
     assert await all_events(pool) == [TokenEvent("r/0", 1, 6)]
 
@@ -91,7 +91,7 @@ async def test_events_of_a_later_registration_come_after_the_old_cursor(pool):
     await owner.exchange(commit("r/0", 0, 5))
     cursor, _ = await pool.read_events("gateway", "0", 1)
     await pool.unregister("gateway")
-    await pool.attach("gateway", {"r/0": 1})
+    await pool.listen("gateway", {"r/0": 1})
     await owner.exchange(commit("r/0", 1, 6))
     cursor, events = await pool.read_events("gateway", cursor, 1)
     assert events == [TokenEvent("r/0", 1, 6)]

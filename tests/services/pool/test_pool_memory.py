@@ -93,7 +93,7 @@ async def test_requests_that_are_left_at_once_pass_no_bound(server_pools):
     _, make = KINDS["stops and biases"]
     for i in range(5):
         assert (await pool.submit(replace(make(name_of(i)), background=False))).refused is None
-        await pool.detach("gateway", name_of(i))
+        await pool.unlisten("gateway", name_of(i))
     assert (await pool.overview()).bytes <= bound
     assert await memory(pool) - before <= FACTOR * bound + SLACK
 

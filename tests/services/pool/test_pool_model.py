@@ -122,16 +122,16 @@ class PoolMachine(PoolPair):
         self.both("group", submission.request)
 
     @rule(submission=requests, gateway=gateways)
-    def detach(self, submission, gateway):
-        self.both("detach", gateway, submission.request)
+    def unlisten(self, submission, gateway):
+        self.both("unlisten", gateway, submission.request)
 
     @rule(submission=requests)
     def delete(self, submission):
         self.both("delete", submission.request)
 
     @rule(submission=requests, gateway=gateways, start=st.integers(0, 3))
-    def attach(self, submission, gateway, start):
-        snapshots = self.both("attach", gateway, {s.id: start for s in submission.sequences})
+    def listen(self, submission, gateway, start):
+        snapshots = self.both("listen", gateway, {s.id: start for s in submission.sequences})
         for snapshot in snapshots:
             known = self.tokens.get(snapshot.id, [])
             shared = min(len(known) - snapshot.index, len(snapshot.tokens))

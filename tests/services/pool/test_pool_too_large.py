@@ -15,7 +15,7 @@ LONG = {"prompt": range(50), "new": 50}
 
 
 async def end_of(pool, id):
-    (snapshot,) = await pool.attach("gateway", {id: 0})
+    (snapshot,) = await pool.listen("gateway", {id: 0})
     return snapshot.end
 
 

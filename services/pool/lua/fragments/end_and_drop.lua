@@ -1,0 +1,99 @@
+-- include: notify counts
+-- How sequences and groups end, and how ended groups are dropped.
+local EXPIRED_AT_ONCE = 64 -- expired groups that one script drops at most
+local MAX_DROPPED = 4096 -- sequences after which a script drops no further group, because other scripts wait for it
+
+local num_dropped = 0 -- sequences that this script has dropped
+
+-- Removes an ended group and all its sequences.
+local function drop_group(request)
+  local key = P .. "group:" .. request
+  local group = redis.call("HMGET", key, "ids", "bytes", "key", "tenant")
+  local ids = cmsgpack.unpack(group[1])
+  for _, id in ipairs(ids) do
+    redis.call("DEL", P .. "seq:" .. id, P .. "tok:" .. id, P .. "lp:" .. id)
+  end
+  if group[3] then
+    redis.call("HDEL", IDEMPOTENCY, group[3])
+  end
+  redis.call("DEL", key)
+  redis.call("ZREM", ENDED, request)
+  redis.call("ZREM", P .. "ended:" .. group[4], request)
+  add_to_counts(group[4], "ended", -#ids)
+  add_to_counts(group[4], "bytes", -tonumber(group[2]))
+  add_to_counts(group[4], "ended_bytes", -tonumber(group[2]))
+  add_to_counts(group[4], "stored", -1)
+  num_dropped = num_dropped + #ids
+end
+
+-- Drops some of the groups that ended more than `keep` us ago.
+local function drop_expired_groups(keep)
+  for _, request in ipairs(redis.call("ZRANGEBYSCORE", ENDED, "-inf", now - keep, "LIMIT", 0, EXPIRED_AT_ONCE)) do
+    if num_dropped >= MAX_DROPPED then
+      break
+    end
+    drop_group(request)
+  end
+end
+
+-- Removes the prompts and sampling parameters of a group that has ended; the sequences keep the lengths of their
+-- prompts, which readers need. Returns the bytes that this frees.
+local function drop_inputs(key, bytes, prompts, samplings)
+  for i = 1, math.max(prompts, samplings) do
+    redis.call("HDEL", key, "prompt" .. i, "sampling" .. i)
+  end
+  return bytes
+end
+
+-- Bytes that a sequence frees at its end: the room of tokens that were not generated.
+local function unused_bytes(id, prompt_len, max_tokens, asked)
+  local _, _, _, token_bytes, prompt_logprobs_bytes = unpack(cmsgpack.unpack(asked))
+  local generated = redis.call("STRLEN", P .. "tok:" .. id) / 4
+  return math.max(0, max_tokens - prompt_len - generated) * token_bytes + (generated == 0 and prompt_logprobs_bytes or 0)
+end
+
+-- Ends a group whose last sequence has ended.
+local function end_group(request, group)
+  redis.call("ZADD", ENDED, now, request)
+  redis.call("ZADD", P .. "ended:" .. group.tenant, now, request)
+  redis.call("ZREM", ABANDONED, request)
+  redis.call("ZREM", DEADLINES, request)
+  add_to_counts(group.tenant, "ended_bytes", group.bytes)
+  add_to_counts(group.tenant, "stored", 1)
+  if group.stream == "1" then
+    add_to_counts(group.tenant, "streams", -1)
+  end
+  if group.deleted then
+    drop_group(request)
+  end
+end
+
+-- Ends a sequence; every end of a sequence is here. The caller removes it from `waiting:<tenant>` or `running:<seat>`
+-- and queues the event.
+local function end_sequence(id, blob)
+  local key = P .. "seq:" .. id
+  local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked", "class")
+  redis.call("HSET", key, "state", "ended", "end", blob)
+  redis.call("HDEL", key, "seat")
+  for _, box in ipairs(get_outboxes()) do
+    redis.call("SREM", box.listening, id)
+  end
+  local request, group_key = s[1], P .. "group:" .. s[1]
+  local g = redis.call("HMGET", group_key, "tenant", "bytes", "deleted", "inputs", "stream")
+  if s[2] == "waiting" then
+    count_waiting(g[1], s[6], 1, s[3], -1)
+  else
+    count_running(g[1], s[6], -1)
+  end
+  add_to_counts(g[1], "ended", 1)
+  local freed = unused_bytes(id, tonumber(s[3]), tonumber(s[4]), s[5])
+  local last = redis.call("HINCRBY", group_key, "open", -1) == 0
+  if last then
+    freed = freed + drop_inputs(group_key, unpack(cmsgpack.unpack(g[4])))
+  end
+  redis.call("HINCRBY", group_key, "bytes", 0 - freed) -- not -freed: a server does not take "-0" for an integer
+  add_to_counts(g[1], "bytes", -freed)
+  if last then
+    end_group(request, { tenant = g[1], bytes = tonumber(g[2]) - freed, deleted = g[3], stream = g[5] })
+  end
+end
