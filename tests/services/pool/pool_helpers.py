@@ -142,7 +142,7 @@ async def let_wait(pool, seconds):
             counts[SINCE] -= seconds * 1e6
             await run("HSET", key, "counts", pack(counts))
     else:
-        pool._note_rates()
+        pool._record_rates()
         for rate in pool._rates.values():
             rate.since -= seconds
 

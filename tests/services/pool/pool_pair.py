@@ -142,7 +142,7 @@ class PoolPair(RuleBasedStateMachine):
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
         assert real.waiting + real.running + real.ended <= self.submitted
         assert real.waiting + real.running + real.ended == len(self.reference._sequences)
-        self.reference._note_rates()
+        self.reference._record_rates()
         for tenant in (None, *TENANTS):
             held, rate = self.loop.run_until_complete(counted(self.real, tenant))
             assert held == self.reference._held(tenant)
