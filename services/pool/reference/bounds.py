@@ -144,7 +144,7 @@ class BoundRules(GroupRules):
         return None
 
     def _refuse_for_wait(self, submission: Submission, group: Group) -> Refusal | None:
-        """The refusal of a group source expected wait is too long.
+        """The refusal of a group whose expected wait is too long.
 
         Where no rate is known, the expected wait is at least the time that the tenant's first sequence has waited,
         unless the group goes before that one.

@@ -115,7 +115,7 @@ class SeatRules(BoundRules):
     # --- ownership ---
 
     def _requeue(self, sequence: Sequence) -> bool:
-        """Put a sequence that left its seat back into the queue; end it if it is cancelled. Returns whether it waits."""
+        """Put a sequence that left its seat back into the queue; end it if cancelled. Returns whether it waits."""
         if sequence.cancelled:
             self._end(sequence, CANCELLED)
         else:
