@@ -1,4 +1,4 @@
-"""A server at its maxmemory takes all that frees memory or goes on with what was accepted; only new requests wait."""
+"""A server at its maxmemory refuses new requests only: calls that free memory or serve accepted requests succeed."""
 
 import asyncio
 from dataclasses import replace
@@ -66,7 +66,7 @@ async def test_ended_groups_expire_while_nothing_can_be_submitted(server_url, se
 
 
 async def test_commits_need_no_more_memory_than_was_counted_at_submit(server_url, server_pools):
-    """Requests that are as long as they may be, with log probabilities, at a server that has no memory left."""
+    """Requests of the maximum length, with log probabilities, on a server that has no memory left."""
     pool, n, new, step = await server_pools(), 20, 400, 50
     requests = [group(f"r{i}", new=new, logprobs=3) for i in range(n)]
     for request in requests:
@@ -80,14 +80,14 @@ async def test_commits_need_no_more_memory_than_was_counted_at_submit(server_url
             for index in range(0, new, step):
                 commits = [commit(f"r{i}/0", index, *range(step), logprobs=said) for i in range(n)]
                 assert not (await owner.exchange(*commits)).have
-            await pool.unregister("gateway")  # with the events, whose number is bounded
+            await pool.unregister("gateway")  # frees its events, whose number is bounded
             more = (await client.info("memory"))["used_memory"] - before
     for i in range(n):
         assert len((await stored(pool, f"r{i}/0")).tokens) == new
     assert more < FACTOR * sum(pack_group(request).size for request in requests)
 
 
-def test_the_server_gets_what_its_requests_need_but_half_of_the_memory_at_most(tmp_path, caplog):
+def test_maxmemory_is_what_requests_need_and_at_most_half_of_the_memory(tmp_path, caplog):
     enough = max_memory(1 << 30, total=1 << 40)
     assert 1 << 30 < enough < 1 << 32
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""`max_queue_wait`: who is expected to wait for longer than that is not let in."""
+"""`max_queue_wait`: a request that is expected to wait for longer is refused."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ WIDE = Room(MIN_SAMPLE, 10_000, 16)
 
 
 async def refused(pool, submission):
-    """The seconds it was expected to wait, and was not let in for; None if it was."""
+    """The expected wait (s) for which the group was refused; None if it entered."""
     refusal = (await pool.submit(submission)).refused
     if refusal is None:
         return None
@@ -23,7 +23,7 @@ async def refused(pool, submission):
 
 
 async def measured(pool, seconds, waiting, **more):
-    """A pool in which `waiting` of tenant a's wait, which were claimed at a rate of `MIN_SAMPLE` in so many seconds."""
+    """Let `waiting` sequences of tenant a wait after others were claimed, MIN_SAMPLE in so many seconds."""
     await pool.submit(replace(group("first", n=waiting + 2 * MIN_SAMPLE, tenant="a"), **more))
     owner = await Owner.take(pool)
     for _ in range(2):
@@ -34,7 +34,7 @@ async def measured(pool, seconds, waiting, **more):
     return owner
 
 
-async def test_who_would_wait_for_too_long_is_not_let_in(pools):
+async def test_a_request_that_would_wait_for_too_long_is_refused(pools):
     pool = await pools(max_queue_wait=MOST)
     owner = await measured(pool, seconds=8.0, waiting=6 * MIN_SAMPLE)
     assert await refused(pool, group("within", n=8, tenant="a")) is None
@@ -50,14 +50,14 @@ async def test_who_would_wait_for_too_long_is_not_let_in(pools):
     await pool.release(owner.seat, owner.epoch)
 
 
-async def test_the_time_to_come_again_is_that_until_a_tenth_is_free(server_pools):
+async def test_the_time_until_a_retry_is_that_until_a_tenth_is_free(server_pools):
     pool = await server_pools(Limits(max_queue_wait=MOST))
     await measured(pool, seconds=8.0, waiting=7 * MIN_SAMPLE)
     assert (await pool.submit(group("above", tenant="a"))).refused.retry_after in range(11, 20)
 
 
-async def test_a_burst_on_an_idle_server_is_let_in(pools):
-    """Until its first claims, or the want of them, show how fast it is served."""
+async def test_a_burst_on_an_idle_server_enters(pools):
+    """Until its first claims, or a lack of claims, show how fast it is served."""
     pool = await pools(max_queue_wait=MOST)
     for name in "abc":
         assert await refused(pool, group(name, n=500, tenant="a")) is None
@@ -107,8 +107,8 @@ async def test_lines_of_batches_neither_wait_before_others_nor_show_a_rate(pools
     assert await refused(pool, group("behind no lines", tenant="a")) is None
 
 
-async def test_only_what_goes_before_counts(pools):
-    """A request of a late class may wait for long while those of earlier classes are served."""
+async def test_only_requests_ahead_in_the_queue_count(pools):
+    """A request of a late class may wait for long while requests of earlier classes are served."""
     pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
     await measured(pool, seconds=8.0, waiting=8 * MIN_SAMPLE, priority=5)
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) is not None
@@ -124,9 +124,11 @@ async def test_an_outage_of_the_server_does_not_count(pools):
     assert await refused(pool, group("after an outage", tenant="a")) is None
 
 
-async def test_while_no_rate_is_known_it_is_judged_by_how_long_the_first_has_waited(pools):
+async def test_without_a_rate_the_wait_of_the_first_in_the_queue_counts(pools):
     pool = await pools(max_queue_wait=MOST)
-    await pool.submit(replace(group("first", tenant="a"), waited=60.0))  # what the pool lost had been let in
+    await pool.submit(
+        replace(group("first", tenant="a"), waited=60.0)
+    )  # a request that the pool lost enters without this check
     assert await refused(pool, group("second", tenant="a")) in range(60, 70)
     assert await refused(pool, group("another's", tenant="b")) is None
 
@@ -134,16 +136,16 @@ async def test_while_no_rate_is_known_it_is_judged_by_how_long_the_first_has_wai
     assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
     assert await refused(pool, group("second", tenant="a")) is None
     await pool.release(owner.seat, owner.epoch)
-    assert await refused(pool, group("third", tenant="a")) is None, "who had its turn does not wait for one"
+    assert await refused(pool, group("third", tenant="a")) is None, "a requeued request does not wait for its turn"
 
 
-async def test_how_long_the_first_has_waited_does_not_count_once_a_rate_is_known(pools):
+async def test_the_wait_of_the_first_does_not_count_once_a_rate_is_known(pools):
     pool = await pools(max_queue_wait=MOST)
     await measured(pool, seconds=1.0, waiting=MIN_SAMPLE, waited=60.0)
     assert await refused(pool, group("next", tenant="a")) is None
 
 
-async def test_what_goes_before_the_first_is_not_judged_by_how_long_that_has_waited(pools):
+async def test_the_wait_of_the_first_does_not_count_for_a_request_ahead_of_it(pools):
     pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
     await pool.submit(replace(group("late", tenant="a"), priority=5, waited=60.0))
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) in range(60, 70)

@@ -7,7 +7,7 @@ from tenant_helpers import ONE, RANKED, WIDE, end, flood, in_order, of
 from services.messages import Room
 
 
-async def test_tenants_take_turns_and_a_tenant_s_requests_go_by_arrival(pools):
+async def test_tenants_take_turns_and_the_requests_of_a_tenant_go_by_arrival(pools):
     pool = await pools()
     await flood(pool, "a", 5)
     await flood(pool, "b", 2)
@@ -41,17 +41,17 @@ async def test_a_tenant_that_asks_for_nothing_saves_up_no_turns(pools):
     assert await in_order(owner) == ["a5", "b0", "a6", "b1", "a7", "b2", "a8", "b3"]
 
 
-async def test_nor_while_nobody_waits(pools):
+async def test_a_tenant_saves_up_no_turns_while_nothing_waits(pools):
     pool = await pools()
     await flood(pool, "a", 9)
     owner = await Owner.take(pool)
     await owner.claim(WIDE)
     await flood(pool, "b", 3)
     await pool.submit(of("a", "a9"))
-    assert await in_order(owner) == ["b0", "b1", "a9", "b2"], "b comes in with what a had before its last turn"
+    assert await in_order(owner) == ["b0", "b1", "a9", "b2"], "b joins with the counter that a had before its last turn"
 
 
-async def test_what_is_put_back_is_charged_once_and_goes_on_first(pools):
+async def test_a_requeued_request_is_charged_once_and_goes_first(pools):
     pool = await pools()
     await flood(pool, "a", 3, prompt=range(30), new=99)
     await flood(pool, "b", 6, prompt=range(10))
@@ -60,11 +60,11 @@ async def test_what_is_put_back_is_charged_once_and_goes_on_first(pools):
     await owner.exchange(commit("a0/0", 0, *range(20)))
     await pool.release(owner.seat, owner.epoch)
     owner = await Owner.take(pool, name="next")
-    # 30 + 2 * 16 tokens of a's are charged, as if nothing had happened
+    # tenant a is charged 30 + 2 * 16 tokens, as without the release
     assert await in_order(owner) == ["a0", "b0", "b1", "b2", "b3", "b4", "b5", "a1", "a2"]
 
 
-async def test_the_turn_of_who_does_not_fit_is_not_another_s(pools):
+async def test_a_request_that_does_not_fit_keeps_its_turn(pools):
     pool = await pools()
     await flood(pool, "a", 1, prompt=range(300))
     await flood(pool, "b", 1)
@@ -73,7 +73,7 @@ async def test_the_turn_of_who_does_not_fit_is_not_another_s(pools):
     assert await in_order(owner, Room(9, 30, 16)) == ["a0", "b0"]
 
 
-async def test_what_this_seat_can_never_hold_takes_no_turn(pools):
+async def test_a_request_that_this_seat_can_never_hold_takes_no_turn(pools):
     pool = await pools()
     await Owner.take(pool, "larger")
     await pool.submit(of("a", "large", prompt=range(300)))
@@ -84,7 +84,7 @@ async def test_what_this_seat_can_never_hold_takes_no_turn(pools):
     assert await in_order(owner, WIDE) == ["large"]
 
 
-async def test_however_much_of_a_tenant_is_for_another_seat_others_have_their_turns_here(pools):
+async def test_many_requests_for_another_seat_do_not_keep_other_tenants_from_their_turns(pools):
     pool = await pools()
     await Owner.take(pool, "larger")
     await pool.submit(of("a", "large", prompt=range(300), n=1100))
@@ -106,7 +106,7 @@ async def test_a_tenant_is_not_starved_by_others_that_come_and_go(pools, limits)
     assert {"a0/0", "a1/0", "a2/0"} <= set(order)
 
 
-async def test_a_tenant_is_forgotten_some_time_after_its_last(server_pools):
+async def test_the_counters_of_a_tenant_expire_after_its_last_request(server_pools):
     pool = await server_pools()
     await flood(pool, "a", 2)
     owner = await Owner.take(pool)
@@ -124,7 +124,7 @@ async def test_a_tenant_is_forgotten_some_time_after_its_last(server_pools):
     assert not {key for key in await keys(pool) if key.startswith(("waiting", "turns"))}
 
 
-async def test_what_runs_on_after_its_tenant_was_forgotten_leaves_nothing(server_pools):
+async def test_a_request_that_outlives_its_tenants_counters_leaves_nothing(server_pools):
     pool = await server_pools()
     await flood(pool, "a", 1, new=99)
     owner = await Owner.take(pool)

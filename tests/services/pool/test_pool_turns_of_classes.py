@@ -8,7 +8,7 @@ from services.messages import Room
 from services.requests import BATCH_CLASS
 
 
-async def test_an_earlier_class_goes_first_whoever_s_it_is(pools):
+async def test_an_earlier_class_goes_first_whichever_tenant_it_is_of(pools):
     pool = await pools(**RANKED)
     for i, (tenant, priority) in enumerate([("a", 0), ("a", 1), ("b", 1), ("b", 1), ("c", -1), ("c", 1)]):
         await pool.submit(of(tenant, f"{tenant}{i}", priority))
@@ -41,7 +41,7 @@ async def test_lines_of_batches_take_turns_behind_all_others(pools, limits):
 
 
 @pytest.mark.parametrize("ageing", [0.0, 1e-6, 1e-3])
-async def test_lines_wait_behind_all_others_however_short_the_ageing(pools, ageing):
+async def test_lines_of_batches_wait_behind_all_others_however_short_the_ageing(pools, ageing):
     pool = await pools(**RANKED | {"ageing": ageing})
     await flood(pool, "a", 1, priority=BATCH_CLASS)
     await flood(pool, "b", 1)
@@ -59,7 +59,7 @@ async def test_without_ageing_tenants_take_turns_whatever_the_class(pools):
     assert await in_order(owner) == ["a0", "b0", "b1", "b2", "a1", "a2"]
 
 
-async def test_lines_are_not_held_against_what_is_asked_for(pools):
+async def test_lines_of_batches_do_not_count_against_requests(pools):
     pool = await pools()
     await flood(pool, "a", 1)
     await flood(pool, "b", 1)
@@ -73,8 +73,8 @@ async def test_lines_are_not_held_against_what_is_asked_for(pools):
 
 
 @pytest.mark.parametrize(("first", "second", "order"), [("y", "z", ["la", "lb"]), ("z", "y", ["lb", "la"])])
-async def test_what_is_cancelled_at_one_time_goes_by_name(pools, first, second, order):
-    """In either order both come in among lines, and the one that does so first brings its own counter."""
+async def test_groups_cancelled_at_the_same_time_are_cancelled_by_name(pools, first, second, order):
+    """In either order both tenants join the turns of lines, and the first to join brings its own counter."""
     pool = await pools(grace=0.0)
     await pool.submit(of("a", "earlier", BATCH_CLASS, prompt=range(100)))
     owner = await Owner.take(pool)

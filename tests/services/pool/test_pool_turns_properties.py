@@ -15,14 +15,14 @@ from services.requests import BATCH_CLASS
 asked = st.tuples(
     st.integers(-2, 2) | st.just(BATCH_CLASS),
     st.integers(1, 40),  # tokens of the prompt
-    st.integers(0, 200),  # seconds it waited already
+    st.integers(0, 200),  # seconds that it has waited already
     st.sampled_from("abc"),
 )
 rooms = st.builds(Room, st.integers(1, 3), st.integers(1, 9), st.just(16))
 
 
 async def served(limits, crowd, offers):
-    """Claims, by offer, of requests named by their place in the crowd."""
+    """Ranks of all requests, which are named by their index in the crowd, and the claims of each offer."""
     pool = ReferencePool(WallClock(), Limits(**limits))
     for i, (priority, prompt, waited, tenant) in enumerate(crowd):
         await pool.submit(of(tenant, str(i), priority, float(waited), prompt=range(prompt)))
@@ -59,8 +59,8 @@ def test_within_a_tenant_the_order_is_by_rank(limits, crowd, offers):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(asked, min_size=1, max_size=20), st.integers(1, 20))
-def test_tenants_with_something_waiting_are_served_alike(crowd, count):
-    """The bound of the article: two tenants that wait all the time differ by one request at most."""
+def test_tenants_with_waiting_requests_are_served_equally(crowd, count):
+    """The bound of the VTC paper: two tenants that wait all the time differ by one request at most."""
     crowd = [(0, prompt, 0, tenant) for _, prompt, _, tenant in crowd]
     _, claims = asyncio.run(served({}, crowd, [ONE] * count))
     charged, left = dict.fromkeys("abc", 0), [tenant for *_, tenant in crowd]
