@@ -41,11 +41,6 @@ class Answer:
         self._completion_logprobs = [CompletionLogprobs(model.tokenizer, tables, offset) for offset in offsets]
 
     @property
-    def scored(self) -> bool:
-        """It shows the log probabilities of prompts."""
-        return self.plan.prompt_logprobs is not None or (self.plan.echo and self.plan.with_logprobs)
-
-    @property
     def ended(self) -> bool:
         """Every choice has ended well."""
         return all(choice.ended for choice in self.choices)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ApiError, Kind
 from services.messages import End, Logprobs, PromptLogprobs, TokenEvent
-from services.requests import FinishReason
+from services.requests import NO_TOKEN_LEFT, FinishReason
 from services.text import Detokenizer, TextTables
 
 
@@ -121,6 +121,8 @@ def failure(end: End) -> ApiError | None:
         return ApiError(
             Kind.QUEUE_TIMEOUT, "The request timed out: no engine had begun it by the end of its queue timeout."
         )
+    if end.error == NO_TOKEN_LEFT:
+        return ApiError(Kind.INVALID, f"The request left off: {end.error}.")
     if end.reason is FinishReason.ERROR:
         return ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")
     if end.reason is FinishReason.CANCELLED:

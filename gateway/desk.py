@@ -1,5 +1,5 @@
-"""The desk: where bodies are worked on. Long ones off the event loop, so many at once and so many in line; short ones
-on it, one in each turn of the loop."""
+"""The desk: where bodies and answers are worked on. Long ones off the event loop, so many at once and so many in line;
+short bodies on it, one in each turn of the loop."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Desk:
         self._places, self._place_of_short = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()  # bytes of each tenant, those at work included
+        self._answers: Counter[str] = Counter()
         self._received: Counter[str] = Counter()  # bytes of bodies of which the rest is still to come
         self._short: dict[str, deque[asyncio.Future[None]]] = {}  # pieces that wait for a turn of the loop, by tenant
         self._had_turn = False  # a piece had this one
@@ -52,16 +53,26 @@ class Desk:
             await self._turn(tenant)
             return function(*args, **kwargs)
         _check_room(self._waiting, tenant, size)
-        self._waiting[tenant] += size
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        return await self._in_turn(tenant, self._waiting, size, partial(function, *args, **kwargs))
+
+    async def answer(self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for an answer of what is in memory already: it is never refused, and waits for other answers of the
+        tenant, not for its bodies."""
+        if size <= INLINE:
+            return function(*args, **kwargs)
+        return await self._in_turn(f"{tenant}\0answers", self._answers, size, partial(function, *args, **kwargs))
+
+    async def _in_turn(self, line: str, held: Counter[str], size: int, work: Callable[[], T]) -> T:
+        held[line] += size
+        turn = self._turns.setdefault(line, asyncio.Lock())
         try:
             async with turn, self._place_of_short if size <= SHORT and self._places.locked() else self._places:
-                work = partial(_done, size, partial(function, *args, **kwargs))
-                return await _finished(asyncio.get_running_loop().run_in_executor(self._threads, work))
+                doing = asyncio.get_running_loop().run_in_executor(self._threads, partial(_done, size, work))
+                return await _finished(doing)
         finally:
-            self._waiting[tenant] -= size
-            if not self._waiting[tenant]:
-                del self._waiting[tenant], self._turns[tenant]
+            held[line] -= size
+            if not held[line]:
+                del held[line], self._turns[line]
 
     async def _turn(self, tenant: str) -> None:
         """Wait for a turn of the loop in which no other short piece is worked on."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gateway.caller import Caller
 from gateway.errors import ApiError, Kind
+from gateway.feasible import check_choice, check_logprobs
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind, Plan
 from gateway.prompts import chat_tokens, text_tokens
@@ -95,6 +96,8 @@ class Door:
         self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.name(digest)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
+        check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
+        check_logprobs(kind, fields, prompts, sequences)
         tier = _service_tier(kind, fields, self._settings.order)
         plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
         submission = Submission(

@@ -46,9 +46,9 @@ class Gateway:
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.leaving = Leaving(pool, self.id, self.reader.follows)
         self.put_back = PutBack(pool, self.reader, self.leaving)
-        self.generations = Generations(pool, self.reader, self.leaving, self.counters)
-        self.door = Door(self.id, model, settings)
         self.desk = Desk()
+        self.generations = Generations(pool, self.reader, self.leaving, self.counters, self.desk)
+        self.door = Door(self.id, model, settings)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import ParamSpec, Protocol, Self, TypeVar
 
 from starlette.types import Receive
 
@@ -13,9 +14,33 @@ from gateway.errors import ClientGone
 from gateway.inbox import Inbox
 from gateway.plan import Plan
 from gateway.timing import Timing
-from services.messages import TokenEvent
+from gateway.turns import Turn
+from services.messages import Logprobs, TokenEvent
 
 log = logging.getLogger(__name__)
+
+EVENT, ENTRY = 64, 8  # bytes of a body that cost as much as a token event, as one of its log probabilities
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """The result of `function`, which works on so many bytes; in a thread if these are many."""
+
+    async def __call__(self, size: int, function: Callable[[], T]) -> T: ...
+
+
+def size_of(events: Iterable[TokenEvent]) -> int:
+    """What making an answer of them costs, in bytes of a body that cost as much."""
+    return sum(EVENT + ENTRY * _entries(event.logprobs) for event in events)
+
+
+def _entries(logprobs: Logprobs | None) -> int:
+    if logprobs is None:
+        return 0
+    scored = 0 if logprobs.prompt is None else len(logprobs.prompt.tokens) + len(logprobs.prompt.top_ids)
+    return 1 + len(logprobs.top) + scored
 
 
 class Generation:
@@ -30,13 +55,18 @@ class Generation:
         inbox: Inbox,
         on_close: Callable[[Inbox], None],
         receive: Receive | None,
+        work: Work,
         timing: Timing | None = None,
+        turn: Turn | None = None,
     ) -> None:
+        """`work` does what takes long, off the loop. `turn` ends when what is there by now has been worked on."""
         self.request = inbox.request
         self.plan = plan
         self._inbox = inbox
         self._on_close = on_close
         self._timing = timing
+        self._work = work
+        self._turn = turn
         self._watcher = asyncio.create_task(_watch(receive, inbox)) if receive else None
 
     async def take(self, until: float | None = None) -> list[TokenEvent]:
@@ -47,11 +77,23 @@ class Generation:
             self._timing.observe(events, self._inbox.arrived)
         return events
 
+    async def work(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `function`, which makes something of events that were taken, of this `size_of`."""
+        try:
+            return await self._work(size, partial(function, *args, **kwargs))
+        finally:
+            self._end_turn()
+
     def close(self) -> None:
         """This follower wants no more. When it was the last of an open request, the request ends, now or later."""
+        self._end_turn()
         if self._watcher:
             self._watcher.cancel()
         self._on_close(self._inbox)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
 
     def __enter__(self) -> Self:
         return self

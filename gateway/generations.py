@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from starlette.types import Receive
 
+from gateway.desk import Desk
 from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
-from gateway.generation import Generation
+from gateway.generation import Generation, Work
 from gateway.inbox import Inbox
 from gateway.leaving import Leaving
 from gateway.plan import Plan
@@ -17,6 +19,7 @@ from gateway.position import Position
 from gateway.reader import PATIENCE, Reader
 from gateway.refused import refused
 from gateway.timing import Timing
+from gateway.turns import Turn, Turns
 from services.messages import Group
 from services.pool.pool import RequestPool
 from services.telemetry import Counters
@@ -28,22 +31,29 @@ LOOKS = 20  # within `PATIENCE` seconds, for a request that somebody may be abou
 class Generations:
     """`receive`, in every method, tells when the client goes; None: whoever opens the generation closes it."""
 
-    def __init__(self, pool: RequestPool, reader: Reader, leaving: Leaving, counters: Counters) -> None:
+    def __init__(self, pool: RequestPool, reader: Reader, leaving: Leaving, counters: Counters, desk: Desk) -> None:
         self._pool = pool
         self._reader = reader
         self._leaving = leaving
         self._counters = counters
+        self._desk = desk
+        self._turns = Turns()
 
-    async def open(self, ticket: Ticket, receive: Receive | None, received: float | None) -> Generation:
+    async def open(
+        self, ticket: Ticket, receive: Receive | None, received: float | None, line: str | None = None
+    ) -> Generation:
         """Submit, and follow what becomes of it. The request was `received` at that time of the loop's clock; None:
-        nobody waits for it, its times are not measured.
+        nobody waits for it, its times are not measured. Its answer is made in this `line` of the desk, its tenant's
+        unless said.
 
         Where the idempotency key is known, the request that came earlier under it is followed from its first token.
-        Raises ApiError when the pool is full, the wait too long or the idempotency key another request's,
-        PoolUnavailable.
+        Raises ApiError when the pool is full, the wait too long, the idempotency key another request's, or the request
+        has as many followers as it may have; PoolUnavailable.
         """
         submission = ticket.submission
         request, plan = submission.request, ticket.plan
+        self._check_followers(request)
+        turn: Turn | None = None
         timing = None if received is None else Timing(self._counters, received, submission.sequences)
         inbox = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
@@ -54,15 +64,16 @@ class Generations:
             if reply.request != request:
                 self._leaving.leave(reply.request)
                 raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
-            inbox.submitted = True
             if reply.existed:
                 group = await self._group(request, submission.tenant)
                 plan, timing = _as_asked(Plan.unpack(group.body), ticket), None
-                await self._reader.reread_requests([request])
+                turn = await self._caught_up(inbox, submission.tenant)
+            inbox.submitted = True
         except BaseException:
             self._close(inbox)  # nobody knows whether it arrived
             raise
-        return Generation(plan, inbox, self._close, receive, timing)
+        work = self._work(line or submission.tenant)
+        return Generation(plan, inbox, self._close, receive, work, timing, turn)
 
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id, from its first token, whoever submitted it and wherever.
@@ -90,30 +101,51 @@ class Generations:
         return await self._attached(group, _as_asked(plan, ticket), receive)
 
     async def _attached(self, group: Group, plan: Plan, receive: Receive | None) -> Generation:
-        followers = len(self._reader.followers(group.request))
-        if followers >= MOST_FOLLOWERS:
-            text = f"Request '{group.request}' has {followers} followers at this gateway, its most."
-            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
+        self._check_followers(group.request)
         inbox = self._reader.follow(group.request, group.sequences)
-        inbox.submitted = True
         try:
             await self._leaving.settled(group.request)
-            await self._reader.reread_requests([group.request])
+            turn = await self._caught_up(inbox, group.tenant)
         except BaseException:
             self._close(inbox)
             raise
-        return Generation(plan, inbox, self._close, receive)
+        return Generation(plan, inbox, self._close, receive, self._work(group.tenant), turn=turn)
+
+    async def _caught_up(self, inbox: Inbox, tenant: str) -> Turn:
+        """Read what the pool has. The turn lasts until an answer was made of it, or ends here if nothing was there."""
+        turn = await self._turns.take(tenant)
+        try:
+            await self._reader.catch_up(inbox)
+        except BaseException:
+            turn.end()
+            raise
+        if not inbox.unread:
+            turn.end()
+        return turn
+
+    def _work(self, line: str) -> Work:
+        return partial(self._desk.answer, line)
+
+    def _check_followers(self, request: str) -> None:
+        followers = len(self._reader.followers(request))
+        if followers >= MOST_FOLLOWERS:
+            text = f"Request '{request}' has {followers} followers at this gateway, its most."
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, text)
 
     async def _group(self, request: str, tenant: str) -> Group:
-        group = await self._pool.group(request)
+        group = await self._look(request, tenant)
         for _ in range(LOOKS):
             if group is not None or self._reader.settled:
                 break
             await asyncio.sleep(PATIENCE / LOOKS)
-            group = await self._pool.group(request)
+            group = await self._look(request, tenant)
         if group is None or group.tenant != tenant:
             raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
         return group
+
+    async def _look(self, request: str, tenant: str) -> Group | None:
+        with await self._turns.take(tenant):
+            return await self._pool.group(request)
 
     def _close(self, inbox: Inbox) -> None:
         self._reader.unfollow(inbox)

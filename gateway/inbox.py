@@ -35,6 +35,7 @@ class Inbox:
             id: [] for id in self.next
         }  # parallel to tokens, kept where there is a submission
         self.submitted = False  # the pool knows the sequences: if later it does not, they are lost
+        self.behind: set[str] = set()  # sequences of which events were missing before it was submitted
         self.arrived = 0.0  # when the latest events came, seconds on the loop's clock
         self._most = UNREAD * len(self.next)
         self._events: list[TokenEvent] = []
@@ -45,6 +46,11 @@ class Inbox:
     def open(self) -> bool:
         """A sequence has not ended yet."""
         return bool(self.next)
+
+    @property
+    def unread(self) -> bool:
+        """Something waits to be taken."""
+        return bool(self._events)
 
     def put(self, event: TokenEvent, now: float) -> bool:
         """Take an event unless it came before. False: events before it are missing, it was not taken."""

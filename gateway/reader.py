@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from gateway.inbox import Inbox
 from services.errors import PoolUnavailable
@@ -20,6 +20,7 @@ from services.pool.pool import RequestPool
 BLOCK = 1.0  # seconds a read waits for events
 SILENCE = 10.0  # seconds without an event after which a sequence is read from storage
 ATTACH_AT_ONCE = 256  # sequences read in one script: it must not hold up the pool
+HAND_OUT_AT_ONCE = 1024  # tokens of snapshots, a millisecond or two, before others go on
 PATIENCE = 5.0  # seconds after an outage in which what the pool lost is put back by whoever has it
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is away
 
@@ -112,11 +113,29 @@ class Reader:
 
     async def reread(self, ids: Iterable[str] | None = None) -> None:
         """Attach again to `ids`, or to all that is followed, and take what storage has of them."""
-        wanted = list(self._from_indices(self._inboxes if ids is None else ids).items())
-        for start in range(0, len(wanted), ATTACH_AT_ONCE):
-            part = dict(wanted[start : start + ATTACH_AT_ONCE])
-            for snapshot in await self._pool.listen(self._gateway, part):
-                self._catch_up(snapshot)
+        wanted = self._from_indices(self._inboxes if ids is None else ids)
+        async for snapshot in self._attach(wanted):
+            self._catch_up(snapshot, self._inboxes.get(snapshot.id, ()))
+
+    async def catch_up(self, inbox: Inbox) -> None:
+        """Attach for a follower of a request that the pool has, and give it what storage has beyond where it stands.
+        Others that follow the request have that already. Raises PoolUnavailable."""
+        async for snapshot in self._attach(dict(inbox.next)):
+            inbox.submitted = True
+            self._catch_up(snapshot, [inbox])
+        if inbox.behind:
+            await self.reread(inbox.behind)
+
+    async def _attach(self, wanted: dict[str, int]) -> AsyncIterator[Snapshot]:
+        """What storage has of sequences from these indices on. Other tasks run in between."""
+        items, handed = list(wanted.items()), 0
+        for start in range(0, len(items), ATTACH_AT_ONCE):
+            for snapshot in await self._pool.listen(self._gateway, dict(items[start : start + ATTACH_AT_ONCE])):
+                yield snapshot
+                handed += len(snapshot.tokens)
+                if handed > HAND_OUT_AT_ONCE:
+                    handed = 0
+                    await asyncio.sleep(0)
 
     async def reread_requests(self, requests: Iterable[str]) -> None:
         """The same for all sequences of these requests."""
@@ -136,11 +155,11 @@ class Reader:
 
     def _hand_out(self, events: list[TokenEvent]) -> set[str]:
         """Returns the ids of which events are missing."""
-        now, gaps = self._now(), set()
+        now, gaps = self._now(), set[str]()
         for event in events:
             for inbox in self._inboxes.get(event.id, ()):
                 if not inbox.put(event, now):
-                    gaps.add(event.id)
+                    (gaps if inbox.submitted else inbox.behind).add(event.id)
         return gaps
 
     def _from_indices(self, ids: Iterable[str]) -> dict[str, int]:
@@ -152,8 +171,8 @@ class Reader:
                 wanted[sequence] = min(standing)
         return wanted
 
-    def _catch_up(self, snapshot: Snapshot) -> None:
-        for inbox in self._inboxes.get(snapshot.id, ()):
+    def _catch_up(self, snapshot: Snapshot, inboxes: Iterable[Inbox]) -> None:
+        for inbox in inboxes:
             if snapshot.known:
                 inbox.catch_up(snapshot, self._now())
                 self._found(inbox.request)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answer import Answer
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
-from gateway.generation import Generation
+from gateway.generation import Generation, size_of
 from services.messages import TokenEvent
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is what access logs show
@@ -42,13 +42,14 @@ class Writer(Protocol):
 async def whole(generation: Generation, answer: Answer) -> Response:
     """The response when all is there. Closes the generation. Raises ApiError."""
     with generation:
+        size = 0
         while not answer.ended:
-            answer.add(await generation.take())
+            events = await generation.take()
+            size += size_of(events)
+            await generation.work(size_of(events), answer.add, events)
             if answer.error is not None:
                 raise answer.error
-        # thousands of prompt tokens take tens of milliseconds to write: other streams go on meanwhile
-        body = await asyncio.to_thread(answer.body) if answer.scored else answer.body()
-        return Response(body, media_type="application/json")
+        return Response(await generation.work(size, answer.body), media_type="application/json")
 
 
 async def streamed(generation: Generation, writer: Writer) -> Response:
@@ -59,7 +60,7 @@ async def streamed(generation: Generation, writer: Writer) -> Response:
     try:
         while not first:
             events = await generation.take(until)
-            first = writer.write(events) if events else COMMENT
+            first = await generation.work(size_of(events), writer.write, events) if events else COMMENT
     except BaseException:
         generation.close()
         raise
@@ -113,7 +114,9 @@ class EventStream(Response):
         """What to send next, maybe nothing; a comment at the loop's time `until`."""
         try:
             events = await self._generation.take(until)
-            return self._writer.write(events) if events else COMMENT
+            if not events:
+                return COMMENT
+            return await self._generation.work(size_of(events), self._writer.write, events)
         except ApiError as error:
             return self._writer.fail(error)
         except (ClientGone, GatewayStops, OSError):

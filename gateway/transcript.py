@@ -38,6 +38,10 @@ class Transcript:
                 return
         self._choice.add(event)
 
+    def add_all(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            self.add(event)
+
     def take(self, silent: bool = False) -> tuple[str, list[dict[str, Any]]]:
         """The text that became final since the last take and the log probabilities of its tokens.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+NO_TOKEN_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
 BATCH_CLASS = 9  # the class of a batch's lines: behind all that a request can ask for, whatever the order
 
 

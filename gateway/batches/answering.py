@@ -38,7 +38,14 @@ from services.requests import BATCH_CLASS
 F = TypeVar("F", bound=GenerationFields)
 
 # errors that say something about the moment, not about the line: it is tried again
-PASSING = {Kind.TOO_MANY_LONG, Kind.POOL_FULL, Kind.NO_ENGINE, Kind.POOL_UNAVAILABLE, Kind.STOPPING}
+PASSING = {
+    Kind.TOO_MANY_LONG,
+    Kind.TOO_MANY_FOLLOWERS,
+    Kind.POOL_FULL,
+    Kind.NO_ENGINE,
+    Kind.POOL_UNAVAILABLE,
+    Kind.STOPPING,
+}
 # the request under the line's name was ended from outside, or came back as another: it is asked for anew
 BROKEN = {Kind.CANCELLED, Kind.DIVERGED}
 _KINDS: dict[str, tuple[AnswerKind, type[GenerationFields]]] = {
@@ -119,7 +126,7 @@ class LineAnswerer:
         ticket, request = replace(ticket, submission=submission), submission.request
         self._asked(number, request)
         try:
-            generation = await gateway.generations.open(ticket, None, None)
+            generation = await gateway.generations.open(ticket, None, None, caller.at_desk)
             return request, await self._whole(generation, caller)
         except ApiError as error:
             if error.kind in BROKEN:
@@ -153,7 +160,7 @@ class LineAnswerer:
     async def _whole(self, generation: Generation, caller: Caller) -> bytes:
         if self._record.endpoint == "/v1/responses":
             with await opened(self._gateway, generation, caller.at_desk) as stored:
-                return orjson.dumps(await whole_response(stored))
+                return await whole_response(stored)
         response = await whole(generation, Answer(generation.plan, self._gateway.model, generation.request))
         return bytes(response.body)
 

@@ -42,6 +42,7 @@ class BatchFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
+        self.tenant = path.parent.parent.name  # the name of its folder
         self.input = path / "input"
 
     def create(self, record: BatchRecord, content: Path) -> None:

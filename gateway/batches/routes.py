@@ -30,7 +30,9 @@ router = APIRouter(prefix="/v1/batches")
 @router.post(
     "",
     **documented(
-        takes=BatchRequest, gives=BatchObject, errors=(*BODY_ERRORS, Kind.NO_SUCH_OBJECT, Kind.TOO_MANY_BATCHES)
+        takes=BatchRequest,
+        gives=BatchObject,
+        errors=(*BODY_ERRORS, Kind.NO_SUCH_OBJECT, Kind.TOO_MANY_BATCHES, Kind.FILES_FULL),
     ),
 )
 async def create(request: Request) -> dict[str, Any]:
@@ -76,10 +78,11 @@ def _create(gateway: Gateway, tenant: str, fields: BatchRequest) -> BatchFolder:
         store.get(tenant, fields.input_file_id)
     except ApiError as error:
         raise ApiError(error.kind, error.message, "input_file_id") from None
-    open_ = sum(folder.path.parent.parent.name == name for folder in batches.open())
+    open_ = sum(folder.tenant == name for folder in batches.open())
     if open_ >= OPEN_MOST:
         text = f"{open_} batches have not ended, at most {OPEN_MOST} of a tenant are taken; try again later."
         raise ApiError(Kind.TOO_MANY_BATCHES, text)
+    store.check_count(tenant)  # its results will be files
     now = int(time.time())
     record = BatchRecord(
         id=f"batch_{new_id()}",

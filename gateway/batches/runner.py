@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 
 from gateway.batches.folder import BatchFolder
 from gateway.batches.record import BatchRecord, Final
@@ -18,7 +19,7 @@ from services.errors import PoolUnavailable
 
 PERIOD = 1.0  # seconds between looks
 LEASE = 10.0  # seconds a batch is owned without a sign of life
-MOST = 8  # batches that run here at once; the others wait, the oldest first
+MOST = 8  # batches that run here at once, and the first of each tenant; the others wait, the oldest first
 
 INPUT_GONE = {
     "code": "input_file_gone",
@@ -37,6 +38,7 @@ class BatchRunner:
         self._gateway = gateway
         self._places = asyncio.Semaphore(gateway.settings.lines_in_flight)
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._of_tenant: Counter[str] = Counter()  # how many of them, by the tenant's folder
         self._unreadable: set[str] = set()  # batches of which the log has said so
 
     def start(self) -> None:
@@ -53,7 +55,7 @@ class BatchRunner:
         while True:
             await asyncio.sleep(PERIOD)
             for folder in await disk.in_thread(lambda: list(self._gateway.batches.open())):
-                if folder.id not in self._runs and len(self._runs) < MOST:
+                if folder.id not in self._runs and (len(self._runs) < MOST or not self._of_tenant[folder.tenant]):
                     try:
                         await self._try(folder)
                     except Exception:  # it is about this batch alone: those behind it go on
@@ -77,7 +79,12 @@ class BatchRunner:
             if await hold.renew():
                 task = start(self._run(folder, record, hold), f"batch {folder.id}")
                 self._runs[folder.id] = task
-                task.add_done_callback(lambda _: self._runs.pop(folder.id))
+                self._of_tenant[folder.tenant] += 1
+                task.add_done_callback(lambda _: self._ended(folder))
+
+    def _ended(self, folder: BatchFolder) -> None:
+        del self._runs[folder.id]
+        self._of_tenant -= Counter([folder.tenant])  # which drops those that have none
 
     async def _run(self, folder: BatchFolder, record: BatchRecord, hold: _Hold) -> None:
         run = asyncio.create_task(BatchRun(self._gateway, folder, record, hold.segment, self._places).run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
@@ -43,15 +44,20 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 @router.get("", **documented(gives=FileList, parameters=LISTING, errors=ERRORS))
-async def listed(request: Request) -> dict[str, Any]:
+async def listed(request: Request) -> Response:
     """The tenant's files."""
     order, purpose = request.query_params.get("order", "desc"), request.query_params.get("purpose")
     if order not in ORDERS:
         raise ApiError(Kind.INVALID, f"Invalid 'order': must be 'asc' or 'desc' (got '{order[:50]}').", "order")
     limit, newest_first = limit_of(request, MOST, MOST), ORDERS[order]
-    files = await disk.in_thread(of(request).files.all, request.state.tenant, purpose, newest_first)
-    first = after_of(request, [file.id for file in files], newest_first)
-    return page([file.body() for file in files[first : first + limit]], len(files) > first + limit)
+
+    def body() -> bytes:
+        files = of(request).files.all(request.state.tenant, purpose, newest_first)
+        first = after_of(request, [file.id for file in files], newest_first)
+        chosen = [file.body() for file in files[first : first + limit]]
+        return orjson.dumps(page(chosen, len(files) > first + limit))
+
+    return Response(await disk.in_thread(body), media_type="application/json")
 
 
 @router.get("/{id}", **documented(gives=FileObject, errors=ERRORS))

@@ -12,8 +12,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,8 @@ from gateway.errors import ApiError, Kind
 from gateway.files import disk
 
 STALE = 86_400.0  # seconds after which a file that is not whole is what a killed process left
+MOST_FILES = 4096  # of a tenant: each upload and each list goes through all of them, in some hundredths of a second
+KEPT_RECORDS = 1 << 15  # in memory, of all tenants: 20 MB or so
 log = logging.getLogger(__name__)
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
@@ -35,11 +38,6 @@ def new_id() -> str:
 def tenant_folder(tenant: str) -> str:
     """The name of a tenant's folder; tenants have any names."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
-
-
-def _whole(path: Path) -> bool:
-    """Whether it belongs to a file that clients can see."""
-    return path.suffix == ".json" or (path.suffix == ".data" and path.with_suffix(".json").exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,13 @@ class StoredFile:
         """What another build added is left out. Raises TypeError where something is missing."""
         return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
     def body(self) -> dict[str, Any]:
         """OpenAI's file object."""
-        body = asdict(self) | {"object": "file", "status": "processed"}
-        return {name: value for name, value in body.items() if value is not None}
+        body = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        return body | {"object": "file", "status": "processed"}
 
 
 class FileStore:
@@ -78,22 +79,15 @@ class FileStore:
         return folder
 
     def check_room(self, tenant: str, size: int) -> None:
-        """Raises ApiError where the tenant has no room for so many more bytes. Removes what has expired, and what
-        processes left that were killed while they wrote it."""
-        folder, used, now = self.folder(tenant), 0, time.time()
-        for stored in self._all(folder):
-            if stored.expires_at is not None and stored.expires_at <= now:
-                self._remove(folder, stored.id)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    stat = entry.stat()
-                except FileNotFoundError:
-                    continue
-                if stat.st_mtime < now - STALE and not _whole(Path(entry.path)):
-                    Path(entry.path).unlink(missing_ok=True)
-                else:
-                    used += stat.st_size
+        """Raises ApiError where the tenant has no room for one more file of so many bytes. Removes what has
+        expired, and what processes left that were killed while they wrote it."""
+        folder, now = self.folder(tenant), time.time()
+        files = {file.id: file for file in self._all(folder)}
+        for id in [id for id, file in files.items() if file.expired(now)]:
+            self._remove(folder, id)
+            del files[id]
+        _check_count(len(files))
+        used = sum(file.bytes for file in files.values()) + _others(folder, files.keys(), now)
         used += self._batch_inputs(tenant)
         if used + size > self._max_tenant_bytes:
             text = (
@@ -101,6 +95,10 @@ class FileStore:
                 "bytes for each tenant. Delete some first."
             )
             raise ApiError(Kind.FILES_FULL, text, "file")
+
+    def check_count(self, tenant: str) -> None:
+        """Raises ApiError where the tenant has as many files as it may have."""
+        _check_count(len(self._all(self.folder(tenant))))
 
     def _batch_inputs(self, tenant: str) -> int:
         """Bytes of files that were deleted, and are on the disk as inputs of batches that have not ended."""
@@ -124,8 +122,8 @@ class FileStore:
             raise
 
     def get(self, tenant: str, id: str) -> StoredFile:
-        file = self._read(self.folder(tenant) / f"{id}.json") if _ID.fullmatch(id) else None
-        if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
+        file = _readable(self.folder(tenant) / f"{id}.json") if _ID.fullmatch(id) else None
+        if file is None or file.expired(time.time()):
             raise ApiError(Kind.NO_SUCH_OBJECT, f"There is no file '{id[:100]}'.", "id")
         return file
 
@@ -135,8 +133,7 @@ class FileStore:
 
     def all(self, tenant: str, purpose: str | None, newest_first: bool) -> Sequence[StoredFile]:
         files, now = self._all(self.folder(tenant)), time.time()
-        living = [f for f in files if f.expires_at is None or f.expires_at > now]
-        chosen = [f for f in living if purpose in (None, f.purpose)]
+        chosen = [f for f in files if not f.expired(now) and purpose in (None, f.purpose)]
         return chosen[::-1] if newest_first else chosen
 
     def delete(self, tenant: str, id: str) -> None:
@@ -149,21 +146,56 @@ class FileStore:
         self._remove(self.folder(tenant), id)
 
     def _all(self, folder: Path) -> list[StoredFile]:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("file-") and name.endswith(".json"))
-        return [file for name in names if (file := self._read(folder / name)) is not None]
-
-    @staticmethod
-    def _read(path: Path) -> StoredFile | None:
-        """None where there is none, or none that this build can read: the tenant's others are well."""
-        try:
-            return StoredFile.of(orjson.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            log.warning("%s is no file's record that can be read: %s", path, error)
-            return None
+        """By creation. Each record is read from the disk once: it never changes."""
+        with os.scandir(folder) as entries:
+            found = sorted(
+                (e.name, e.inode()) for e in entries if e.name.startswith("file-") and e.name.endswith(".json")
+            )
+        return [file for name, inode in found if (file := _readable(folder / name, inode)) is not None]
 
     @staticmethod
     def _remove(folder: Path, id: str) -> None:
         (folder / f"{id}.json").unlink(missing_ok=True)
         (folder / f"{id}.data").unlink(missing_ok=True)
+
+
+def _readable(path: Path, inode: int | None = None) -> StoredFile | None:
+    """None where there is none, or none that this build can read: the tenant's others are well. With the `inode` that
+    it has in its folder, what was read before is taken."""
+    try:
+        return _read(path) if inode is None else _kept(str(path), inode)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        log.warning("%s is no file's record that can be read: %s", path, error)
+        return None
+
+
+def _read(path: Path) -> StoredFile:
+    return StoredFile.of(orjson.loads(path.read_bytes()))
+
+
+@lru_cache(KEPT_RECORDS)
+def _kept(path: str, inode: int) -> StoredFile:
+    return _read(Path(path))
+
+
+def _check_count(files: int) -> None:
+    if files >= MOST_FILES:
+        text = f"You have {files} files; this server keeps {MOST_FILES} for each tenant. Delete some first."
+        raise ApiError(Kind.FILES_FULL, text, "file")
+
+
+def _others(folder: Path, known: Set[str], now: float) -> int:
+    """Bytes of what belongs to none of the `known` files. What is old of it and has no record is removed."""
+    used = 0
+    with os.scandir(folder) as scanned:
+        entries = {entry.name: entry for entry in scanned if entry.name.partition(".")[0] not in known}
+    for name, entry in entries.items():
+        with contextlib.suppress(FileNotFoundError):
+            stat, id = entry.stat(), name.partition(".")[0]
+            if stat.st_mtime >= now - STALE or (id and f"{id}.json" in entries):
+                used += stat.st_size
+            else:
+                Path(entry.path).unlink()
+    return used

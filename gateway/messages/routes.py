@@ -15,7 +15,7 @@ from gateway.documented import BODY_ERRORS, GENERATION_ERRORS, GENERATION_HEADER
 from gateway.door import Ticket
 from gateway.errors import ApiError, Kind
 from gateway.gateway import Gateway, of
-from gateway.generation import Generation
+from gateway.generation import Generation, size_of
 from gateway.messages.errors import OVERLOADED, PATH
 from gateway.messages.events import writer
 from gateway.messages.objects import Asked, message, transcript_of
@@ -86,8 +86,8 @@ async def _whole(generation: Generation, model: ServedModel) -> Response:
     with generation:
         transcript = transcript_of(generation, model)
         while transcript.end is None:
-            for event in await generation.take():
-                transcript.add(event)
+            events = await generation.take()
+            await generation.work(size_of(events), transcript.add_all, events)
     error = failure(transcript.end)
     if error is not None:
         raise error

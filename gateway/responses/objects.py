@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.choice import failure
+from gateway.errors import Kind
 from gateway.plan import AnswerKind
 from gateway.transcript import Transcript
 from services.messages import End
@@ -55,7 +56,9 @@ def response(asked: Asked, transcript: Transcript) -> dict[str, Any]:
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
     if end.reason is FinishReason.ERROR:
-        made["error"] = {"code": "server_error", "message": str(failure(end))}
+        error = failure(end)
+        code = "invalid_prompt" if error is not None and error.kind is Kind.INVALID else "server_error"
+        made["error"] = {"code": code, "message": str(error)}
     return made
 
 

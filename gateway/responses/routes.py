@@ -139,7 +139,7 @@ async def cancel(request: Request, id: str) -> Response:
         if not stored.ended:
             await gateway.pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
-        return _json(objects.response(stored.asked, stored.transcript))
+        return _response(await stored.body())
 
 
 @router.delete("/{id}", **documented(gives=ResponseDeleted, errors=ERRORS))
@@ -181,16 +181,20 @@ def _streamed(stored: StoredResponse, after: int, with_ids: bool) -> Response:
 
 async def _as_it_stands(stored: StoredResponse) -> Response:
     await stored.read(_now())
-    return _json(objects.response(stored.asked, stored.transcript))
+    return _response(await stored.body())
 
 
 async def _whole(stored: StoredResponse) -> Response:
     """Raises ApiError where there is no answer."""
-    return _json(await whole(stored))
+    return _response(await whole(stored))
 
 
 def _json(body: dict[str, object]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return _response(orjson.dumps(body))
+
+
+def _response(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _now() -> float:

@@ -8,12 +8,13 @@ from typing import Any, Self
 import orjson
 
 from gateway.answer import Answer
-from gateway.generation import Generation
+from gateway.generation import Generation, size_of
 from gateway.model import ServedModel
 from gateway.plan import AnswerKind
-from gateway.responses.objects import Asked
+from gateway.responses.objects import Asked, response
 from gateway.schemas.chat import Message
 from gateway.transcript import Transcript
+from services.messages import TokenEvent
 
 PLAIN = {"role", "content", "refusal"}  # fields of a message that its role and its text say
 
@@ -52,6 +53,7 @@ class StoredResponse:
             generation.request, model.name, plan.created, plan.prompt_tokens, plan.service_tier, self.extra.echo
         )
         choice = Answer(plan, model, generation.request).choices[0]
+        self._size = 0  # of the events that were read
         self.transcript = Transcript(choice, model.tokenizer, plan.with_logprobs)
 
     def close(self) -> None:
@@ -75,8 +77,15 @@ class StoredResponse:
         """
         while not self.ended:
             events = await self.generation.take(until)
-            for event in events:
-                self.transcript.add(event)
-            self.transcript.take(silent=True)
             if not events:
                 return
+            self._size += size_of(events)
+            await self.generation.work(size_of(events), self._add, events)
+
+    async def body(self) -> bytes:
+        """JSON of the response object as far as it was read."""
+        return await self.generation.work(self._size, lambda: orjson.dumps(response(self.asked, self.transcript)))
+
+    def _add(self, events: list[TokenEvent]) -> None:
+        self.transcript.add_all(events)
+        self.transcript.take(silent=True)

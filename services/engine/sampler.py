@@ -14,8 +14,7 @@ from services.engine.rows import Row
 from services.engine.truncation import MOST_TOKENS
 from services.errors import ModelError
 from services.messages import Logprobs
-
-NONE_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
+from services.requests import NO_TOKEN_LEFT
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Sampler:
             if not choice.sound[i]:
                 result.failed[row.id] = f"the model's logits at position {len(row.token_ids)} are not finite"
             elif not choice.possible[i]:
-                result.failed[row.id] = NONE_LEFT
+                result.failed[row.id] = NO_TOKEN_LEFT
             else:
                 result.tokens[row.id] = choice.tokens[i]
                 if i in choice.logprobs:

@@ -173,6 +173,16 @@ def read_group(request: str, fields: list[bytes | None]) -> Group | None:
     return Group(request, tenant.decode(), sequences, body, open == b"0", resumable == b"1", background == b"1")
 
 
+def size_of(replies: list[Any]) -> int:
+    """Bytes of tokens and log probabilities in a reply of `listen`."""
+    return sum(len(fields[2]) + sum(map(len, fields[3])) for fields in replies if fields)
+
+
+def read_snapshots(ids: Iterable[str], replies: list[Any]) -> list[Snapshot]:
+    """The snapshots in a reply of `listen`."""
+    return [read_snapshot(id, fields) for id, fields in zip(ids, replies, strict=True)]
+
+
 def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
     if not fields:
         return Snapshot(id, known=False)

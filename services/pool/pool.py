@@ -37,6 +37,7 @@ MESSAGE_BYTES = 64 << 20
 
 LAYOUT = 3  # of the keys; increment it if a script of the previous build could not read them
 FEW = 64  # sequences that are packed in the event loop: 2,000 with long sampling parameters take a second
+LONG_REPLY = 64 << 10  # bytes of tokens and log probabilities above which a reply is unpacked in a thread
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -142,7 +143,9 @@ class RequestPool:
         """
         wanted = pack([[id, index] for id, index in from_indices.items()])
         replies = await self._server.run("listen", self._prefix, _gateway(gateway), wanted)
-        return [packing.read_snapshot(id, fields) for id, fields in zip(from_indices, replies, strict=True)]
+        if packing.size_of(replies) > LONG_REPLY:
+            return await asyncio.to_thread(packing.read_snapshots, from_indices, replies)
+        return packing.read_snapshots(from_indices, replies)
 
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.

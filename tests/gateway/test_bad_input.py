@@ -10,6 +10,12 @@ import httpx
 import orjson
 import pytest
 
+from gateway import feasible
+from gateway.choice import failure
+from gateway.errors import Kind
+from services.messages import End
+from services.requests import NO_TOKEN_LEFT, FinishReason
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -55,6 +61,13 @@ COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "empty prompt": ({"prompt": ""}, 400, "prompt"),
     "empty list": ({"prompt": []}, 400, "prompt"),
     "an empty prompt among others": ({"prompt": ["hi", ""]}, 400, "prompt"),
+    "log probabilities of output": ({"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 150}, 400, "403200"),
+    "log probabilities of prompts": ({"prompt": [[1] * 300], "n": 128, "prompt_logprobs": 20}, 400, "806400"),
+    "log probabilities of an echo": (
+        {"prompt": [[1] * 300], "n": 128, "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True},
+        400,
+        "806400",
+    ),
     "an empty list of ids": ({"prompt": [[]]}, 400, "prompt"),
     "a number as prompt": ({"prompt": 5}, 400, "prompt"),
     "an object as prompt": ({"prompt": {"text": "hi"}}, 400, "prompt"),
@@ -107,6 +120,7 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
     "what the template refuses": ({"messages": [{"role": "user", "content": "refuse me"}]}, 400, "refuses"),
     "max_tokens 0": ({"max_tokens": 0}, 400, "max_tokens"),
     "echo": ({"echo": True}, 400, "echo"),
+    "log probabilities of output": ({"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 150}, 400, "403200"),
     "prompt_logprobs 21": ({"prompt_logprobs": 21}, 400, "prompt_logprobs"),
     "prompt_logprobs in a stream": ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     "max_tokens twice": ({"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_completion_tokens"),
@@ -144,6 +158,7 @@ BOTH: dict[str, tuple[dict[str, Any], int, str]] = {
     "bad_words of spaces": ({"bad_words": ["a", "  "]}, 400, "has no tokens"),
     "129 bad_words": ({"bad_words": [f"w{i}" for i in range(129)]}, 400, "129"),
     "a long bad word": ({"bad_words": ["é" * 129]}, 400, "258"),
+    "no token is left at first": ({"allowed_token_ids": [2], "stop_token_ids": [2], "min_tokens": 1}, 400, "no token"),
     "allowed_token_ids empty": ({"allowed_token_ids": []}, 400, "allowed_token_ids"),
     "allowed_token_ids beyond the vocabulary": ({"allowed_token_ids": [3, VOCAB]}, 400, "278"),
     "allowed_token_ids negative": ({"allowed_token_ids": [-1]}, 400, "allowed_token_ids[0]"),
@@ -252,6 +267,22 @@ def test_bad_input(http: httpx.Client, method: str, path: str, body: bytes, stat
     check_error(http.request(method, path, content=body), status, named)
     good = http.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 2})
     assert good.json()["choices"][0]["text"] == "hi"
+
+
+def test_log_probabilities_of_a_streamed_output_have_no_bound(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feasible, "MOST_LOGPROBS", 17)
+    body = {"prompt": "hi", "max_tokens": 3, "logprobs": 5}
+    check_error(http.post(COMPLETIONS, json=body), 400, "18")
+    assert http.post(COMPLETIONS, json=body | {"stream": True}).status_code == 200
+    assert http.post(COMPLETIONS, json=body | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_request_that_comes_to_have_no_token_left_is_the_client_s_mistake() -> None:
+    error = failure(End(FinishReason.ERROR, error=NO_TOKEN_LEFT))
+    assert error is not None
+    assert error.kind is Kind.INVALID
 
 
 def test_lengths_have_their_own_code(http: httpx.Client) -> None:

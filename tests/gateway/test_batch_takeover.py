@@ -17,6 +17,7 @@ from batch_client import COMPLETIONS, create, ended, entries, jsonl, line, slow,
 from stack import Stack
 
 from gateway.errors import ApiError
+from gateway.files import disk
 from gateway.files.store import FileStore, tenant_folder
 from services import wire
 from services.config import Settings
@@ -196,8 +197,8 @@ def test_a_record_of_a_later_build_hides_no_others(gateways: Gateways) -> None:
         values = msgpack.unpackb((folders[1].path / "record").read_bytes())
         (folders[1].path / "record").write_bytes(msgpack.packb([*values, "new"]))
         files = sorted((gateways.files / tenant_folder("default") / "files").glob("*.json"))
-        files[0].write_text("[]")
-        files[1].write_text(files[1].read_text().replace("{", '{"new": 1, ', 1))
+        disk.replace(files[0], b"[]")
+        disk.replace(files[1], files[1].read_bytes().replace(b"{", b'{"new": 1, ', 1))
         assert [batch.id for batch in client.batches.list()] == [batches[1].id]
         assert [file.id for file in client.files.list()] == [batches[1].input_file_id]
 

@@ -14,7 +14,9 @@ from batch_client import CHAT, COMPLETIONS, RESPONSES, create, ended, entries, j
 from clients import wait_until
 from stack import Stack
 
-from gateway.batches.runner import MOST
+from gateway.batches import answering, runner
+from gateway.errors import ApiError, Kind
+from gateway.generations import Generations
 
 
 def test_a_tenant_sees_its_own_alone(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
@@ -195,14 +197,35 @@ def test_lines_are_counted(alice: openai.OpenAI, served: Stack) -> None:
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0])
 
 
+def test_a_line_waits_where_too_many_read(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[str] = []
+    check = Generations._check_followers
+
+    def refuse_the_first(generations: Generations, request: str) -> None:
+        if not refused:
+            refused.append(request)
+            raise ApiError(Kind.TOO_MANY_FOLLOWERS, "too many")
+        check(generations, request)
+
+    monkeypatch.setattr(Generations, "_check_followers", refuse_the_first)
+    monkeypatch.setattr(answering, "PAUSE", 0.05)
+    monkeypatch.setattr(runner, "PERIOD", 0.05)
+    counts = ended(alice, create(alice, jsonl([line("a", {"prompt": "x", "max_tokens": 1})]))).request_counts
+    assert counts is not None
+    assert (len(refused), counts.completed) == (1, 1)
+
+
 def test_batches_of_one_tenant_do_not_keep_those_of_another_from_beginning(
-    alice: openai.OpenAI, bob: openai.OpenAI
+    alice: openai.OpenAI, bob: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = jsonl([line(str(i), {"prompt": f"SLOW{i}", "max_tokens": 300, "ignore_eos": True}) for i in range(100)])
-    batches = [(alice, create(alice, lines)) for _ in range(MOST + 1)]
-    batches.append((bob, create(bob, lines)))
+    monkeypatch.setattr(runner, "MOST", 1)
+    monkeypatch.setattr(runner, "PERIOD", 0.05)
+    lines = jsonl([line("a", {"prompt": "SLOW", "max_tokens": 380, "ignore_eos": True})])
+    batches = [(alice, create(alice, lines)), (alice, create(alice, lines)), (bob, create(bob, lines))]
     try:
-        until(bob, batches[-1][1].id, lambda batch: batch.status == "in_progress")
+        for client, batch in (batches[0], batches[2]):
+            until(client, batch.id, lambda batch: batch.status == "in_progress")
+        assert alice.batches.retrieve(batches[1][1].id).status == "validating"
     finally:
         for client, batch in batches:
             client.batches.cancel(batch.id)

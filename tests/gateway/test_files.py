@@ -15,6 +15,8 @@ import pytest
 from clients import wait_until
 from stack import Stack
 
+from gateway.files import store
+
 
 def test_a_file_comes_back_as_it_was(alice: openai.OpenAI, served: Stack) -> None:
     content = bytes(range(256)) * 1000
@@ -44,6 +46,30 @@ def test_files_are_listed_in_pages(bob: openai.OpenAI) -> None:
     assert [file.id for file in bob.files.list(purpose="batch_output")] == []
     bob.files.delete(made[2])
     assert [file.id for file in bob.files.list(after=made[2])] == made[1::-1]
+
+
+def test_a_tenant_has_so_many_files_at_most(alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = alice.files.create(file=("a", b"x"), purpose="batch")
+    most = len(list(alice.files.list()))
+    monkeypatch.setattr(store, "MOST_FILES", most)
+    with pytest.raises(openai.RateLimitError, match=f"keeps {most} "):
+        alice.files.create(file=("b", b"x"), purpose="batch")
+    with pytest.raises(openai.RateLimitError, match=f"keeps {most} "):
+        alice.batches.create(input_file_id=first.id, endpoint="/v1/completions", completion_window="24h")
+    alice.files.delete(first.id)
+    alice.files.delete(alice.files.create(file=("a", b"x"), purpose="batch").id)
+
+
+def test_a_list_reads_no_record_again(bob: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [bob.files.create(file=(f"{i}.jsonl", b"x"), purpose="batch").id for i in range(3)]
+    bob.files.list()
+    read: list[Path] = []
+    of = store._read
+    monkeypatch.setattr(store, "_read", lambda path: (read.append(path), of(path))[1])
+    assert [file.id for file in bob.files.list(limit=3)][:3] == made[::-1]
+    later = bob.files.create(file=("later", b"x"), purpose="batch").id
+    assert next(iter(bob.files.list())).id == later
+    assert [path.stem for path in read] == [later]
 
 
 def test_bounds_of_files(alice: openai.OpenAI, served: Stack) -> None:

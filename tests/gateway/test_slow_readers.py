@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 import httpx
@@ -12,6 +13,7 @@ from stack import Stack
 from starlette.types import Message
 
 from gateway import generations, inbox, streams
+from gateway.desk import Desk
 from gateway.errors import ApiError, Kind
 from gateway.generation import Generation
 from gateway.inbox import Inbox
@@ -74,7 +76,7 @@ class Frames:
 async def test_a_stream_that_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
     closed: list[Inbox] = []
-    generation = Generation(cast(Plan, None), Inbox("r", ["r/0"]), closed.append, None)
+    generation = Generation(cast(Plan, None), Inbox("r", ["r/0"]), closed.append, None, partial(Desk().answer, "a"))
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":

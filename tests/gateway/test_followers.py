@@ -1,0 +1,185 @@
+"""Who reads a stored request keeps neither the loop nor the pool from others, however many do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from pump import END, Pump, submission, submit, take
+
+from gateway import turns
+from gateway.desk import Desk
+from gateway.errors import ApiError, Kind
+from gateway.generations import Generations
+from gateway.inbox import Inbox
+from gateway.leaving import Leaving
+from gateway.plan import AnswerKind, Plan
+from gateway.reader import Reader
+from gateway.sse import SseWriter
+from gateway.transcript import Transcript
+from services.messages import Commit, Logprobs, Snapshot
+from services.pool import packing
+from services.pool import pool as pool_module
+from services.pool.pool import RequestPool
+from services.telemetry import Counters
+
+BODY = Plan(AnswerKind.COMPLETION, 0, "digest", 1, 1, 3, 10).pack()
+
+
+class Held:
+    """Reads of tokens of the request `a` wait until `go`."""
+
+    def __init__(self, pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.came = asyncio.Event(), asyncio.Event()
+        self.reading = self.most = 0
+        self._listen = pool.listen
+        monkeypatch.setattr(pool, "listen", self)
+
+    async def __call__(self, gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
+        if "a/0" in wanted:
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+            self.came.set()
+            await self.go.wait()
+            self.reading -= 1
+        return await self._listen(gateway, wanted)
+
+
+@pytest.fixture
+async def generations(pool: RequestPool) -> AsyncIterator[Generations]:
+    reader, desk = Reader(pool, "gw"), Desk()
+    leaving = Leaving(pool, "gw", reader.follows)
+    for tenant in "ab":
+        await pool.submit(submission(tenant, tenant=tenant, background=True, body=BODY))
+    await Pump(pool).commit(*(Commit(f"{tenant}/0", 0, [7], end=END) for tenant in "ab"))
+    yield Generations(pool, reader, leaving, Counters(), desk)
+    await leaving.stop()
+    desk.close()
+
+
+async def follow(generations: Generations, request: str) -> None:
+    with await generations.follow(request, request, None):
+        pass
+
+
+async def test_a_tenant_reads_so_much_at_once_and_others_do_not_wait_for_it(
+    generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(pool, monkeypatch)
+    async with asyncio.timeout(20):
+        tasks = [asyncio.create_task(follow(generations, "a")) for _ in range(4 * turns.AT_ONCE)]
+        await held.came.wait()
+        for _ in range(10):
+            await follow(generations, "b")
+        held.go.set()
+        await asyncio.gather(*tasks)
+    assert 0 < held.most <= turns.AT_ONCE
+
+
+async def test_too_many_reads_in_line_are_refused(
+    generations: Generations, pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "IN_LINE", 1)
+    held = Held(pool, monkeypatch)
+    async with asyncio.timeout(20):
+        first = asyncio.create_task(follow(generations, "a"))
+        await held.came.wait()
+        with pytest.raises(ApiError) as refused:
+            await follow(generations, "a")
+        assert refused.value.kind is Kind.TOO_MANY_FOLLOWERS
+        assert refused.value.retry_after
+        await follow(generations, "b")
+        held.go.set()
+        await first
+        await follow(generations, "a")
+
+
+async def test_a_follower_that_comes_has_the_others_read_nothing(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(pool, "gw")
+    first = await submit(pool, reader, "a")
+    await Pump(pool).commit(Commit("a/0", 0, [5, 6]))
+    await reader.reread(["a/0"])
+    read: list[Inbox] = []
+    catch_up = Inbox.catch_up
+    monkeypatch.setattr(Inbox, "catch_up", lambda inbox, *args: (read.append(inbox), catch_up(inbox, *args)))
+    second = reader.follow("a", ["a/0"])
+    await reader.catch_up(second)
+    assert await take(second, 2) == await take(first, 2) == [(0, 5), (1, 6)]
+    assert read == [second]
+
+
+async def test_what_is_committed_while_a_follower_reads_reaches_it(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event comes before what was read, and nothing comes after it that would show the gap."""
+    reader, pump = Reader(pool, "gw"), Pump(pool)
+    await submit(pool, reader, "a")
+    await pump.commit(Commit("a/0", 0, [5]))
+    late, listen = reader.follow("a", ["a/0"]), pool.listen
+
+    async def overtaken(gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
+        found = await listen(gateway, wanted)
+        if wanted == {"a/0": 0} and not late.submitted:
+            await pump.commit(Commit("a/0", 1, [6], end=END))
+            _, events = await pool.read_events("gw", "0", 1.0)
+            reader._hand_out(events[1:])
+        return found
+
+    monkeypatch.setattr(pool, "listen", overtaken)
+    await reader.catch_up(late)
+    assert await take(late, 3) == [(0, 5), (1, 6), (2, None)]
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """The names of the threads that call this method, as they do."""
+    names: list[str] = []
+    function: Callable[..., Any] = getattr(owner, name)
+
+    def called(*args: Any) -> Any:
+        names.append(threading.current_thread().name.partition("_")[0])
+        return function(*args)
+
+    monkeypatch.setattr(owner, name, called)
+    return names
+
+
+def test_a_long_stream_that_is_read_again_is_written_off_the_loop(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": "hello", "n": 4, "max_tokens": 40, "logprobs": 5}
+    said = http.post("/v1/completions", json=body, headers={"Orca-Resumable": "true"}).json()
+    names = threads_of(monkeypatch, SseWriter, "write")
+    frames = http.get(f"/v1/streams/{said['id']}").text
+    assert frames.endswith("data: [DONE]\n\n")
+    assert names == ["desk"]
+
+
+async def test_a_long_reply_of_the_pool_is_unpacked_off_the_loop(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(pool, "gw")
+    await submit(pool, reader, "a", logprobs=20)
+    logprobs = Logprobs(-1.0, [(i, -1.0) for i in range(20)])
+    await Pump(pool).commit(Commit("a/0", 0, [5], [logprobs]))
+    names = threads_of(monkeypatch, packing, "read_snapshots")
+    await reader.reread(["a/0"])
+    monkeypatch.setattr(pool_module, "LONG_REPLY", 100)
+    await reader.reread(["a/0"])
+    second = reader.follow("a", ["a/0"])
+    await reader.catch_up(second)
+    assert names == ["MainThread", "MainThread", "asyncio"]
+    assert (await second.take())[0].logprobs == logprobs
+
+
+def test_a_long_response_is_read_off_the_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"input": "hi", "max_output_tokens": 100, "ignore_eos": True, "top_logprobs": 5}
+    made = http.post("/v1/responses", json=body | {"include": ["message.output_text.logprobs"]}).json()
+    names = threads_of(monkeypatch, Transcript, "add_all")
+    assert http.get(f"/v1/responses/{made['id']}").json() == made
+    assert names == ["desk"]
