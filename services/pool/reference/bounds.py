@@ -75,7 +75,7 @@ def _sample_size(running: int) -> int:
 
 
 class BoundRules(GroupRules):
-    """The second link of the chain that `GroupRules` describes."""
+    """Adds the bounds of submissions and the rates of claims. `GroupRules` describes the chain of classes."""
 
     def __init__(self, clock: Clock, limits: Limits | None = None) -> None:
         super().__init__(clock, limits)

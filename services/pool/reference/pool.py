@@ -27,7 +27,7 @@ ENTRIES_AT_ONCE = 128
 
 
 class ReferencePool(SeatRules):
-    """The methods of `RequestPool`, documented there; the last link of the chain that `GroupRules` describes."""
+    """The methods of `RequestPool`, documented there. `GroupRules` describes the chain of classes."""
 
     async def connect(self) -> None:
         pass

@@ -1,7 +1,7 @@
 """SeatRules: commits and claims of a seat, leases and strikes.
 
-The counterpart of the Lua fragments `commit`, `claim` and `seats`. `_claim` admits new requests as `Select`
-in Algorithm 1 of the Orca paper does.
+The counterpart of the Lua fragments `commit`, `claim` and `seats`. `_claim` admits new requests as
+`Select` in Algorithm 1 of the Orca paper does: in order, while blocks for their maximum length are free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETURN_TIME = 60.0  # seconds within which a seat that lost its owner may have o
 
 
 class SeatRules(BoundRules):
-    """The third link of the chain that `GroupRules` describes."""
+    """Adds commits, claims, leases and strikes. `GroupRules` describes the chain of classes."""
 
     # --- exchange ---
 

@@ -144,7 +144,7 @@ class TenantQueues:
         return tenant.first is not None and tenant.first.charged
 
     def _class(self, tenant: Tenant) -> float:
-        """The class of its first sequence, one less for each `ageing` seconds that the tenant waits without a turn."""
+        """The class of its first sequence, lower by one for each `ageing` seconds that it waits without a turn."""
         assert tenant.first is not None
         group = tenant.first.group
         if behind(group.priority):

@@ -24,8 +24,8 @@ local function first_turn(least, most)
 end
 
 -- The name of the counter and the class of a tenant whose first sequence is `id` and whose last turn was at `last`.
--- If classes have ageing, a tenant's class falls by 1 for each `ageing` us that it waits without a turn. A requeued
--- sequence gets half a class less, which puts it before all others of its class: its turn was taken already.
+-- With ageing, the class is lower by 1 for each `ageing` us that the tenant has waited longer without a turn. A requeued
+-- sequence gets half a class less, which puts it before all others of its class, because it has had its turn.
 local function counter_and_class(id, last)
   local s = redis.call("HMGET", P .. "seq:" .. id, "class", "payer")
   local counter, class = "served", 0
