@@ -1,5 +1,5 @@
 -- Puts a group of sequences into the pool, all or none, and makes the gateway listen to them.
--- include: bounds turns gateways
+-- include: bounds turns gateways notify
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request (the group's id)

@@ -1,6 +1,6 @@
 """GroupRules: how groups enter, wait, end and are dropped, and which gateways hear of it.
 
-The counterpart of the Lua fragments `begin`, `notify`, `gateways`, `cancellation` and `end_and_drop`.
+The counterpart of the Lua fragments `begin`, `notify`, `gateways`, `cancellation`, `end_sequence` and `drop`.
 """
 
 from __future__ import annotations

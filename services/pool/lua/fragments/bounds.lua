@@ -1,4 +1,4 @@
--- include: counts end_and_drop
+-- include: counts drop
 -- Bounds: which submissions are refused, and which ended groups are dropped to make room for new ones.
 --
 -- A tenant's share of a bound is the bound divided by the number of tenants that have anything in the pool. Ended groups

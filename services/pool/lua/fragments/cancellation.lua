@@ -1,4 +1,4 @@
--- include: end_and_drop turns
+-- include: end_sequence turns
 -- Groups that end before an engine finishes them: cancelled ones, abandoned ones and those past their deadline.
 local CANCELLED_AT_ONCE = 64 -- abandoned groups that one script cancels at most
 local MAX_CANCELLED = 4096 -- sequences after which it cancels no further group

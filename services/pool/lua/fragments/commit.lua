@@ -1,4 +1,4 @@
--- include: end_and_drop turns
+-- include: end_sequence turns
 -- Commits: a scheduler appends tokens to its sequences and ends them.
 
 -- The items from number `from` on (the first is 1); `items` itself if that is all, or if it is false.
