@@ -20,9 +20,9 @@ from cli.arguments import hide_secrets, parse_serve
 from cli.server import own_url
 from cli.supervisor import PortClaim, Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from services.settings import exposure
 from services.settings.settings import Settings
 

@@ -23,7 +23,7 @@ from actors.cluster.environment import RAY_FOLDER, prepared_environment
 from actors.cluster.processes import describe, end_processes_of, ports_of, processes_of
 from actors.front_door import connection_limits, raise_file_limit
 from services.errors import OrcaError, SettingsError
-from services.pool.users import take
+from services.pool.server.users import try_lock
 from services.settings.settings import Settings
 
 READY_TIMEOUT = 900.0  # seconds, for models that load slowly
@@ -46,7 +46,7 @@ class PortClaim:
 
     def __enter__(self) -> PortClaim:
         self._file = self._path.open("a+")
-        if not take(self._file):
+        if not try_lock(self._file):
             self._file.close()
             raise SettingsError(f"port={self._port}: another orca serve on {self._path.parent} serves it")
         return self

@@ -17,7 +17,7 @@ from services.loop.local_engine import LocalEngine
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
 from services.metrics import Counters
 from services.pool.limits import Limits
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 

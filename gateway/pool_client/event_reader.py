@@ -114,23 +114,23 @@ class EventReader:
     async def reread(self, ids: Iterable[str] | None = None) -> None:
         """Attach again to `ids`, or to all followed sequences, and add what token storage has of them."""
         wanted = self._from_indices(self._buffers if ids is None else ids)
-        async for snapshot in self._attach(wanted):
+        async for snapshot in self._listen(wanted):
             self._catch_up(snapshot, self._buffers.get(snapshot.id, ()))
 
     async def catch_up(self, buffer: EventBuffer) -> None:
         """Attach for a follower of a request that the pool has, and add what token storage has beyond the follower's
         events. The other followers of the request have these already. Raises PoolUnavailable."""
-        async for snapshot in self._attach(dict(buffer.next)):
+        async for snapshot in self._listen(dict(buffer.next)):
             buffer.submitted = True
             self._catch_up(snapshot, [buffer])
         if buffer.behind:
             await self.reread(buffer.behind)
 
-    async def _attach(self, wanted: dict[str, int]) -> AsyncIterator[Snapshot]:
+    async def _listen(self, wanted: dict[str, int]) -> AsyncIterator[Snapshot]:
         """What token storage has of these sequences from these indices on. Other tasks run in between."""
         items, distributed = list(wanted.items()), 0
         for start in range(0, len(items), ATTACH_AT_ONCE):
-            for snapshot in await self._pool.attach(self._gateway, dict(items[start : start + ATTACH_AT_ONCE])):
+            for snapshot in await self._pool.listen(self._gateway, dict(items[start : start + ATTACH_AT_ONCE])):
                 yield snapshot
                 distributed += len(snapshot.tokens)
                 if distributed > DISTRIBUTE_AT_ONCE:

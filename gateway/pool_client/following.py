@@ -216,7 +216,7 @@ class AbandonedRequests:
                 if self._follows(request):
                     return None
                 try:
-                    return await self._pool.detach(self._gateway, request)
+                    return await self._pool.unlisten(self._gateway, request)
                 except PoolUnavailable:
                     pass
                 except Exception:

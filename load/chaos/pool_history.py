@@ -1,7 +1,7 @@
 """Replays what a pool did from its server's file, and checks every rule.
 
-It knows the keys from the documentation in `services/pool/lua/fragments/keys.lua`, and shares no code with the pool, so
-that it does not repeat an error of the pool.
+It knows the keys from the documentation in `services/pool/lua/README.md`, and shares no code with the pool, so that it
+does not repeat an error of the pool.
 """
 
 from __future__ import annotations

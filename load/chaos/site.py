@@ -13,8 +13,8 @@ import msgpack
 import redis
 
 from load.server import OrcaServer
-from services.pool.binaries import choose_server
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 # titles of processes
 ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"

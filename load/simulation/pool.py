@@ -10,7 +10,7 @@ from load.trace import Answer, Request
 from services.loop.clock import RealClock
 from services.messages import Exchange, ExchangeReply, NewSequence, Submission, SubmitReply
 from services.pool.limits import Limits
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 
 GATEWAY = "simulation"

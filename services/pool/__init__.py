@@ -1,1 +1,1 @@
-"""The request pool: requests, their tokens and who runs them, in a Redis or Valkey server."""
+"""The request pool: requests, their tokens and the seats that run them, in a Redis or Valkey server."""

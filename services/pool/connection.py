@@ -1,7 +1,7 @@
-"""Two connections to the pool's server: one for scripts, one for reads that block.
+"""Connections to the pool's server: some for scripts, others for reads that block.
 
-redis-py's own defaults would send a slow script a second time and let a long blocking read hang for a minute, so
-every option that matters is stated.
+redis-py's defaults would send a slow script a second time and let a blocking read hang for a minute. So every option
+that matters is set here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from services.pool import scripts
 OLDEST_SERVER = (6, 2)
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
 CONNECT_TIMEOUT = 2.0
-BLOCK_SLACK = 5.0  # seconds after which an overdue blocking read means that the server is gone
+BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
 
-# Error codes of a state of the server that passes: full memory or disk, a failover, a script that runs too long.
-PASSING = (
+# Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
+TEMPORARY = (
     "OOM",
     "MISCONF",
     "BUSY",
@@ -42,11 +42,11 @@ PASSING = (
     "ASK",
     "CLUSTERDOWN",
     "TRYAGAIN",
-    "UNBLOCKED",  # of a call that blocks, when the server becomes a replica
+    "UNBLOCKED",  # a blocking command, when the server becomes a replica
 )
-# Redis 6.2 puts the code of a command that failed inside a script behind a minus sign in the middle of its message.
-_CODE = re.compile(rf"(?:^|-)({'|'.join(PASSING)})\b")
-_KILLED = "Script killed by user"  # by SCRIPT KILL, which works only before a script has written anything
+# If a command inside a script fails, Redis 6.2 puts its code after a minus sign in the middle of the message.
+_CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
+_KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
 _DENIED = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 
 log = logging.getLogger(__name__)
@@ -55,18 +55,18 @@ _SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call(
 
 
 class Connection:
-    """A server, by URL: `redis://`, `rediss://` or `unix://`.
+    """Connections to the server at a URL: `redis://`, `rediss://` or `unix://`.
 
-    Every failure to reach it, and every answer that says that it cannot serve now, is `PoolUnavailable`; any other
-    error that it answers is `PoolFault`. The log has
-    one line when calls of a kind begin to fail, or fail for another reason, and one when they work again.
+    Raises `PoolUnavailable` if the server cannot be reached or replies that it cannot serve now, `PoolFault` for any
+    other error reply. Logs one line when calls of a kind begin to fail or fail for another reason, and one when they
+    succeed again.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
-        self._failing: dict[str, str] = {}  # by kind of call, why the last one failed
+        self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
         self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
         self._blocking = self._client(None, redis.ConnectionPool, None)
 
@@ -105,7 +105,7 @@ class Connection:
                 await self._scripts.script_load(scripts.script(name).text)
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
-        """The script's reply. It is sent once: after an error the caller does not know whether it ran."""
+        """Run a script, which is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
         with self._calling(name):
             try:
@@ -118,7 +118,7 @@ class Connection:
             return await self._scripts.execute_command(*args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
-        """A command that blocks for at most `timeout` seconds, as its arguments say."""
+        """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
             async with asyncio.timeout(timeout + BLOCK_SLACK):
                 return await self._blocking.execute_command(*args)
@@ -130,8 +130,11 @@ class Connection:
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
-        """Around every call. A cancellation always comes out of it: redis-py writes under `asyncio.wait_for`, which
-        before Python 3.12 forgets one that comes just when the write is done."""
+        """Wraps every call: translates errors, and passes on every cancellation.
+
+        redis-py writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when
+        the write completes.
+        """
         task = asyncio.current_task()
         assert task is not None
         self.last_call = time.monotonic()
@@ -146,8 +149,8 @@ class Connection:
                 raise PoolFault(f"the pool's server refuses {kind}: {error}") from error
             self._failed(kind, reason, error)
             denied = isinstance(error, _DENIED) or isinstance(error.__cause__, _DENIED)
-            made = PoolDenied if denied else PoolUnavailable
-            raise made(f"the pool's server does not answer: {error or type(error).__name__}") from error
+            kind_of_error = PoolDenied if denied else PoolUnavailable
+            raise kind_of_error(f"the pool's server does not answer: {error or type(error).__name__}") from error
         if task.cancelling() > cancelled:
             raise asyncio.CancelledError
         if self._failing.pop(kind, None):
@@ -160,22 +163,22 @@ class Connection:
 
 
 def _without_password(url: str) -> str:
-    """The URL without user, password and query, which may hold them too."""
+    """The URL without user and password, and without its query, which may contain them too."""
     scheme, _, rest = url.partition("?")[0].partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def code_of(error: Exception) -> str | None:
-    """The server's error code, one of `PASSING`, in an error that redis-py raised."""
+    """The server's error code in an error that redis-py raised, if it is one of `TEMPORARY`."""
     code = getattr(error, "status_code", None)
-    if code in PASSING:
+    if code in TEMPORARY:
         return str(code)
     found = _CODE.search(str(error))
     return found[1] if found else None
 
 
 def _why_unavailable(error: Exception) -> str | None:
-    """A word for the state that the server is in; None for an error that does not pass, such as a fault in a script."""
+    """A word for the server's temporary state; None for other errors, such as a fault in a script."""
     if code := code_of(error):
         return code
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, _DENIED):

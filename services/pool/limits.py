@@ -1,4 +1,4 @@
-"""How much one pool holds, of all tenants and of each, and who waits before whom."""
+"""The bounds of a pool, for all tenants together and for each, and the order of waiting requests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Literal
 
 from services.requests import BATCH_CLASS
 
-# Seconds (about 95 years) that lines of batches are ranked behind all others. A rank in microseconds stays below 2**53,
-# up to which the server's numbers are exact.
+# Seconds (about 95 years) added to the rank of lines of batches, which puts them behind all other requests. Ranks in
+# microseconds stay below 2**53, up to which the server's numbers are exact.
 BEHIND = 3e9
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that may be in a pool: sequences that wait, tokens of their prompts, streams (groups that have not ended
-    and for which a client waits: not in the background, no lines of batches), bytes of groups, ended groups. 0: no
-    bound."""
+    """The most that may be in a pool; 0 for no bound.
+
+    `waiting`, `waiting_tokens`: sequences that wait and tokens of their prompts. `streams`: groups that have not ended
+    and for which a client waits, that is, neither background groups nor lines of batches. `bytes`: bytes of groups.
+    `stored`: ended groups.
+    """
 
     waiting: int = 0
     waiting_tokens: int = 0
@@ -27,21 +30,23 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a pool as in `Bounds`, seconds an ended group stays readable, seconds (`grace`) a resumable group, or
-    one whose gateway died, goes on without a follower.
+    """The bounds of a pool and the order in which its requests wait.
 
-    Groups that ended make place earlier when the bytes are needed, or when there are more than `max_stored`. A tenant
-    has at most `tenant_share` of each bound, unless `tenants` says otherwise of it: what is not 0 there is its own.
+    The bounds are those of `Bounds`. `keep_ended`: seconds that an ended group stays readable; it is dropped earlier if
+    its bytes are needed or if there are more than `max_stored` ended groups. `grace`: seconds that a resumable group,
+    or a group whose gateway died, goes on while no gateway listens to it. A tenant may have `tenant_share` of each
+    bound, or what `tenants` says for it where that is not 0.
 
-    A request that a client waits for does not enter where it would wait longer than `max_queue_wait` seconds (0: any
-    time), as fast as its tenant's are claimed while some wait. Where that is not known, because few were: where it
-    waits behind one that has waited for so long.
+    A request for which a client waits is refused if its expected wait exceeds `max_queue_wait` seconds (0: no limit).
+    The expected wait follows from the rate at which the tenant's sequences are claimed while others of them wait. While
+    too few were claimed to know that rate, it is at least the time that the sequence at the front of the queue has
+    waited.
 
-    Tenants take turns by tokens served. `order` ranks what waits of one of them, once, at submit. `fcfs`: by arrival.
-    `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target, which is `ttft_target` seconds
-    where a request has none. So within a class the least slack goes first, and what has waited `ageing` longer goes
-    before the next earlier class. Lines of batches (`BATCH_CLASS`) are ranked behind all others in either order, and
-    among each other by arrival.
+    Tenants take turns by tokens served. `order` ranks the requests of one tenant, once, at submit. `fcfs`: by arrival.
+    `priority`: by a virtual due time, arrival + class x `ageing` seconds + TTFT target (`ttft_target` seconds if the
+    request has none). Within a class, the request with the least slack goes first; a request that has waited `ageing`
+    seconds longer goes before requests of the next earlier class. In both orders, lines of batches (`BATCH_CLASS`) are
+    ranked behind all other requests, and by arrival among themselves.
     """
 
     max_waiting: int = 10_000
@@ -60,11 +65,11 @@ class Limits:
 
     @property
     def bounds(self) -> Bounds:
-        """Of all tenants."""
+        """The bounds of all tenants together."""
         return Bounds(self.max_waiting, self.max_waiting_tokens, self.max_streams, self.max_bytes, self.max_stored)
 
     def bounds_of(self, tenant: str) -> Bounds:
-        """A tenant's own; 0 where that of all tenants is as near."""
+        """A tenant's own bounds; 0 where the bound of all tenants together is as low."""
         given = self.tenants.get(tenant, Bounds())
         own = {}
         for bound in fields(Bounds):
@@ -76,5 +81,5 @@ class Limits:
 
 
 def behind(priority: int) -> float:
-    """Seconds that a request of this class is ranked behind its place."""
+    """Seconds that are added to the rank of a request of this class."""
     return BEHIND if priority >= BATCH_CLASS else 0.0

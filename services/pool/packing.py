@@ -1,7 +1,7 @@
-"""Messages to script arguments and back.
+"""Packing of messages as script arguments, and reading of the scripts' replies.
 
-Tokens travel and rest as 4 bytes each, little-endian. What no script reads (sampling, ends, log probabilities,
-figures) is msgpack inside an opaque string: integers above 2**53, which Lua's numbers cannot hold, are safe there.
+A token is 4 bytes, little-endian. What no script reads (sampling parameters, ends, log probabilities, figures) is
+msgpack inside an opaque string, where integers above 2**53, which Lua's numbers cannot represent, are safe.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def unpack_tokens(data: bytes) -> list[int]:
 
 
 def pack(value: object) -> bytes:
-    """msgpack as Lua's cmsgpack reads it: it knows no bin type."""
+    """msgpack for Lua's cmsgpack, which does not know the bin type."""
     return cast(bytes, msgpack.packb(value, use_bin_type=False))
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` or cmsgpack wrote; strings come as bytes."""
+    """Unpack what `pack` or cmsgpack packed; strings are returned as bytes."""
     return msgpack.unpackb(data, raw=True)
 
 
@@ -71,7 +71,7 @@ def micros(seconds: float) -> int:
 
 
 def pack_commits(commits: list[Commit]) -> bytes:
-    """A batch as `lua/fragments/publish.lua` describes it."""
+    """A batch in the format that `lua/fragments/notify.lua` describes."""
     extras: list[Any] = []
     for place, commit in enumerate(commits, 1):
         check_logprobs(commit.id, commit.tokens, commit.logprobs)
@@ -90,13 +90,13 @@ def pack_commits(commits: list[Commit]) -> bytes:
 
 
 def check_logprobs(id: str, tokens: list[int], logprobs: list[Logprobs] | None) -> None:
-    """Raises ValueError unless there are as many log probabilities as tokens, or none."""
+    """Raise ValueError unless `logprobs` is None or as long as `tokens`."""
     if logprobs is not None and len(logprobs) != len(tokens):
         raise ValueError(f"{id}: {len(tokens)} tokens, log probabilities of {len(logprobs)}")
 
 
 def pack_counters(counters: dict[str, float]) -> bytes:
-    """Names and increments by turns; increments as text, which the server adds without loss."""
+    """Names and increments, alternating. Increments are text, which the server adds without loss."""
     flat: list[str] = []
     for name, by in counters.items():
         if not math.isfinite(by):
@@ -141,7 +141,7 @@ def _claim(fields: list[Any]) -> Claim:
     shared, unreadable = SamplingParams(1), None
     try:
         shared = wire.unpack(SamplingParams, packed)
-    except Unreadable as error:  # the others of this reply are well
+    except Unreadable as error:  # the other claims of this reply are valid
         unreadable = str(error)
     return Claim(
         id=id.decode(),
@@ -162,7 +162,7 @@ GROUP_FIELDS = ("ids", "tenant", "body", "open", "resumable", "background", "del
 
 
 def read_group(request: str, fields: list[bytes | None]) -> Group | None:
-    """The `GROUP_FIELDS` of a group; None if there is none to be seen."""
+    """A group from its `GROUP_FIELDS`; None if it is unknown or hidden."""
     ids, tenant, body, open, resumable, background, deleted = fields
     if ids is None or deleted is not None:
         return None
@@ -173,12 +173,12 @@ def read_group(request: str, fields: list[bytes | None]) -> Group | None:
 
 
 def size_of(replies: list[Any]) -> int:
-    """Bytes of log probabilities and tokens in the reply to an attach."""
+    """Bytes of tokens and log probabilities in a reply of `listen`."""
     return sum(len(fields[2]) + sum(map(len, fields[3])) for fields in replies if fields)
 
 
 def read_snapshots(ids: Iterable[str], replies: list[Any]) -> list[Snapshot]:
-    """The reply to an attach."""
+    """The snapshots in a reply of `listen`."""
     return [read_snapshot(id, fields) for id, fields in zip(ids, replies, strict=True)]
 
 
@@ -196,7 +196,7 @@ def read_snapshot(id: str, fields: list[Any]) -> Snapshot:
 
 
 def read_events(entry: bytes) -> list[TokenEvent]:
-    """The events of one stream entry, a batch, in the order they came about."""
+    """The events of one stream entry, a batch, in order."""
     ids, indices, counts, packed, extras = unpack(entry)
     extra_of = {extras[i]: (extras[i + 1], extras[i + 2]) for i in range(0, len(extras), 3)}
     tokens = unpack_tokens(packed)
@@ -211,7 +211,7 @@ def read_events(entry: bytes) -> list[TokenEvent]:
 
 
 def _events(id: str, index: int, tokens: list[int], logprobs: Any, end: Any) -> list[TokenEvent]:
-    """Those of one sequence. What cannot be read ends it for whoever follows it here, and nobody else."""
+    """The events of one item of a batch. If it cannot be read, the sequence ends, for this reader only."""
     events: list[TokenEvent] = []
     try:
         for i, token in enumerate(tokens):
@@ -259,7 +259,7 @@ def _seat(row: list[Any]) -> Seat:
 
 
 def _figures(data: bytes) -> EngineFigures | None:
-    """None also for those that this build cannot read: gateways then know of no engine."""
+    """None if there are none, or if this build cannot read them: gateways then know of no engine."""
     try:
         return wire.unpack(EngineFigures, data) if data else None
     except Unreadable as error:

@@ -1,7 +1,8 @@
-"""RequestPool: the requests, their tokens and who runs them, in a Redis or Valkey server.
+"""RequestPool: requests, their tokens and the seats that run them, in a Redis or Valkey server.
 
-Each method that changes something is one Lua script, named after it in `lua/`, where its rules stand. All are
-repeat-safe: after `PoolUnavailable` the caller does not know whether a call ran, and sends it again unchanged.
+Each method that changes the pool runs the Lua script of the same name; `lua/README.md` describes scripts and keys. All
+of them are repeat-safe: after `PoolUnavailable` the caller does not know whether the call ran, and sends it again
+unchanged.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
 from services.requests import Refusal
 
-# Bytes of a submission's message at most: an eighth of what a server takes in one argument (`proto-max-bulk-len`).
+# The most bytes of a packed submission: an eighth of what a server accepts in one argument (`proto-max-bulk-len`).
 MESSAGE_BYTES = 64 << 20
 
-LAYOUT = 3  # of the keys in the server; to be counted up where a script of the build before could not read them
-FEW = 64  # sequences that are packed at once: two thousand with long settings take a second
-LONG_REPLY = 64 << 10  # bytes of tokens and log probabilities, which are unpacked in some milliseconds
+LAYOUT = 3  # of the keys; increment it if a script of the previous build could not read them
+FEW = 64  # sequences that are packed in the event loop: 2,000 with long sampling parameters take a second
+LONG_REPLY = 64 << 10  # bytes of tokens and log probabilities above which a reply is unpacked in a thread
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RequestPool:
-    """One pool; it serves one model. `name` is one of [A-Za-z0-9_.-]{1,64}. Bound to the event loop it is used in."""
+    """One pool, which serves one model. `name` matches [A-Za-z0-9_.-]{1,64}. Bound to the event loop it is used in."""
 
     def __init__(self, url: str, name: str = "default", limits: Limits | None = None) -> None:
         if not _NAME.fullmatch(name):
@@ -51,7 +52,7 @@ class RequestPool:
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url)
         self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
-        self._gaps: set[str] = set()  # gateways whose stream was cut before they read it
+        self._gaps: set[str] = set()  # gateways whose stream was trimmed before they had read it
 
     @property
     def last_call(self) -> float:
@@ -68,13 +69,13 @@ class RequestPool:
     # --- gateways ---
 
     async def submit(self, submission: Submission) -> SubmitReply:
-        """Put a group of sequences in, all or none, and attach its gateway.
+        """Put a group of sequences into the pool, all or none; its gateway listens to them.
 
-        A known request id, or idempotency key of the tenant, gives the group that is there (`existed`); the gateway
-        is attached to what of it has not ended, and `attach` gives it the tokens committed before. A sequence's
-        `output` counts as committed; it waits to be judged even if that is all it may have. Refused is what would pass
-        a bound of the limits, and what takes more than `MESSAGE_BYTES` to say. A group ends when no sequence of it was
-        claimed by its deadline, `queue_timeout` after its arrival, and none had output.
+        If the request id, or the tenant's idempotency key, is known, the reply names the existing group (`existed`).
+        The gateway then listens to its sequences that have not ended; `listen` returns the tokens committed before. A
+        sequence's `output` counts as committed; the sequence is queued even if it may have no more tokens. The group
+        is refused if it would exceed a bound of the limits, or if it takes more than `MESSAGE_BYTES` to send. A group
+        without `output` ends if no sequence of it is claimed by its deadline, `queue_timeout` after its arrival.
         """
         few = len(submission.sequences) <= FEW
         packed = pack_group(submission) if few else await asyncio.to_thread(pack_group, submission)
@@ -114,22 +115,25 @@ class RequestPool:
         return packed[tenant]
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a group; False if it is unknown or has ended. What runs of it ends when its seat says so."""
+        """Cancel a group; False if it is unknown or has ended. What runs ends when its seat commits the end."""
         return bool(await self._server.run("cancel", self._prefix, request))
 
-    async def detach(self, gateway: str, request: str) -> None:
-        """The last that followed this group at the gateway has gone.
+    async def unlisten(self, gateway: str, request: str) -> None:
+        """The gateway stops listening to a group.
 
-        If no gateway listens to it any more, a background group goes on, a resumable one is cancelled when
-        `Limits.grace` has passed and nobody has attached again, any other at once. Groups whose last gateway dies or
-        unregisters get the grace, whatever they are. Whoever follows the group anew at this gateway must not
-        repeat an earlier detach.
+        If no gateway listens to the group any more, it goes on if it is in the background; it is cancelled after
+        `Limits.grace` if it is resumable, unless a gateway listens to it again by then; otherwise it is cancelled at
+        once. A group whose last gateway dies or unregisters gets the grace in any case. Once the gateway listens to
+        the group again, it must not repeat an earlier `unlisten`.
         """
-        await self._server.run("detach", self._prefix, _gateway(gateway), request)
+        await self._server.run("unlisten", self._prefix, _gateway(gateway), request)
 
     async def delete(self, request: str) -> bool:
-        """Forget an ended group at once. One that goes on is cancelled, unknown to `group` from now on, its
-        idempotency key free, and is forgotten when it has ended. False if it is unknown (a repeat says so too)."""
+        """Forget a group; False if it is unknown, as it is to a repeat of this call.
+
+        A group that has not ended is cancelled and forgotten at its end. From now on `group` does not know it, and its
+        idempotency key is free.
+        """
         return bool(await self._server.run("delete", self._prefix, request))
 
     async def group(self, request: str) -> Group | None:
@@ -137,13 +141,13 @@ class RequestPool:
         key = f"{self._prefix}group:{request}"
         return packing.read_group(request, await self._server.command("HMGET", key, *packing.GROUP_FIELDS))
 
-    async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
-        """Listen to sequences; what the pool holds of each from the index given, in the order given.
+    async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
+        """The gateway listens to sequences. Returns a snapshot of each from the given index on, in the given order.
 
-        Later tokens come as events. An event may repeat a token of the snapshot; none is left out between.
+        Later tokens arrive as events. An event may repeat a token of the snapshot; no token is missed in between.
         """
         wanted = pack([[id, index] for id, index in from_indices.items()])
-        replies = await self._server.run("attach", self._prefix, _gateway(gateway), wanted)
+        replies = await self._server.run("listen", self._prefix, _gateway(gateway), wanted)
         if packing.size_of(replies) > LONG_REPLY:
             return await asyncio.to_thread(packing.read_snapshots, from_indices, replies)
         return packing.read_snapshots(from_indices, replies)
@@ -151,8 +155,9 @@ class RequestPool:
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.
 
-        False if events may have been missed since the last heartbeat (the registration had run out, the stream was
-        cut, or the server lost its tail): read events from "0" again and attach again to all that has not ended.
+        False if the gateway may have missed events since its last heartbeat, because its registration had expired, its
+        stream was trimmed or the server lost the stream's tail. It must then read events from "0" again, and listen
+        again to all sequences that have not ended.
         """
         missed = gateway in self._gaps
         args = (_gateway(gateway), call, pack_counters(counters), micros(ttl))
@@ -161,7 +166,7 @@ class RequestPool:
         return known and not missed
 
     async def read_events(self, gateway: str, after: str, timeout: float) -> tuple[str, list[TokenEvent]]:
-        """Events after the cursor `after` ("0" at first) and the new cursor; waits up to `timeout` seconds for any."""
+        """The new cursor and the events after the cursor `after`, "0" at first. Waits up to `timeout` s for any."""
         wait = max(1, round(timeout * 1000))
         stream = f"{self._prefix}events:{gateway}"
         reply = await self._server.block(timeout, "XREAD", "COUNT", 128, "BLOCK", wait, "STREAMS", stream, after)
@@ -177,46 +182,48 @@ class RequestPool:
         return after, events
 
     async def unregister(self, gateway: str) -> None:
-        """Forget a gateway that goes away."""
+        """Forget a gateway that shuts down."""
         await self._server.run("unregister", self._prefix, _gateway(gateway))
 
     async def hold(self, name: str, holder: str, seconds: float) -> str | None:
-        """Take `name`, or renew it, for so many seconds; None while another holder has it.
+        """Take the lock `name`, or renew it, for so many seconds; None while another holder has it.
 
-        What comes back is the epoch of this taking: digits, as a number later than of all takings before, also of those
-        that the server lost. A renewal gives the epoch again; another one means that the name was free in between.
+        Returns the lock's epoch, a decimal number greater than all epochs before, including any that the server lost.
+        A renewal returns the same epoch; a different one means that the lock was free in between.
         """
         reply = await self._server.run("hold", self._prefix, name, holder, round(seconds * 1000))
         return reply.decode() or None
 
     async def unhold(self, name: str, holder: str) -> None:
-        """Let others have `name`, if this holder has it."""
+        """Free the lock `name` if this holder has it."""
         await self._server.run("unhold", self._prefix, name, holder)
 
     # --- schedulers ---
 
     async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
-        """A new epoch on the seat for `lease` seconds, or who holds it while another owner's lease lives.
+        """A new epoch on the seat for `lease` seconds; or the holder's, while another owner's lease lives.
 
-        `dead_epoch` says that this epoch's owner is known to be dead: the seat is taken from it at once. What a dead
-        owner ran waits again, with a soft strike (`lua/fragments/strikes.lua`). `owner` names one life of one process.
-        Whoever waits for a seat calls this more often than every half lease: after a longer silence leases are given
-        anew.
+        `owner` names one lifetime of one process. `dead_epoch` is an epoch whose owner is known to be dead: the seat is
+        taken from it at once. What a dead owner ran waits again, with a soft strike (`lua/fragments/seats.lua`). A
+        process that waits for a seat must call this more than twice per lease, because leases start again after a
+        longer silence.
         """
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
 
     async def release(self, seat: str, epoch: str, struck: Sequence[str] = ()) -> None:
-        """Give the seat back; what it ran waits again. Nothing happens under another epoch.
+        """Give the seat back; what it ran waits again. Has no effect if the seat has another epoch.
 
-        `struck` were in flight when the seat's engine died. One that was struck three times with no token committed
-        between ends with an error.
+        `struck` are the ids that were in an iteration when the seat's engine died. A sequence that is struck three
+        times with no token committed in between ends with an error.
         """
         await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))))
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
-        """Commit, renew the lease, reap, claim, in one script; see `Exchange`. `call` numbers count from 1, one apart:
-        by a leap the pool knows that its server lost exchanges."""
+        """Commit tokens, renew the lease, reclaim expired seats and claim sequences, in one script; see `Exchange`.
+
+        `call` numbers count from 1, in steps of one: a larger step shows the pool that its server lost exchanges.
+        """
         e = exchange
         reply = await self._server.run(
             "exchange",
@@ -244,7 +251,7 @@ class RequestPool:
         return packing.read_exchange(reply)
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
-        """Return when work may be waiting for a seat whose last exchange was idle, or after `timeout` seconds."""
+        """Return when work may wait for a seat whose last exchange was idle, or after `timeout` seconds."""
         await self._server.block(timeout, "BLPOP", f"{self._prefix}bell:{seat}", f"{max(timeout, 0.001):.3f}")
 
     # --- observers ---
@@ -260,5 +267,5 @@ def _gateway(name: str) -> str:
 
 
 def _follows(entry: str, cursor: str) -> bool:
-    """Whether stream entry `<time>-<n>` is the next one after the cursor."""
+    """Whether the stream entry `<tick>-<n>` directly follows the cursor, an entry too."""
     return int(entry.partition("-")[2]) == int(cursor.partition("-")[2]) + 1

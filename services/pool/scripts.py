@@ -1,4 +1,4 @@
-"""The Lua scripts: one file a transition, composed of the fragments its `-- include:` line names."""
+"""The Lua scripts: one file per transition, preceded by the fragments that its `-- include:` line names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.requests import FinishReason
 _FOLDER = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
 
-# Ends that scripts give out themselves, packed here because only Python knows the format.
+# Ends that the scripts assign themselves; packed here, because the format is opaque to Lua.
 CANCELLED = End(FinishReason.CANCELLED)
 POISON = End(FinishReason.ERROR, error="the engine died, or the scheduler failed, 3 times while it ran this request")
 SEATS_LOST = End(
@@ -34,7 +34,7 @@ _CONSTANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's whole text and the SHA1 by which a server knows it."""
+    """A script's whole text, and its SHA1 for EVALSHA."""
 
     name: str
     text: str
@@ -43,7 +43,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """The script `lua/<name>.lua` with each fragment it needs before it, once."""
+    """The script `lua/<name>.lua`, preceded by each fragment that it needs, once."""
     parts: list[str] = [f"local {key} = {_quoted(wire.pack(end))}\n" for key, end in _CONSTANTS.items()]
     seen: set[str] = set()
 

@@ -11,9 +11,9 @@ import ray
 from lifeline_process import LifelineProcess
 
 from actors.placement import NAMESPACE, remove_engine
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 _names = itertools.count()
 

@@ -17,9 +17,9 @@ from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
 from actors.cluster.processes import Port, ports_of
 from load.server import OrcaServer, free_port
-from services.pool.binaries import choose_server
 from services.pool.connection import Connection
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from tests.services.settings.test_exposure import self_signed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ import yaml
 
 from actors.cluster.environment import free_ports, haproxy_environment, haproxy_program
 from actors.cluster.processes import processes_of
-from services.pool.binaries import choose_server
+from services.pool.server.binaries import choose_server
 from services.settings.settings import Settings
 from tests.deploy.conftest import ROOT
 from tests.deploy.containers import Containers

@@ -26,10 +26,10 @@ from pool_helpers import FIGURES, NO_ROOM, STOP, group, keys
 
 from services.errors import PoolUnavailable
 from services.messages import Claim, Commit, Exchange, ExchangeReply, Room, Submission
-from services.pool.binaries import choose_server
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 T = TypeVar("T")
 LEASE = 5.0
@@ -167,10 +167,10 @@ class FaultyPool(RuleBasedStateMachine):
             assert self.ask(lambda: self.pool.group(request)) is None
 
     @rule(gateway=st.sampled_from(GATEWAYS), data=st.data())
-    def detach(self, gateway: str, data: Any) -> None:
+    def unlisten(self, gateway: str, data: Any) -> None:
         if self.groups:
             request = data.draw(st.sampled_from(sorted(self.groups)))
-            self.ask(lambda: self.pool.detach(gateway, request))
+            self.ask(lambda: self.pool.unlisten(gateway, request))
 
     # --- schedulers ---
 
@@ -260,7 +260,7 @@ class FaultyPool(RuleBasedStateMachine):
             return
         ids = [sequence.id for asked in self.groups.values() for sequence in asked.sequences]
         if ids:
-            snapshots = self.ask(lambda: self.pool.attach("reader", dict.fromkeys(ids, 0)))
+            snapshots = self.ask(lambda: self.pool.listen("reader", dict.fromkeys(ids, 0)))
             for snapshot in snapshots:
                 choice = int(snapshot.id.rpartition("/")[2])
                 assert snapshot.known, f"{snapshot.id} was accepted and is gone"

@@ -24,9 +24,9 @@ from services.loop.local_engine import LocalEngine
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import Tokenizer

@@ -18,16 +18,16 @@ async def test_an_error_does_not_leave_an_abandoned_request_running(
 ) -> None:
     monkeypatch.setattr(following, "PAUSE", 0.01)
     await pool.submit(Submission("r", "g", [NewSequence("r/0", [1], SamplingParams(5))]))
-    detach, faults = pool.detach, 2
+    unlisten, faults = pool.unlisten, 2
 
     async def faulty(gateway: str, request: str) -> None:
         nonlocal faults
         if faults:
             faults -= 1
             raise RuntimeError("a fault")
-        await detach(gateway, request)
+        await unlisten(gateway, request)
 
-    monkeypatch.setattr(pool, "detach", faulty)
+    monkeypatch.setattr(pool, "unlisten", faulty)
     AbandonedRequests(pool, "g", lambda _: False).add("r")
     async with asyncio.timeout(20):
         while (group := await pool.group("r")) is not None and not group.ended:  # noqa: ASYNC110

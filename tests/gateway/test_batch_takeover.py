@@ -238,5 +238,5 @@ async def ends(pool: RequestPool) -> list[FinishReason | None]:
     """The reasons for which the sequences in the pool ended; None for one that has not."""
     prefix = f"{pool._prefix}group:"
     names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
-    found = await pool.attach("a reader", {f"{name}/0": 0 for name in names}) if names else []
+    found = await pool.listen("a reader", {f"{name}/0": 0 for name in names}) if names else []
     return [snapshot.end and snapshot.end.reason for snapshot in found]

@@ -45,7 +45,7 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader
     assert await take(buffer, 1) == [(0, 5)]
     await pool.unregister("gw")  # events are lost from here ...
     await committer.commit(Commit("a/0", 1, [6]))
-    await pool.attach("gw", {"a/0": 2})  # ... to here
+    await pool.listen("gw", {"a/0": 2})  # ... to here
     await committer.commit(Commit("a/0", 2, [7]))
     assert await take(buffer, 2) == [(1, 6), (2, 7)]
     await committer.commit(Commit("a/0", 3, [8], end=END))

@@ -35,8 +35,8 @@ class Held:
     def __init__(self, pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.came = asyncio.Event(), asyncio.Event()
         self.reading = self.most = 0
-        self._attach = pool.attach
-        monkeypatch.setattr(pool, "attach", self)
+        self._listen = pool.listen
+        monkeypatch.setattr(pool, "listen", self)
 
     async def __call__(self, gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
         if "a/0" in wanted:
@@ -45,7 +45,7 @@ class Held:
             self.came.set()
             await self.go.wait()
             self.reading -= 1
-        return await self._attach(gateway, wanted)
+        return await self._listen(gateway, wanted)
 
 
 @pytest.fixture
@@ -118,17 +118,17 @@ async def test_tokens_committed_while_a_follower_reads_reach_it(
     reader, committer = EventReader(pool, "gw"), Committer(pool)
     await submit(pool, reader, "a")
     await committer.commit(Commit("a/0", 0, [5]))
-    late, attach = reader.follow("a", ["a/0"]), pool.attach
+    late, listen = reader.follow("a", ["a/0"]), pool.listen
 
     async def overtaken(gateway: str, wanted: dict[str, int]) -> list[Snapshot]:
-        found = await attach(gateway, wanted)
+        found = await listen(gateway, wanted)
         if wanted == {"a/0": 0} and not late.submitted:
             await committer.commit(Commit("a/0", 1, [6], end=END))
             _, events = await pool.read_events("gw", "0", 1.0)
             reader._distribute(events[1:])
         return found
 
-    monkeypatch.setattr(pool, "attach", overtaken)
+    monkeypatch.setattr(pool, "listen", overtaken)
     await reader.catch_up(late)
     assert await take(late, 3) == [(0, 5), (1, 6), (2, None)]
 

@@ -52,7 +52,7 @@ async def held(pool: RequestPool, *ids: str) -> list[list[int]]:
     """The tokens of these sequences, when the pool knows all of them."""
     async with asyncio.timeout(10):
         while True:
-            snapshots = await pool.attach("watcher", dict.fromkeys(ids, 0))
+            snapshots = await pool.listen("watcher", dict.fromkeys(ids, 0))
             if all(snapshot.known for snapshot in snapshots):
                 return [snapshot.tokens for snapshot in snapshots]
             await asyncio.sleep(0.05)
@@ -69,7 +69,7 @@ async def test_a_request_is_put_back_with_its_tokens(pool: RequestPool, gateway:
     await gateway.reader.restart()
     assert await held(pool, "a/0", "a/1") == [[5, 6], [1]]
     assert await pool.group("a") == group
-    assert (await pool.attach("watcher", {"a/0": 0}))[0].logprobs == [one, two]
+    assert (await pool.listen("watcher", {"a/0": 0}))[0].logprobs == [one, two]
     assert (await pool.submit(submission("b", **fields))).request == "a"
     # and the request continues from there
     await Committer(pool).commit(Commit("a/0", 2, [7], [one], end=END))

@@ -27,9 +27,9 @@ from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalEngine
 from services.metrics import Counters
-from services.pool.binaries import choose_server
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.text import TextTables
 

@@ -20,10 +20,10 @@ from load.bench.parts.scheduling import p99
 from load.options import Options
 from load.report import table
 from services.messages import Commit, Exchange, NewSequence, Room, Submission
-from services.pool.binaries import ServerBinary, find_servers
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import ServerBinary, find_servers
+from services.pool.server.pool_server import PoolServer
 from services.requests import SamplingParams
 
 WAITING = 10_000

@@ -1,31 +1,31 @@
--- Gives a seat to an owner under a new epoch, if it is free, its lease ran out, or its epoch is the dead one named.
--- include: keys time reap cancel_group deadlines bells gateways counts
+-- Gives a seat to an owner under a new epoch, if the seat is free, its lease has expired, or its epoch is known to be dead.
+-- include: seats gateways
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
 --      2  owner
 --      3  lease, us
---      4  epoch known to be dead, or ""
+--      4  epoch that is known to be dead, or ""
 --      5  nonce
--- Reply   {1, epoch, owner}, or {0, the holder's epoch and owner} while its lease lives. A repeat by the owner before
---         its first exchange gets the same epoch again.
+-- Reply   {1, epoch, owner}; or {0, epoch, owner} of the holder while its lease lives. A repeat by the owner before its
+--         first exchange gets the same epoch again.
 local seat, owner = ARGV[1], ARGV[2]
 local seat_key = P .. "seat:" .. seat
-stamp()
-forget_gateways()
-local news = cancel_abandoned()
-news = end_overdue() or news
-news = reap() > 0 or news
+begin()
+forget_expired_gateways()
+local wake = cancel_abandoned_groups()
+wake = end_overdue_groups() or wake
+wake = reclaim_expired_seats() > 0 or wake
 local held = redis.call("HMGET", seat_key, "epoch", "owner", "call")
 if held[1] and held[1] == ARGV[4] then
   redis.call("HSET", seat_key, "dead", held[1])
-  news = reclaim(seat) > 0 or news
+  wake = reclaim_seat(seat) > 0 or wake
   held[1] = false
 end
-publish()
-settle()
-if news then
-  ring()
+publish_events()
+save_counts()
+if wake then
+  wake_idle_seats()
 end
 if held[1] then
   return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2] }

@@ -1,15 +1,15 @@
--- Cancels a group: its waiting sequences end at once, its running ones are listed for their seats until they end.
--- include: keys time cancel_group gateways bells counts
+-- Cancels a group. Its waiting sequences end at once; its running ones are listed for their seats until they end.
+-- include: cancellation gateways
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  request
--- Reply   1, or 0 if the group is unknown or all of it has ended
-stamp()
-forget_gateways()
+-- Reply   1, or 0 if the group is unknown or has ended
+begin()
+forget_expired_gateways()
 local open = cancel_group(ARGV[1])
-publish()
-settle()
+publish_events()
+save_counts()
 if open then
-  ring()
+  wake_idle_seats()
 end
 return open and 1 or 0

@@ -1,14 +1,14 @@
--- Gives a seat back. Only its owner can; what it ran waits again, less what its engine died of too often.
--- include: keys time reap strikes bells gateways counts
+-- Gives a seat back; only its owner can. What it ran waits again, except what has its last strike.
+-- include: seats gateways
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
 --      2  epoch
---      3  ids that were in flight when the seat's engine died: msgpack
+--      3  ids that were in an iteration when the seat's engine died: msgpack
 -- Reply   1, or 0 if the epoch is not the seat's
 local seat = ARGV[1]
-stamp()
-forget_gateways()
+begin()
+forget_expired_gateways()
 if redis.call("HGET", P .. "seat:" .. seat, "epoch") ~= ARGV[2] then
   return 0
 end
@@ -18,9 +18,9 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
   end
 end
 redis.call("HSET", P .. "seat:" .. seat, "released", ARGV[2])
-if vacate(seat) > 0 then
-  ring()
+if vacate_seat(seat) > 0 then
+  wake_idle_seats()
 end
-publish()
-settle()
+publish_events()
+save_counts()
 return 1

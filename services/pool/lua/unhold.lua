@@ -1,4 +1,4 @@
--- Gives up a name, if this holder has it.
+-- Frees a named lock if this holder has it.
 -- include: keys
 --
 -- KEYS 1  the pool's prefix

@@ -13,9 +13,9 @@ from load.chaos import pool_history
 from load.chaos.aof import Transaction, read_transactions
 from services.errors import PoolUnavailable
 from services.messages import Commit, End, Exchange, NewSequence, Room, SeatGrant, Submission
-from services.pool.binaries import ServerBinary, find_servers
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import ServerBinary, find_servers
+from services.pool.server.pool_server import PoolServer
 from services.requests import FinishReason, SamplingParams
 
 ROOM = Room(8, 100, 16)

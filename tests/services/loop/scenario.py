@@ -171,7 +171,7 @@ class Client:
             await self.submit()
 
     async def read(self) -> End | None:
-        (snapshot,) = await self._world.pool.attach(GATEWAY, {self.id: 0})
+        (snapshot,) = await self._world.pool.listen(GATEWAY, {self.id: 0})
         self.unknown = not snapshot.known
         both = min(len(snapshot.tokens), len(self.tokens))
         assert snapshot.tokens[:both] == self.tokens[:both]

@@ -21,7 +21,7 @@ async def submit_all(world: World) -> list[str]:
 
 
 async def end_of(world: World, id: str) -> object:
-    (snapshot,) = await world.pool.attach("g", {id: 0})
+    (snapshot,) = await world.pool.listen("g", {id: 0})
     return snapshot.end
 
 

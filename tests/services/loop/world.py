@@ -22,7 +22,7 @@ from services.messages import (
     Submission,
 )
 from services.metrics import Counters
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
@@ -207,7 +207,7 @@ class World:
 
     async def read(self, id: str) -> tuple[list[int], str | None]:
         """Return the committed tokens of a sequence and why it ended."""
-        (snapshot,) = await self.pool.attach("g", {id: 0})
+        (snapshot,) = await self.pool.listen("g", {id: 0})
         assert snapshot.known
         return snapshot.tokens, snapshot.end and snapshot.end.reason.value
 

@@ -1,4 +1,4 @@
-"""Pools on every server of this machine, and on the reference model: one behaviour, so one set of tests."""
+"""Pools on every server of this machine and on the reference model, which pass the same tests."""
 
 import asyncio
 import itertools
@@ -6,11 +6,11 @@ import itertools
 import pytest
 from pool_helpers import WallClock
 
-from services.pool.binaries import find_servers
 from services.pool.limits import Limits
 from services.pool.pool import RequestPool
-from services.pool.reference import ReferencePool
-from services.pool.server import PoolServer
+from services.pool.reference.pool import ReferencePool
+from services.pool.server.binaries import find_servers
+from services.pool.server.pool_server import PoolServer
 
 SERVERS = find_servers()
 _names = itertools.count()
@@ -36,13 +36,13 @@ def server_url(request, servers):
 
 @pytest.fixture(params=[*SERVERS, None], ids=_name)
 def any_url(request, servers):
-    """As `server_url`, and None for the reference model."""
+    """As `server_url`; None for the reference model."""
     return servers[request.param] if request.param else None
 
 
 @pytest.fixture
 async def server_pools(server_url):
-    """Makes empty pools on a server; the same name is the same pool."""
+    """A function that makes an empty pool on a server. The same name gives the same pool."""
     made = []
 
     async def make(limits=None, name=None):
@@ -58,7 +58,7 @@ async def server_pools(server_url):
 
 @pytest.fixture
 async def pools(any_url):
-    """Makes empty pools on each kind of server, and reference pools."""
+    """A function that makes an empty pool: on each kind of server, and of the reference model."""
     made = []
 
     async def make(**limits):

@@ -1,4 +1,4 @@
-"""Short words for what the pool's tests say often."""
+"""Helpers of the pool's tests: groups, commits, owners of seats, time, the server's settings."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,9 @@ from dataclasses import replace
 import redis.asyncio as redis
 
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
-from services.pool.group_packing import pack_group
+from services.pool.group_packing import pack_group, prompt_logprobs_bytes, token_bytes
 from services.pool.packing import pack, unpack
 from services.pool.pool import RequestPool
-from services.pool.sizes import score_bytes, token_bytes
 from services.requests import FinishReason, SamplingParams
 
 SEAT = "cluster/0"
@@ -20,11 +19,11 @@ CANCELLED = End(FinishReason.CANCELLED)
 FIGURES = EngineFigures("tiny", 128, 64, 16, 1000, "float32/cpu")
 NO_ROOM = Room(0, 0, 16)
 ROOM = Room(8, 64, 16)
-SINCE = 12  # place of `since` among the counts of lua/fragments/counts.lua
+SINCE = 12  # index of `since` in the counts of lua/fragments/counts.lua
 
 
 class WallClock:
-    """Seconds as servers count them."""
+    """Real time, as a server's clock gives it."""
 
     def now(self):
         return time.time()
@@ -47,15 +46,15 @@ def group(request, n=1, gateway="gateway", prompt=(1, 2, 3), new=4, key=None, te
 
 
 def size(*groups):
-    """Bytes for which open groups count."""
+    """The bytes that these groups count for until they end."""
     return sum(pack_group(group).size for group in groups)
 
 
 def ended_size(group):
-    """Bytes for which a group counts that ended without a token."""
+    """The bytes that a group counts for after it ended without a token."""
     packed = pack_group(group)
     unmade = sum(
-        s.sampling.max_new_tokens * token_bytes(s.sampling) + score_bytes(s.sampling, len(s.prompt))
+        s.sampling.max_new_tokens * token_bytes(s.sampling) + prompt_logprobs_bytes(s.sampling, len(s.prompt))
         for s in group.sequences
     )
     return packed.size - packed.inputs - unmade
@@ -95,7 +94,7 @@ async def counts(pool):
 
 
 async def all_events(pool, gateway="gateway", after="0"):
-    """Everything published to the gateway until now."""
+    """All events published to the gateway until now."""
     events = []
     while True:
         after, more = await pool.read_events(gateway, after, 0.001)
@@ -105,18 +104,18 @@ async def all_events(pool, gateway="gateway", after="0"):
 
 
 async def stored(pool, id):
-    [snapshot] = await pool.attach("reader", {id: 0})
+    [snapshot] = await pool.listen("reader", {id: 0})
     return snapshot
 
 
 async def keys(pool):
-    """All keys of a pool in its server, without its prefix."""
+    """All keys of a pool in its server, without the prefix."""
     found = await pool._server.command("KEYS", f"{pool._prefix}*")
     return {key.decode().removeprefix(pool._prefix) for key in found}
 
 
 async def let_time_pass(pool, seconds):
-    """As if nobody had called the pool for so long."""
+    """Make the pool's state as if no call had come for so many seconds."""
     if isinstance(pool, RequestPool):
         run, prefix = pool._server.command, pool._prefix
         await run("HINCRBY", f"{prefix}meta", "stamp", round(-seconds * 1e6))
@@ -134,7 +133,7 @@ async def let_time_pass(pool, seconds):
 
 
 async def let_wait(pool, seconds):
-    """As if what was claimed last, or began to wait, had been or done so this much earlier."""
+    """Make the last claim, or the beginning of the wait, so many seconds earlier."""
     if isinstance(pool, RequestPool):
         run, prefix = pool._server.command, pool._prefix
         tenants = await run("SMEMBERS", f"{prefix}holders")
@@ -143,26 +142,26 @@ async def let_wait(pool, seconds):
             counts[SINCE] -= seconds * 1e6
             await run("HSET", key, "counts", pack(counts))
     else:
-        pool._note_rates()
+        pool._record_rates()
         for rate in pool._rates.values():
             rate.since -= seconds
 
 
 async def rung(pool, seat):
-    """Whether the seat's bell has rung and nobody has heard it yet."""
+    """Whether the seat's bell rings and no call has heard it yet."""
     if isinstance(pool, RequestPool):
         return bool(await pool._server.command("EXISTS", f"{pool._prefix}bell:{seat}"))
     return pool._bells[seat].rung
 
 
 def timeless(reply):
-    """An exchange's reply less what a repeat reads anew: how long its claims have waited."""
+    """An exchange's reply without the times that its claims have waited, which a repeat reads again."""
     return replace(reply, claims=[replace(claim, waited=0.0) for claim in reply.claims])
 
 
 @contextlib.asynccontextmanager
 async def configured(server_url, **options):
-    """A client of a server that has these settings meanwhile."""
+    """A client of a server, which has these settings within the context."""
     async with redis.Redis.from_url(server_url, protocol=2) as client:
         before = {name: (await client.config_get(name))[name] for name in (n.replace("_", "-") for n in options)}
         try:

@@ -1,4 +1,4 @@
-"""A real server and the reference model side by side: each call goes to both, and they must say the same."""
+"""A real server and the reference model side by side: each call goes to both, and their replies must be equal."""
 
 import asyncio
 import dataclasses
@@ -13,19 +13,19 @@ from services.messages import Exchange
 from services.pool.limits import Bounds
 from services.pool.packing import unpack
 from services.pool.pool import RequestPool
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 
 SEATS = ("x", "y")
 GATEWAYS = ("g", "h")
 TENANTS = ("default", "é", "b")
-LEASE = 1000.0  # longer than any run: time plays no part here
-UNIT = 10_000.0  # seconds, longer than any run too: whatever ranks a request is a multiple of it
-SECONDS = 2  # by which the two may differ in a wait
+LEASE = 1000.0  # longer than any run, so that no lease expires
+UNIT = 10_000.0  # seconds, longer than any run; all that ranks a request is a multiple of it
+SECONDS = 2  # the most by which two waits may differ
 names = itertools.count()
 
 
 class PoolPair(RuleBasedStateMachine):
-    """`url` is set by the test. Replies are compared less epochs, times to a UNIT."""
+    """The test sets `url`. Replies are compared without epochs, and times in multiples of UNIT."""
 
     url = ""
 
@@ -49,12 +49,12 @@ class PoolPair(RuleBasedStateMachine):
             self.loop.close()
 
     def each(self, name, *args):
-        """The method's replies of both pools."""
+        """The replies of both pools."""
         run = self.loop.run_until_complete
         return run(getattr(self.real, name)(*args)), run(getattr(self.reference, name)(*args))
 
     def both(self, name, *args):
-        """The method's reply, which must be that of the model."""
+        """The server's reply, which must equal that of the model."""
         real, reference = self.each(name, *args)
         assert real == reference
         return real
@@ -71,14 +71,14 @@ class PoolPair(RuleBasedStateMachine):
         return real
 
     def same_events(self, gateway):
-        """What both tell the gateway; each token as it was told before, each end once."""
+        """Read the gateway's events from both pools: they are equal, no token changes, and each sequence ends once."""
         real, reference = (
             self.loop.run_until_complete(pool.read_events(gateway, after, 0.001))
             for pool, after in zip((self.real, self.reference), self.cursors[gateway], strict=True)
         )
         assert real[0].split("-")[1:] == reference[0].split("-")[1:]
 
-        # one entry's order among sequences that a seat gave back is the server's own
+        # within an entry, the server may order requeued sequences differently
         def order(event):
             return (event.id, event.index, event.token is None)
 
@@ -104,7 +104,7 @@ class PoolPair(RuleBasedStateMachine):
     # --- schedulers ---
 
     def acquire(self, seat, dead):
-        """A new epoch on a free seat or one whose epoch (a pair, one of each pool) is known to be dead."""
+        """Take a free seat, or one whose epoch (a pair, one for each pool) is known to be dead."""
         owner = f"owner-{next(names)}"
         pools = (self.real, self.reference)
         run = self.loop.run_until_complete
@@ -142,7 +142,7 @@ class PoolPair(RuleBasedStateMachine):
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
         assert real.waiting + real.running + real.ended <= self.submitted
         assert real.waiting + real.running + real.ended == len(self.reference._sequences)
-        self.reference._note_rates()
+        self.reference._record_rates()
         for tenant in (None, *TENANTS):
             held, rate = self.loop.run_until_complete(counted(self.real, tenant))
             assert held == self.reference._held(tenant)
@@ -157,8 +157,8 @@ class PoolPair(RuleBasedStateMachine):
 
 
 async def counted(pool, tenant=None):
-    """What the server has counted of a tenant, or of all: what is bounded; and, less lines of batches, sequences that
-    wait and that run, and those claimed in how many seconds."""
+    """The server's counts of a tenant, or of all: those that are bounded; then, without lines of batches, how many
+    sequences wait and run, and how many were claimed in how many seconds."""
     key = pool._prefix + (f"tenant:{tenant}" if tenant else "meta")
     packed = await pool._server.command("HGET", key, "counts")
     counts = unpack(packed) if packed else [0] * 15
@@ -169,6 +169,6 @@ async def counted(pool, tenant=None):
 
 
 def to_a_unit(claim):
-    """Times in units: the rank after the arrival, and how long ago that was."""
+    """The claim with its times in multiples of UNIT: its rank, relative to its arrival, and how long it has waited."""
     after = claim.rank - (time.time() - claim.waited)
     return dataclasses.replace(claim, rank=round(after / UNIT), waited=round(claim.waited / UNIT))

@@ -1,4 +1,4 @@
-"""A pool server that asks who calls: a user with the commands that a pool needs, a password, TLS."""
+"""Access control of the pool's server: a user with only the commands that a pool needs, a password, TLS."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def opened(url, name):
 
 
 async def use(pool):
-    """A request's whole life, and each other kind of call that processes make."""
+    """The whole life of a request, and each other kind of call."""
     await pool.connect()
     await pool.heartbeat("gateway", 1, {"a": 1.0})
     await pool.submit(group("r", key="k"))
@@ -60,7 +60,7 @@ async def use(pool):
     await pool.unregister("gateway")
 
 
-async def test_the_documented_user_can_do_all_that_a_pool_needs(admin, server_url):
+async def test_the_documented_user_may_do_all_that_a_pool_needs(admin, server_url):
     await admin._server.command("ACL", "SETUSER", "orca", "reset", *documented_rules())
     assert server_url.startswith("unix://")
     async with opened(server_url.replace("unix://", f"unix://orca:{QUOTED}@"), "acl") as pool:
@@ -73,7 +73,7 @@ async def test_the_documented_user_can_do_all_that_a_pool_needs(admin, server_ur
             await use(pool)
 
 
-async def test_a_wrong_password_is_no_secret_told(admin, server_url, caplog):
+async def test_an_error_does_not_show_the_wrong_password(admin, server_url, caplog):
     await admin._server.command("ACL", "SETUSER", "orca", "reset", *documented_rules())
     async with opened(server_url.replace("unix://", "unix://orca:hidden-word@"), "acl") as pool:
         with pytest.raises(PoolDenied) as raised:
@@ -90,13 +90,13 @@ async def test_a_wrong_password_is_no_secret_told(admin, server_url, caplog):
         ("unix:///s.sock?password=hidden", "unix:///s.sock"),
     ],
 )
-def test_what_errors_name_has_no_password(url, shown):
+def test_the_url_in_errors_has_no_password(url, shown):
     assert RequestPool(url, "p")._server._shown == shown
 
 
 @contextlib.asynccontextmanager
 async def tls_in_front(socket_path, certificate, key):
-    """The port of a TLS server that passes all on to a pool server's socket."""
+    """The port of a TLS server that forwards all data to the socket of a pool server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
 
@@ -116,7 +116,7 @@ async def tls_in_front(socket_path, certificate, key):
         server.close()
 
 
-async def test_rediss_with_a_certificate_that_is_trusted_and_not_without(admin, server_url, tmp_path):
+async def test_rediss_needs_a_trusted_certificate(admin, server_url, tmp_path):
     await admin._server.command("ACL", "SETUSER", "orca", "reset", *documented_rules())
     certificate, key = self_signed(tmp_path)
     async with tls_in_front(server_url.removeprefix("unix://"), certificate, key) as port:

@@ -1,4 +1,4 @@
-"""Bounds of all and of each tenant: who is refused, what is said, whose ended groups make place."""
+"""Bounds of all tenants together and of each: which groups are refused and why, which ended groups are dropped."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ async def test_prompt_tokens_that_wait_are_bounded(pools):
 
 
 async def test_streams_are_bounded(pools):
-    """Whether they wait or run; what nobody waits for is none."""
+    """Waiting and running groups count; groups for which no client waits do not."""
     pool = await pools(max_streams=2)
     for name, more in (("a", {}), ("b", {"background": True}), ("c", {"priority": BATCH_CLASS}), ("d", {})):
         assert await refusal(pool, replace(group(name, n=2), **more)) is None
@@ -50,14 +50,14 @@ async def test_streams_are_bounded(pools):
     assert (await refusal(pool, group("f"))).bound == "streams"
 
 
-async def test_what_an_empty_pool_would_not_take_is_refused_for_good(pools):
+async def test_a_group_that_does_not_fit_an_empty_pool_is_refused_for_good(pools):
     pool = await pools(max_waiting=2)
     assert (await refusal(pool, group("a", n=3))).for_good
     await pool.submit(group("b", n=2))
     assert not (await refusal(pool, group("c"))).for_good
 
 
-async def test_of_ended_groups_only_so_many_stay(pools):
+async def test_the_number_of_ended_groups_is_bounded(pools):
     pool = await pools(max_stored=2)
     for name in "abc":
         await pool.submit(group(name))
@@ -75,7 +75,7 @@ async def left(pool, tenant, count):
     return [i for i in range(count) if await pool.group(f"{tenant}{i}")]
 
 
-async def test_a_tenant_pushes_out_its_own_first(pools):
+async def test_a_tenants_own_ended_groups_are_dropped_first(pools):
     ended, asked = ended_size(group("a0", tenant="a")), group("new", tenant="a", n=2)
     pool = await pools(max_bytes=7 * ended + size(asked))
     await _end(pool, "b", 3)
@@ -85,8 +85,8 @@ async def test_a_tenant_pushes_out_its_own_first(pools):
     assert await left(pool, "a", 5) == [1, 2, 3, 4]
 
 
-async def test_what_is_within_a_tenants_share_is_not_pushed_out(pools):
-    """Half of the pool is another's, ended: one tenant cannot take it, however much it asks for."""
+async def test_ended_groups_within_a_tenants_share_are_not_dropped_for_others(pools):
+    """Half of the pool holds another tenant's ended groups; one tenant cannot take it, however much it submits."""
     ended = ended_size(group("a0", tenant="a"))
     pool = await pools(max_bytes=20 * ended)
     await _end(pool, "b", 8)
@@ -96,7 +96,7 @@ async def test_what_is_within_a_tenants_share_is_not_pushed_out(pools):
     assert await left(pool, "b", 8) == list(range(8))
 
 
-async def test_who_has_more_than_its_share_makes_place_for_others(pools):
+async def test_ended_groups_above_a_tenants_share_are_dropped_for_others(pools):
     ended = ended_size(group("a0", tenant="a"))
     pool = await pools(max_bytes=10 * ended)
     await _end(pool, "a", 9)
@@ -106,7 +106,7 @@ async def test_who_has_more_than_its_share_makes_place_for_others(pools):
     assert len(await left(pool, "a", 9)) < 9
 
 
-async def test_a_tenant_pushes_out_within_its_own_bound(pools):
+async def test_a_tenants_ended_groups_are_dropped_for_its_own_bound(pools):
     asked = group("new", tenant="a")
     pool = await pools(tenants={"a": Bounds(bytes=2 * size(asked))})
     await _end(pool, "b", 2)
@@ -118,8 +118,8 @@ async def test_a_tenant_pushes_out_within_its_own_bound(pools):
     assert (refused.bound, refused.own, refused.held) == ("bytes", True, size(asked))
 
 
-async def test_a_script_drops_only_so_many_sequences(server_pools):
-    """What needs more is refused this time, and finds place soon."""
+async def test_one_script_drops_a_limited_number_of_sequences(server_pools):
+    """A group that needs more is refused this time, and enters soon after."""
     many = [group(f"r{i}", n=1000, new=1) for i in range(6)]
     pool = await server_pools(Limits(max_waiting=1000, max_bytes=6 * size(many[0])))
     for submission in many:
@@ -142,8 +142,8 @@ async def test_a_message_that_is_too_long_is_refused_for_good(server_pools, monk
     assert await pool.group("b") is None
 
 
-async def test_the_time_to_wait_is_what_was_measured(server_pools):
-    """Nobody knows it while nothing has left. Then it is the time in which a tenth of the bound gets free."""
+async def test_the_time_until_a_retry_is_measured(server_pools):
+    """It is a guess while nothing has left. Then it is the time until a tenth of the bound is free."""
     pool = await server_pools(Limits(max_waiting=100))
     await pool.submit(group("a", n=100))
     assert (await refusal(pool, group("b"))).retry_after == 10

@@ -27,7 +27,7 @@ async def test_a_running_sequence_is_listed_until_its_end(pool):
     assert await all_events(pool) == [TokenEvent("r/0", 0, 5), TokenEvent("r/0", 1, None, end=CANCELLED)]
 
 
-async def test_a_group_half_of_which_runs(pool):
+async def test_a_group_of_which_half_runs(pool):
     await pool.submit(group("r", n=3))
     owner = await Owner.take(pool)
     await owner.claim(Room(2, 64, 16))
@@ -59,7 +59,7 @@ async def test_a_cancelled_sequence_ends_with_its_owner(pool):
     assert (await all_events(pool))[-1] == TokenEvent("r/0", 1, None, end=CANCELLED)
 
 
-async def test_cancel_rings_an_idle_seat(pool):
+async def test_cancel_wakes_an_idle_seat(pool):
     await pool.submit(group("r"))
     owner = await Owner.take(pool)
     await owner.claim()

@@ -1,4 +1,4 @@
-"""A server that is away, forgets the scripts or is no server of ours."""
+"""Connections: a server that is away, that has lost the scripts or that refuses us; concurrent and cancelled calls."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def test_a_server_that_is_not_there(tmp_path):
     await pool.close()
 
 
-async def test_scripts_a_server_forgot_are_sent_again(server_pools):
+async def test_scripts_that_a_server_has_lost_are_sent_again(server_pools):
     pool = await server_pools()
     await pool._server.command("SCRIPT", "FLUSH")
     await pool.submit(group("r"))
@@ -51,7 +51,7 @@ async def test_a_reader_does_not_hold_up_scripts(server_pools):
     await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def test_a_refused_password_is_said():
+async def test_a_refused_password_is_reported():
     reader_count = 0
 
     async def impostor(reader, writer):

@@ -1,4 +1,4 @@
-"""A real server whose append-only file is cut: nothing that a scheduler or a gateway still holds is lost."""
+"""A real server loses the tail of its append-only file, but nothing that a scheduler or gateway still holds."""
 
 import asyncio
 import os
@@ -11,13 +11,13 @@ from pool_helpers import FIGURES, NO_ROOM, ROOM, SEAT, STOP, Owner, commit, coun
 from load.server import until
 from services.errors import PoolUnavailable
 from services.messages import Commit, Exchange, Room
-from services.pool.binaries import find_servers
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import find_servers
+from services.pool.server.pool_server import PoolServer
 
 
 class Server:
-    """A server whose file can be cut. All is synced before each reply, so that a place in the file is a moment."""
+    """A server whose file can be cut. Each reply is synced first, so that an offset in the file is a point in time."""
 
     def __init__(self, binary, folder):
         self.process = PoolServer(binary, folder, "strict")
@@ -35,7 +35,7 @@ class Server:
         return self._file.stat().st_size
 
     async def lose(self, moment, more):
-        """Killed; what came after the moment, less `more` bytes of it, is lost; started again."""
+        """Kill the server, cut its file to `more` bytes after the marked offset, and start it again."""
         self.process._supervisor.cancel()
         os.kill(self.process.pid, signal.SIGKILL)
         await until(lambda: not self.process._alive(), every=0.005)
@@ -45,12 +45,12 @@ class Server:
 
 
 def token(id, index):
-    """The one token that a sequence can have there, whoever computes it."""
+    """The only token that a sequence can have at this index, whichever engine computes it."""
     return 1000 * int(id.split("/")[1]) + index
 
 
 class Scheduler:
-    """As much of a scheduler as the pool needs: each round it makes a token for all it holds, up to LENGTH."""
+    """A minimal scheduler: each round it generates a token for each sequence that it holds, up to LENGTH."""
 
     LENGTH = 6
 
@@ -82,7 +82,7 @@ class Scheduler:
             if id in self.held:
                 self.held[id] = count
         for claim in reply.claims:
-            assert claim.id not in self.held, "given what is held already"
+            assert claim.id not in self.held, "claimed a sequence that it holds already"
             self.held[claim.id] = len(claim.output)
         if reply.lost:
             self.sync, self.figures = True, FIGURES
@@ -90,7 +90,7 @@ class Scheduler:
 
 
 class Gateway:
-    """As much of a gateway as the pool needs: tokens by index, each once; what the pool does not know it puts back."""
+    """A minimal gateway: it collects tokens by index, each once, and puts back requests that the pool does not know."""
 
     def __init__(self, pool):
         self.pool, self.cursor, self.call = pool, "0", 0
@@ -115,7 +115,7 @@ class Gateway:
     async def read_again(self):
         open = {id: len(tokens) for id, tokens in self.tokens.items() if id not in self.ends}
         unknown = set()
-        for snapshot in await self.pool.attach("gateway", open):
+        for snapshot in await self.pool.listen("gateway", open):
             if snapshot.known:
                 assert self.take(snapshot.id, snapshot.index, snapshot.tokens, snapshot.end)
             else:
@@ -137,7 +137,7 @@ class Gateway:
 
 
 async def answered(call):
-    """The answer of a server that may just be away."""
+    """The reply of a server that may be away for a moment."""
     for _ in range(1000):
         try:
             return await call()
@@ -215,8 +215,8 @@ async def test_tokens_that_are_still_held_are_sent_again(server):
     await pool.close()
 
 
-async def test_numbers_do_not_come_twice(server):
-    """Epochs and events after a lost tail are above those of the lost one."""
+async def test_epochs_and_event_numbers_do_not_repeat(server):
+    """Epochs and event numbers after a lost tail are greater than the lost ones."""
     pool = RequestPool(await server.start(), "tail")
     await pool.submit(group("r"))
     owner = await Owner.take(pool)

@@ -1,4 +1,4 @@
-"""Deadlines: a request of which nothing has begun in time ends, and is never claimed; one that has begun has none."""
+"""Deadlines: a request of which no sequence was claimed in time ends; once one was claimed, it has no deadline."""
 
 import asyncio
 from dataclasses import replace
@@ -13,11 +13,11 @@ LONG = 1000.0
 
 
 def due(name, in_seconds=LONG, n=1, **more):
-    """A group whose deadline is so many seconds ahead, or behind."""
+    """A group whose deadline is so many seconds from now; negative: it has passed."""
     return replace(group(name, n), queue_timeout=LONG, waited=LONG - in_seconds, **more)
 
 
-async def test_what_is_overdue_ends_and_is_not_claimed(pool):
+async def test_an_overdue_group_ends_and_is_not_claimed(pool):
     owner = await Owner.take(pool)
     await pool.submit(due("late", -1, n=2))
     await pool.submit(due("in-time"))
@@ -29,7 +29,7 @@ async def test_what_is_overdue_ends_and_is_not_claimed(pool):
     assert (await pool.overview()).counters["orca:timed_out_requests"] == 2
 
 
-async def test_it_ends_when_nobody_claims_too(pool):
+async def test_it_also_ends_while_no_seat_claims(pool):
     await pool.submit(due("by-a-gateway", -1))
     await pool.heartbeat("gateway", 1, {})
     assert (await stored(pool, "by-a-gateway/0")).end == TIMEOUT
@@ -38,7 +38,7 @@ async def test_it_ends_when_nobody_claims_too(pool):
     assert (await stored(pool, "by-a-spare/0")).end == TIMEOUT
 
 
-async def test_time_runs_out_while_it_waits(pool):
+async def test_a_deadline_passes_while_the_group_waits(pool):
     await pool.submit(replace(group("r"), queue_timeout=0.1))
     await pool.heartbeat("gateway", 1, {})
     assert (await stored(pool, "r/0")).end is None
@@ -47,8 +47,8 @@ async def test_time_runs_out_while_it_waits(pool):
     assert (await stored(pool, "r/0")).end == TIMEOUT
 
 
-async def test_what_has_begun_and_was_put_back_has_none(pool):
-    """Also the choices that have not begun: their request has."""
+async def test_a_requeued_group_has_no_deadline(pool):
+    """Nor do its choices that were never claimed: another choice of the request was."""
     await pool.submit(replace(group("r", n=2), queue_timeout=0.1))
     owner = await Owner.take(pool)
     assert await owner.claim(replace(ROOM, requests=1)) == ["r/0"]
@@ -58,7 +58,7 @@ async def test_what_has_begun_and_was_put_back_has_none(pool):
     assert await (await Owner.take(pool)).claim() == ["r/0", "r/1"]
 
 
-async def test_what_comes_back_with_tokens_has_none(pool):
+async def test_a_group_put_back_with_tokens_has_no_deadline(pool):
     """The pool had lost it, and its gateway puts it back."""
     lost = due("r", -1, n=2)
     begun = [replace(lost.sequences[0], output=[5]), lost.sequences[1]]
@@ -66,15 +66,15 @@ async def test_what_comes_back_with_tokens_has_none(pool):
     assert await (await Owner.take(pool)).claim() == ["r/0", "r/1"]
 
 
-async def test_a_later_submit_of_the_same_does_not_change_it(pool):
+async def test_a_repeated_submit_does_not_change_the_deadline(pool):
     await pool.submit(group("r"))
     await pool.submit(due("r", -1))
     await pool.heartbeat("gateway", 1, {})
     assert (await stored(pool, "r/0")).end is None
 
 
-async def test_the_end_of_the_first_in_line_rings_idle_seats(pool):
-    """It may have been too large for what they have free."""
+async def test_the_end_of_the_first_in_the_queue_wakes_idle_seats(pool):
+    """It may have been too large for their free blocks."""
     owner = await Owner.take(pool)
     await owner.exchange(idle=True)
     await pool.submit(due("large", -1))
@@ -86,7 +86,7 @@ async def test_the_end_of_the_first_in_line_rings_idle_seats(pool):
     assert (await stored(pool, "another/0")).end == TIMEOUT
 
 
-async def test_many_at_once_end_in_parts_and_nothing_is_claimed_between(server_pools):
+async def test_many_overdue_groups_end_over_several_calls_and_nothing_is_claimed_before_the_last(server_pools):
     pool = await server_pools(Limits())
     for i in range(5):
         await pool.submit(due(f"late{i}", -1, n=400))
@@ -95,7 +95,7 @@ async def test_many_at_once_end_in_parts_and_nothing_is_claimed_between(server_p
     assert await counts(pool) == (1201, 0, 800)
     assert (await owner.exchange(room=ROOM, idle=True)).claims == []
     assert await counts(pool) == (401, 0, 1600)
-    assert await rung(pool, owner.seat)  # it is to come again at once
+    assert await rung(pool, owner.seat)  # the seat should call again at once
     assert await owner.claim() == ["r/0"]
     assert await counts(pool) == (0, 1, 2000)
 

@@ -1,4 +1,4 @@
-"""Delete: what ended is gone at once, what runs is hidden and goes when it has ended."""
+"""Delete: an ended group is dropped at once, a running one is hidden and dropped at its end."""
 
 from pool_helpers import CANCELLED, ROOM, STOP, Owner, all_events, commit, counts, group, stored
 
@@ -42,7 +42,7 @@ async def test_a_running_group_is_hidden_and_forgotten_when_it_has_ended(pool):
     assert (await all_events(pool))[-1] == TokenEvent("r/2", 0, None, end=CANCELLED)
 
 
-async def test_what_a_dead_owner_ran_of_it_goes_too(pool):
+async def test_a_deleted_group_of_a_dead_owner_is_dropped_too(pool):
     await pool.submit(group("r", n=2))
     owner = await Owner.take(pool)
     await owner.claim()

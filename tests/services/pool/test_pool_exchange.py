@@ -1,4 +1,4 @@
-"""Exchange: tokens by index, one end, claims in arrival order, repeat-safe and fenced."""
+"""Exchange: commits by index, one end, claims in order of arrival; repeat-safe and fenced by the epoch."""
 
 import math
 
@@ -44,7 +44,7 @@ async def test_tokens_are_stored_and_published_in_order(pool, owner):
     ]
 
 
-async def test_one_entry_for_a_gateway_however_many_sequences(server_pools):
+async def test_an_exchange_writes_one_stream_entry_for_a_gateway(server_pools):
     pool = await server_pools()
     await pool.submit(group("r", n=50))
     owner = await Owner.take(pool)
@@ -54,7 +54,7 @@ async def test_one_entry_for_a_gateway_however_many_sequences(server_pools):
     assert len(await all_events(pool)) == 50
 
 
-async def test_a_batch_larger_than_luas_unpack(pools):
+async def test_a_batch_larger_than_the_limit_of_luas_unpack(pools):
     pool = await pools(max_waiting=8100)
     await pool.submit(group("r", n=8100))
     owner = await Owner.take(pool)
@@ -72,7 +72,7 @@ async def test_committed_tokens_never_change(pool, owner):
     assert [(e.index, e.token) for e in await all_events(pool)] == [(0, 1), (1, 2), (2, 7)]
 
 
-async def test_a_commit_after_a_gap_is_asked_for_from_where_it_begins(pool, owner):
+async def test_a_commit_after_a_gap_is_refused_with_the_number_of_tokens(pool, owner):
     await owner.exchange(commit("r/1", 0, 1))
     gap = (commit("r/0", 0, 5), commit("r/1", 3, 4, end=STOP), commit("r/1", 1, 2))
     reply = await owner.exchange(*gap)
@@ -99,7 +99,7 @@ async def test_two_commits_of_a_sequence_in_one_exchange(pool, owner):
     assert [(e.index, e.token, e.end) for e in await all_events(pool)] == [(0, 1, None), (1, 2, None), (2, None, STOP)]
 
 
-async def test_log_probabilities_travel_with_their_tokens(pool):
+async def test_log_probabilities_arrive_with_their_tokens(pool):
     await pool.submit(group("r", logprobs=2))
     owner = await Owner.take(pool)
     await owner.claim()
@@ -109,12 +109,12 @@ async def test_log_probabilities_travel_with_their_tokens(pool):
     every = [*logprobs, Logprobs(-3.0, [])]
     assert [e.logprobs for e in await all_events(pool)] == [*every, None]
     assert (await stored(pool, "r/0")).logprobs == every
-    [rest] = await pool.attach("reader", {"r/0": 2})
+    [rest] = await pool.listen("reader", {"r/0": 2})
     assert (rest.tokens, rest.logprobs) == ([3], every[2:])
 
 
-async def test_log_probabilities_of_a_prompt_travel_with_the_first_token(pool):
-    """Also to a follower who comes later; what comes again of them is not taken."""
+async def test_log_probabilities_of_a_prompt_arrive_with_the_first_token(pool):
+    """A later follower gets them too, and a repeated commit does not change them."""
     await pool.submit(group("r", logprobs=0, prompt_logprobs=1))
     owner = await Owner.take(pool)
     await owner.claim()
@@ -163,7 +163,7 @@ async def test_another_epoch_changes_nothing(pool, owner):
     assert await all_events(pool) == []
 
 
-async def test_commits_to_sequences_of_others_change_nothing_and_are_listed(pool, owner):
+async def test_commits_to_sequences_of_other_seats_change_nothing_and_are_reported(pool, owner):
     await pool.submit(group("s"))
     reply = await owner.exchange(commit("s/0", 0, 1), commit("never/0", 0, 1), commit("s/0", 0, 1, end=STOP))
     assert (reply.cancelled, reply.foreign) == ([], ["never/0", "s/0"])
@@ -177,7 +177,7 @@ async def test_commits_to_sequences_of_others_change_nothing_and_are_listed(pool
         (Room(0, 100, 16), []),
         (Room(2, 100, 16), ["a/0", "b/0"]),
         (Room(8, 100, 16), ["a/0", "b/0", "c/0"]),
-        (Room(8, 1, 16), ["a/0"]),  # 16 tokens are one block
+        (Room(8, 1, 16), ["a/0"]),  # 16 tokens take one block
         (Room(8, 3, 16), ["a/0"]),  # b needs 3 more; c would fit, but comes later
         (Room(8, 4, 16), ["a/0", "b/0"]),
         (Room(8, 5, 16), ["a/0", "b/0", "c/0"]),
@@ -194,7 +194,7 @@ async def test_claims_stop_at_the_first_that_does_not_fit(pool, room, claimed):
     assert await counts(pool) == (3 - len(claimed), len(claimed), 0)
 
 
-async def test_two_seats_share_the_waiting_ones(pool):
+async def test_two_seats_share_the_queue(pool):
     await pool.submit(group("r", n=4))
     one, two = await Owner.take(pool, "one"), await Owner.take(pool, "two")
     assert await one.claim(Room(1, 64, 16)) == ["r/0"]
@@ -203,7 +203,7 @@ async def test_two_seats_share_the_waiting_ones(pool):
     assert [(await stored(pool, f"r/{i}")).tokens for i in range(2)] == [[], [2]]
 
 
-async def test_what_a_seat_says_is_seen_from_outside(pool, owner):
+async def test_counters_gauges_and_summary_appear_in_the_overview(pool, owner):
     await owner.exchange(figures=FIGURES, counters={"n": 0.1}, gauges={"kv_usage": 0.3, "batch_size": 2.0})
     await owner.exchange(counters={"n": 0.2, "m": 1e-9}, gauges={"kv_usage": 0.5}, summary="step 2: é")
     overview = await pool.overview()
@@ -214,13 +214,13 @@ async def test_what_a_seat_says_is_seen_from_outside(pool, owner):
     assert (seat.gauges, seat.summary) == ({"kv_usage": 0.5}, "step 2: é")
 
 
-async def test_a_counter_grows_by_finite_numbers(server_pools):
+async def test_a_counter_grows_by_finite_numbers_only(server_pools):
     owner = await Owner.take(await server_pools())
     with pytest.raises(ValueError, match="cannot grow by nan"):
         await owner.exchange(counters={"n": float("nan")})
 
 
-async def test_the_largest_living_engine_gives_the_figures(pool):
+async def test_the_figures_are_those_of_the_largest_living_engine(pool):
     small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
     bigger = FIGURES.__class__("tiny", 128, 65, 16, 1000, "float32/cpu")
     await large.exchange(figures=bigger)

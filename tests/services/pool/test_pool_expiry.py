@@ -1,4 +1,4 @@
-"""What ended stays readable for a while, and makes place when it is needed."""
+"""Expiry: an ended group stays readable for a time, and is dropped earlier if its bytes are needed."""
 
 import asyncio
 from dataclasses import replace
@@ -16,7 +16,7 @@ async def _end(pool, name, **more):
     await pool.cancel(name)
 
 
-async def test_an_ended_group_expires_with_all_it_had(pools):
+async def test_an_ended_group_expires_with_all_its_keys(pools):
     pool = await pools(keep_ended=KEEP)
     await _end(pool, "r", n=2, key="k")
     assert await pool.submit(group("other", key="k")) == SubmitReply("r", existed=True)
@@ -28,7 +28,7 @@ async def test_an_ended_group_expires_with_all_it_had(pools):
     assert (await pool.overview()).bytes == size(group("other", key="k"))
 
 
-async def test_an_exchange_expires_too(pools):
+async def test_an_exchange_drops_expired_groups_too(pools):
     pool = await pools(keep_ended=KEEP)
     owner = await Owner.take(pool)
     await _end(pool, "r")
@@ -50,7 +50,7 @@ async def test_a_group_stays_whole_until_its_last_sequence_has_ended(pools):
     assert (await stored(pool, "r/1")).tokens == [2]
 
 
-async def test_the_oldest_ended_groups_make_place(pools):
+async def test_the_oldest_ended_groups_are_dropped_for_new_ones(pools):
     one, asked = ended_size(group("a")), group("d", n=2)
     pool = await pools(max_bytes=size(asked) + one)
     for name in ("a", "b", "c"):
@@ -60,7 +60,7 @@ async def test_the_oldest_ended_groups_make_place(pools):
     assert (await pool.overview()).bytes == size(asked) + one
 
 
-async def test_nothing_is_forgotten_for_a_group_that_does_not_fit_anyway(pools):
+async def test_nothing_is_dropped_for_a_group_that_does_not_fit_anyway(pools):
     living, big = group("living"), group("big", n=3)
     pool = await pools(max_bytes=size(living, big) - 1)
     await pool.submit(living)
@@ -70,7 +70,7 @@ async def test_nothing_is_forgotten_for_a_group_that_does_not_fit_anyway(pools):
 
 
 async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
-    """However they ended, whoever listened, whatever bells rang."""
+    """However they ended, whichever gateway listened and whichever bell rang."""
     pool = await server_pools(Limits(keep_ended=KEEP, grace=KEEP))
     owner, idle = await Owner.take(pool), await Owner.take(pool, "idle")
     await idle.exchange(idle=True)
@@ -86,13 +86,13 @@ async def test_an_empty_pool_leaves_no_keys_of_its_sequences(server_pools):
     await pool.delete("deleted")
     await owner.claim()
     await pool.delete("deleted-later")
-    await pool.detach("g-left", "left")
+    await pool.unlisten("g-left", "left")
     await pool.heartbeat("g-orphan", 2, {}, ttl=KEEP)
     for _ in range(3):
         await pool.release(owner.seat, owner.epoch, ["struck/0"])
         owner = await Owner.take(pool)
         await owner.claim()
-    await asyncio.sleep(2 * KEEP)  # the orphan's gateway dies
+    await asyncio.sleep(2 * KEEP)  # the registration of the orphan's gateway expires
     for cancelled in ((await owner.exchange()).cancelled, ["orphan/0"]):
         await owner.exchange(*(commit(id, 0, end=CANCELLED) for id in cancelled))
         await asyncio.sleep(2 * KEEP)

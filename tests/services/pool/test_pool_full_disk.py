@@ -1,4 +1,4 @@
-"""A server whose disk is full: said once, waited for, nothing lost that was acknowledged, gone on with by itself."""
+"""A full disk is logged once, the server is restarted once there is space, and no acknowledged write is lost."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ import pytest
 from pool_helpers import ROOM, Owner, commit, group, stored
 
 from services.errors import PoolUnavailable
-from services.pool.binaries import find_servers
-from services.pool.disk import has_place
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer
+from services.pool.server.binaries import find_servers
+from services.pool.server.pool_server import PoolServer
+from services.pool.server.resources import has_disk_space
 
-SIZE = 24 << 20  # of the disk
+SIZE = 24 << 20  # bytes of the disk
 LONG = range(1 << 16)  # a prompt of 256 KiB
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder that is a file system of its own."""
+    """A folder on a small file system of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder], capture_output=True)
@@ -48,7 +48,7 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
     with caplog.at_level(logging.WARNING):
         fill(small_disk)
         acknowledged = await submit_until_refused(pool)
-        if durability == "strict":  # it ends then, and is not started
+        if durability == "strict":  # the server exits, and is not started again yet
             await until(lambda: "is full" in caplog.text)
         for _ in range(3):
             with pytest.raises(PoolUnavailable):
@@ -56,14 +56,14 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
         (small_disk / "filling").unlink()
         await until_it_answers(pool)
     assert (await owner.exchange(commit("before/0", 1, 6))).owned
-    await server.stop()  # what it has from here on is what its file has
+    await server.stop()  # from here on, it has only what its file has
     await server.start()
     assert (await stored(pool, "before/0")).tokens == [5, 6]
     assert [(await stored(pool, f"{name}/0")).known for name in acknowledged] == [True] * len(acknowledged)
     said = [record.getMessage() for record in caplog.records]
     if durability == "strict":
         assert [line for line in said if "is full" in line] == [
-            f"the disk of {small_disk} is full: the pool's server waits for place"
+            f"the disk of {small_disk} is full: the pool's server is started again once it has space"
         ]
         assert sum("died" in line for line in said) == 1
     else:
@@ -74,16 +74,16 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
 
 
 def fill(folder: Path):
-    """Leave a little of it."""
+    """Fill the disk except for a few bytes."""
     state = os.statvfs(folder)
     left = state.f_bavail * state.f_frsize
     with open(folder / "filling", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, left - (1 << 20))
-    assert not has_place(folder)
+    assert not has_disk_space(folder)
 
 
 async def submit_until_refused(pool):
-    """The requests that the pool took."""
+    """The requests that the pool accepted."""
     taken = []
     while len(taken) < 100:
         try:

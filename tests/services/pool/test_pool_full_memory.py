@@ -1,4 +1,4 @@
-"""A server at its maxmemory takes all that frees memory or goes on with what was accepted; only new requests wait."""
+"""A server at its maxmemory refuses new requests only: calls that free memory or serve accepted requests succeed."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ from services.errors import PoolUnavailable
 from services.messages import Logprobs
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits
-from services.pool.memory import FACTOR, max_memory, memory_there_is
+from services.pool.server.resources import FACTOR, max_memory, total_memory
 
 KEEP = 0.1
 
@@ -26,11 +26,11 @@ async def test_only_new_requests_are_refused(server_url, server_pools):
         with pytest.raises(PoolUnavailable):
             await pool.submit(group("new"))
         assert (await pool.submit(group("waits", key="waits", gateway="another"))).existed
-        assert [snapshot.known for snapshot in await pool.attach("another", {"runs/0": 0, "new/0": 0})] == [True, False]
+        assert [snapshot.known for snapshot in await pool.listen("another", {"runs/0": 0, "new/0": 0})] == [True, False]
         assert (await owner.exchange(commit("runs/0", 0, 5))).owned
         assert await pool.cancel("waits")
         assert await pool.delete("unwanted")
-        await pool.detach("gateway", "left")
+        await pool.unlisten("gateway", "left")
         assert not await pool.heartbeat("gateway", 1, {"n": 1.0})
         assert await pool.heartbeat("gateway", 2, {"n": 1.0})
         await pool.hold("name", "holder", 10)
@@ -66,7 +66,7 @@ async def test_ended_groups_expire_while_nothing_can_be_submitted(server_url, se
 
 
 async def test_commits_need_no_more_memory_than_was_counted_at_submit(server_url, server_pools):
-    """Requests that are as long as they may be, with log probabilities, at a server that has no memory left."""
+    """Requests of the maximum length, with log probabilities, on a server that has no memory left."""
     pool, n, new, step = await server_pools(), 20, 400, 50
     requests = [group(f"r{i}", new=new, logprobs=3) for i in range(n)]
     for request in requests:
@@ -80,26 +80,26 @@ async def test_commits_need_no_more_memory_than_was_counted_at_submit(server_url
             for index in range(0, new, step):
                 commits = [commit(f"r{i}/0", index, *range(step), logprobs=said) for i in range(n)]
                 assert not (await owner.exchange(*commits)).have
-            await pool.unregister("gateway")  # with the events, whose number is bounded
+            await pool.unregister("gateway")  # frees its events, whose number is bounded
             more = (await client.info("memory"))["used_memory"] - before
     for i in range(n):
         assert len((await stored(pool, f"r{i}/0")).tokens) == new
     assert more < FACTOR * sum(pack_group(request).size for request in requests)
 
 
-def test_the_server_gets_what_its_requests_need_but_half_of_the_memory_at_most(tmp_path, caplog):
-    enough = max_memory(1 << 30, there_is=1 << 40)
+def test_maxmemory_is_what_requests_need_and_at_most_half_of_the_memory(tmp_path, caplog):
+    enough = max_memory(1 << 30, total=1 << 40)
     assert 1 << 30 < enough < 1 << 32
     assert not caplog.records
-    assert max_memory(1 << 30, there_is=1 << 30) == 1 << 29
+    assert max_memory(1 << 30, total=1 << 30) == 1 << 29
     assert "max_pool_bytes=1073741824" in caplog.text
     machine = tmp_path / "meminfo"
     machine.write_text("MemTotal:  2000 kB\nMemFree:  1 kB\n")
-    assert memory_there_is(tmp_path, machine) == 2000 * 1024
+    assert total_memory(tmp_path, machine) == 2000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory_there_is(tmp_path, machine) == 2000 * 1024
+    assert total_memory(tmp_path, machine) == 2000 * 1024
     (tmp_path / "memory.max").write_text("1000000\n")
-    assert memory_there_is(tmp_path, machine) == 1_000_000
+    assert total_memory(tmp_path, machine) == 1_000_000
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("500000\n")
-    assert memory_there_is(tmp_path, machine) == 500_000
+    assert total_memory(tmp_path, machine) == 500_000

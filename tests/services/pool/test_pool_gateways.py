@@ -1,11 +1,11 @@
-"""Gateways: what they listen to, how long they are known, what they learn of what they missed."""
+"""Gateways: what they listen to, how long they stay registered, and how they learn that they missed events."""
 
 import asyncio
 
 from pool_helpers import CANCELLED, STOP, Owner, all_events, commit, group, stored
 
 from services.messages import Room, Snapshot, TokenEvent
-from services.pool.reference_state import EVENTS_KEPT
+from services.pool.reference.state import EVENTS_KEPT
 
 
 async def _running(pool, gateway="gateway"):
@@ -15,10 +15,10 @@ async def _running(pool, gateway="gateway"):
     return owner
 
 
-async def test_a_snapshot_starts_at_the_index_asked_for(pool):
+async def test_a_snapshot_starts_at_the_requested_index(pool):
     owner = await _running(pool)
     await owner.exchange(commit("r/0", 0, 5, 6, 7))
-    wanted = [await pool.attach("other", {"r/0": i, "unknown/0": 0}) for i in (0, 2, 3, 9)]
+    wanted = [await pool.listen("other", {"r/0": i, "unknown/0": 0}) for i in (0, 2, 3, 9)]
     assert [snapshots[0] for snapshots in wanted] == [
         Snapshot("r/0", True, 3, 0, [5, 6, 7]),
         Snapshot("r/0", True, 3, 2, [7]),
@@ -28,27 +28,27 @@ async def test_a_snapshot_starts_at_the_index_asked_for(pool):
     assert all(snapshots[1] == Snapshot("unknown/0", False) for snapshots in wanted)
 
 
-async def test_who_attaches_gets_what_comes_after(pool):
+async def test_a_listener_gets_later_events(pool):
     owner = await _running(pool)
     await owner.exchange(commit("r/0", 0, 5))
-    await pool.attach("other", {"r/0": 0})
+    await pool.listen("other", {"r/0": 0})
     await owner.exchange(commit("r/0", 1, 6, end=STOP))
     assert await all_events(pool, "other") == [TokenEvent("r/0", 1, 6), TokenEvent("r/0", 2, None, end=STOP)]
     assert len(await all_events(pool, "gateway")) == 3
 
 
-async def test_attaching_twice_gives_each_event_once(pool):
+async def test_listening_twice_gives_each_event_once(pool):
     owner = await _running(pool)
     for _ in range(2):
-        await pool.attach("gateway", {"r/0": 0})
+        await pool.listen("gateway", {"r/0": 0})
     await owner.exchange(commit("r/0", 0, 5))
     assert len(await all_events(pool)) == 1
 
 
-async def test_an_ended_sequence_is_read_by_anyone(pool):
+async def test_any_gateway_can_read_an_ended_sequence(pool):
     await pool.submit(group("r"))
     await pool.cancel("r")
-    assert await pool.attach("late", {"r/0": 0}) == [Snapshot("r/0", True, 3, end=CANCELLED)]
+    assert await pool.listen("late", {"r/0": 0}) == [Snapshot("r/0", True, 3, end=CANCELLED)]
 
 
 async def test_the_first_heartbeat_says_that_events_may_be_missing(pool):
@@ -59,12 +59,12 @@ async def test_the_first_heartbeat_says_that_events_may_be_missing(pool):
     assert await pool.heartbeat("by-submit", 2, {})
 
 
-async def test_a_repeated_heartbeat_gets_the_same_answer_and_counts_once(pool):
+async def test_a_repeated_heartbeat_gets_the_same_reply_and_counts_once(pool):
     assert [await pool.heartbeat("g", call, {"n": 1.5}) for call in (1, 1, 2, 2)] == [False, False, True, True]
     assert (await pool.overview()).counters == {"n": 3.0}
 
 
-async def test_a_silent_gateway_is_forgotten_and_learns_it(pool):
+async def test_a_silent_gateway_is_forgotten_and_told_so(pool):
     owner = await _running(pool)
     await pool.heartbeat("gateway", 1, {}, ttl=0.01)
     await asyncio.sleep(0.05)
@@ -72,12 +72,12 @@ async def test_a_silent_gateway_is_forgotten_and_learns_it(pool):
     await owner.exchange(commit("r/0", 0, 5))
     assert await all_events(pool) == []
     assert not await pool.heartbeat("gateway", 2, {})
-    assert (await pool.attach("gateway", {"r/0": 0}))[0].tokens == [5]
+    assert (await pool.listen("gateway", {"r/0": 0}))[0].tokens == [5]
     await owner.exchange(commit("r/0", 1, 6))
     assert await all_events(pool) == [TokenEvent("r/0", 1, 6)]
 
 
-async def test_a_gateway_that_came_back_by_submit_learns_it_too(pool):
+async def test_a_forgotten_gateway_that_submits_is_told_so_by_its_next_heartbeat(pool):
     await _running(pool)
     await pool.heartbeat("gateway", 1, {})
     assert await pool.heartbeat("gateway", 2, {}, ttl=0.01)
@@ -91,13 +91,13 @@ async def test_events_of_a_later_registration_come_after_the_old_cursor(pool):
     await owner.exchange(commit("r/0", 0, 5))
     cursor, _ = await pool.read_events("gateway", "0", 1)
     await pool.unregister("gateway")
-    await pool.attach("gateway", {"r/0": 1})
+    await pool.listen("gateway", {"r/0": 1})
     await owner.exchange(commit("r/0", 1, 6))
     cursor, events = await pool.read_events("gateway", cursor, 1)
     assert events == [TokenEvent("r/0", 1, 6)]
 
 
-async def test_an_unregistered_gateway_is_gone(pool):
+async def test_an_unregistered_gateway_is_forgotten(pool):
     owner = await _running(pool)
     await pool.unregister("gateway")
     assert (await pool.overview()).gateways == 0
@@ -114,7 +114,7 @@ async def test_reading_waits_for_an_event(pool):
     assert events == [TokenEvent("r/0", 0, 5)]
 
 
-async def test_a_reader_that_fell_behind_learns_it_by_its_heartbeat(pool):
+async def test_a_reader_that_fell_behind_is_told_so_by_its_heartbeat(pool):
     await pool.submit(group("r", new=10_000))
     owner = await Owner.take(pool)
     await owner.exchange(room=Room(1, 1000, 16))

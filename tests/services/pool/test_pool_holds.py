@@ -1,9 +1,9 @@
-"""Names that one holder has at a time, each time under a later epoch."""
+"""Named locks: one holder at a time, with a greater epoch each time that the lock is taken."""
 
 import asyncio
 
 
-async def test_one_has_it_and_renews_it_under_the_same_epoch(pool):
+async def test_the_holder_renews_the_lock_with_the_same_epoch(pool):
     epoch = await pool.hold("a", "x", 60)
     assert epoch is not None
     assert await pool.hold("a", "y", 60) is None
@@ -11,7 +11,7 @@ async def test_one_has_it_and_renews_it_under_the_same_epoch(pool):
     assert await pool.hold("b", "y", 60) is not None
 
 
-async def test_each_taking_has_a_later_epoch(pool):
+async def test_each_new_holder_gets_a_greater_epoch(pool):
     epochs = []
     for holder in "xyx":
         epochs.append(int(await pool.hold("a", holder, 60)))
@@ -19,7 +19,7 @@ async def test_each_taking_has_a_later_epoch(pool):
     assert epochs == sorted(set(epochs))
 
 
-async def test_only_its_holder_gives_it_up(pool):
+async def test_only_the_holder_frees_the_lock(pool):
     await pool.hold("a", "x", 60)
     await pool.unhold("a", "y")
     assert await pool.hold("a", "y", 60) is None
@@ -27,7 +27,7 @@ async def test_only_its_holder_gives_it_up(pool):
     assert await pool.hold("a", "y", 60) is not None
 
 
-async def test_it_is_free_when_nobody_renews_it(pool):
+async def test_a_lock_that_is_not_renewed_becomes_free(pool):
     first = await pool.hold("a", "x", 0.05)
     second = None
     while second is None:

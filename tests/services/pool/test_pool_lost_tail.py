@@ -1,4 +1,4 @@
-"""What a pool that lost its tail is told by those who hold more than it, and what it answers."""
+"""A server that lost the tail of its file: what owners and gateways, which hold more, tell it, and its replies."""
 
 from dataclasses import replace
 
@@ -18,10 +18,10 @@ async def owner(pool):
     return owner
 
 
-# --- what the owner of a seat says and hears ---
+# --- the owner of a seat ---
 
 
-async def test_what_the_caller_does_not_hold_waits_again_at_its_rank(pool, owner):
+async def test_sequences_that_the_owner_does_not_hold_are_requeued_at_their_rank(pool, owner):
     await owner.exchange(commit("r/1", 0, 5, 6))
     await pool.cancel("r")
     reply = await owner.exchange(holds=["r/0"])
@@ -29,7 +29,7 @@ async def test_what_the_caller_does_not_hold_waits_again_at_its_rank(pool, owner
     assert [(await stored(pool, f"r/{i}")).end for i in range(3)] == [None, CANCELLED, CANCELLED]
 
 
-async def test_what_waits_again_can_be_claimed_at_once(pool, owner):
+async def test_requeued_sequences_can_be_claimed_at_once(pool, owner):
     await owner.exchange(commit("r/1", 0, 5, 6))
     call = {"holds": ["r/0", "r/2"], "room": Room(1, 64, 16)}
     reply = await owner.exchange(**call)
@@ -38,7 +38,7 @@ async def test_what_waits_again_can_be_claimed_at_once(pool, owner):
     assert await counts(pool) == (1, 3, 0)
 
 
-async def test_what_waits_again_rings_others(pool, owner):
+async def test_requeued_sequences_wake_other_seats(pool, owner):
     other = await Owner.take(pool, "other")
     assert await other.claim() == ["s/0"]
     await other.exchange(idle=True)
@@ -46,20 +46,20 @@ async def test_what_waits_again_rings_others(pool, owner):
     assert await rung(pool, "other")
 
 
-async def test_what_is_held_but_not_the_seats_is_foreign(pool, owner):
+async def test_held_sequences_that_are_not_the_seats_are_foreign(pool, owner):
     reply = await owner.exchange(commit("r/0", 0, 5, end=STOP), holds=["r/0", "r/1", "r/2", "s/0", "never/0"])
     assert reply.foreign == ["never/0", "s/0"]
     assert (await owner.repeat()).foreign == ["never/0", "s/0"]
     assert await counts(pool) == (1, 2, 1)
 
 
-async def test_tokens_are_not_asked_for_of_what_waits_again(pool, owner):
+async def test_missing_tokens_of_requeued_sequences_are_not_requested(pool, owner):
     reply = await owner.exchange(commit("r/0", 2, 5), commit("r/1", 2, 5, end=STOP), holds=["r/0", "r/2"])
     assert (reply.have, reply.foreign) == ({"r/0": 0}, [])
     assert await counts(pool) == (2, 2, 0)
 
 
-async def test_a_leap_of_calls_says_that_exchanges_were_lost(pool, owner):
+async def test_a_skipped_call_number_shows_that_exchanges_were_lost(pool, owner):
     owner.call += 1
     reply = await owner.exchange(commit("r/0", 0, 5), room=ROOM, idle=True)
     assert (reply.lost, reply.claims) == (True, [])
@@ -71,20 +71,20 @@ async def test_a_leap_of_calls_says_that_exchanges_were_lost(pool, owner):
     assert (reply.lost, [claim.id for claim in reply.claims]) == (False, ["s/0", "t/0"])
 
 
-async def test_a_leap_of_one_who_says_what_it_holds_is_no_matter(pool, owner):
+async def test_a_skipped_call_number_does_not_matter_with_holds(pool, owner):
     owner.call += 5
     reply = await owner.exchange(room=ROOM, holds=["r/0", "r/1", "r/2"])
     assert (reply.lost, [claim.id for claim in reply.claims]) == (False, ["s/0"])
 
 
-async def test_a_leap_of_heartbeats_says_that_events_may_be_missing(pool):
+async def test_a_skipped_heartbeat_shows_that_events_may_be_missing(pool):
     assert [await pool.heartbeat("g", call, {}) for call in (1, 2, 4, 4, 5)] == [False, True, False, False, True]
 
 
-# --- what a gateway puts back ---
+# --- requests that a gateway puts back ---
 
 
-async def test_a_request_goes_on_from_the_tokens_its_gateway_has(pool):
+async def test_a_request_goes_on_from_the_tokens_of_its_gateway(pool):
     lost = group("r", n=2, logprobs=1)
     logprobs = [Logprobs(-1.0, [(7, -1.0)]), Logprobs(-2.0, [])]
     lost.sequences[0] = replace(lost.sequences[0], output=[7, 8], logprobs=logprobs)
@@ -99,7 +99,7 @@ async def test_a_request_goes_on_from_the_tokens_its_gateway_has(pool):
     assert [(e.id, e.index, e.token) for e in events] == [("r/0", 2, 9), ("r/1", 0, 4)]
 
 
-async def test_a_whole_output_waits_to_be_judged(pool):
+async def test_a_complete_output_waits_for_the_stop_check(pool):
     lost = group("r", new=2)
     lost.sequences[0] = replace(lost.sequences[0], output=[7, 8])
     await pool.submit(lost)

@@ -1,4 +1,4 @@
-"""A request takes about as much of the server's memory as it is counted for, whatever it asks for."""
+"""A request takes about as much memory of the server as the bytes that are counted for it."""
 
 import secrets
 from dataclasses import replace
@@ -10,8 +10,8 @@ from services.messages import Logprobs, NewSequence, Room, Submission
 from services.pool.limits import Limits
 from services.requests import SamplingParams
 
-FACTOR = 1.5  # of the bytes that are counted, the allocator's rounding and the growth of tables included
-SLACK = 1 << 20  # bytes of buffers and logs that come and go
+FACTOR = 1.5  # of the counted bytes; it covers the allocator's rounding and the growth of tables
+SLACK = 1 << 20  # bytes of temporary buffers and logs
 PROMPT, LENGTH = list(range(100_000, 104_000)), 8000
 ALL_STOPS = {
     "stop": tuple(f"{i:03d}" + "x" * 1000 for i in range(4)),
@@ -21,7 +21,7 @@ ALL_STOPS = {
 
 
 def many(request, prompts, n, new, **sampling):
-    """As the door makes a group: `n` choices of each prompt."""
+    """A group as gateways make it, with `n` choices of each prompt."""
     asked = SamplingParams(new, **sampling)
     places = [prompt for prompt in prompts for _ in range(n)]
     sequences = [NewSequence(f"{request}/{i}", prompt, replace(asked, choice=i)) for i, prompt in enumerate(places)]
@@ -45,7 +45,7 @@ def name_of(i):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_waits_takes_what_is_counted(server_pools, kind):
+async def test_waiting_requests_take_the_counted_memory(server_pools, kind):
     count, make = KINDS[kind]
     pool = await server_pools(Limits(max_waiting=1 << 20))
     before = await memory(pool)
@@ -59,8 +59,8 @@ async def test_what_waits_takes_what_is_counted(server_pools, kind):
     assert taken <= FACTOR * counted + SLACK
 
 
-async def test_output_takes_what_is_counted(server_pools):
-    """Tokens and log probabilities, one at a time as engines make them, while they run and when they have ended."""
+async def test_output_takes_the_counted_memory(server_pools):
+    """Tokens and log probabilities, one at a time as engines generate them, while sequences run and after their end."""
     pool = await server_pools()
     owner, top = await Owner.take(pool), [(150_000 + i, -1.25) for i in range(20)]
     await pool.submit(many("plain", [[1]], 16, 8192))
@@ -82,23 +82,23 @@ async def test_output_takes_what_is_counted(server_pools):
     await owner.exchange(*(commit(id, index, end=STOP) for id, index in ends))
     counted, taken = (await pool.overview()).bytes, await memory(pool) - before
     assert taken <= FACTOR * counted + SLACK
-    assert counted < open_bytes - 3 * 8192 * 300  # what `short` did not make is free again
+    assert counted < open_bytes - 3 * 8192 * 300  # the tokens that `short` did not generate are no longer counted
 
 
-async def test_requests_that_are_left_at_once_pass_no_bound(server_pools):
-    """The same large body over and over, each left as soon as it is there."""
+async def test_abandoned_requests_exceed_no_bound(server_pools):
+    """The same large body again and again; its gateway stops listening at once."""
     bound = 5 << 19
     pool = await server_pools(Limits(max_bytes=bound))
     before = await memory(pool)
     _, make = KINDS["stops and biases"]
     for i in range(5):
         assert (await pool.submit(replace(make(name_of(i)), background=False))).refused is None
-        await pool.detach("gateway", name_of(i))
+        await pool.unlisten("gateway", name_of(i))
     assert (await pool.overview()).bytes <= bound
     assert await memory(pool) - before <= FACTOR * bound + SLACK
 
 
-async def test_an_ended_group_has_no_prompt_and_no_sampling(server_pools):
+async def test_an_ended_group_has_no_prompts_and_sampling_parameters(server_pools):
     pool = await server_pools()
     await pool.submit(many("r", [[1], [2]], 2, 4))
     fields = {key.decode() for key in await pool._server.command("HKEYS", f"{pool._prefix}group:r")}

@@ -1,4 +1,4 @@
-"""Random calls on a real server and on the reference model: same replies, same events (invariants 1, 2, 5)."""
+"""Random calls on a real server and on the reference model give the same replies and events (invariants 1, 2, 5)."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from services.messages import Commit, Exchange, Logprobs, Room
 from services.pool.limits import Bounds, Limits
 from services.requests import BATCH_CLASS
 
-LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace is over at once
-# bound the wait that is to be expected: some waits here pass it, and none comes near
+LIMITS = Limits(max_waiting=8, max_bytes=24_000, keep_ended=1000.0, grace=0.0)  # a grace ends at once
+# bounds the expected wait: some waits exceed it by far, and none is close to it
 WAITING = dataclasses.replace(LIMITS, max_queue_wait=0.37 * UNIT)
 RANKED = dataclasses.replace(WAITING, order="priority", ageing=4 * UNIT, ttft_target=2 * UNIT)
-# two tenants, and bounds that each meets, of its own and of both
+# two tenants, which reach bounds of their own and of both
 SHARED = dataclasses.replace(
     LIMITS, max_waiting_tokens=60, max_streams=6, max_stored=5, tenant_share=0.7, tenants={"é": Bounds(4, stored=2)}
 )
@@ -35,10 +35,10 @@ rooms = st.one_of(
 
 
 class PoolMachine(PoolPair):
-    """What gateways and schedulers may do, in any order."""
+    """Calls of gateways and schedulers, in any order."""
 
     requests = Bundle("requests")
-    dead = Bundle("dead")  # epochs that are over, as (seat, real, reference)
+    dead = Bundle("dead")  # ended epochs, as (seat, real, reference)
 
     @initialize(limits=st.sampled_from([LIMITS, WAITING, RANKED, SHARED]))
     def start(self, limits):
@@ -86,7 +86,7 @@ class PoolMachine(PoolPair):
         room=owing,
     )
     def claim_from_a_crowd(self, crowd, seat, room):
-        """Requests of all tenants, classes and lengths (prompt and tokens that are there), and not room for all."""
+        """Submit requests of all tenants, classes and lengths (of prompt and output), and claim with room for some."""
         submitted = []
         for priority, length, output, tenant in crowd:
             submission = group(f"r{next(names)}", 1, "g", range(length), 8, tenant=tenant)
@@ -101,7 +101,7 @@ class PoolMachine(PoolPair):
     @rule(submission=requests, gateway=gateways)
     def submit_again(self, submission, gateway):
         reply = self.submit_to_both(dataclasses.replace(submission, gateway=gateway))
-        if not reply.existed and not reply.refused:  # it had been deleted, or forgotten to make place
+        if not reply.existed and not reply.refused:  # it had been deleted, or dropped to make room
             self.submitted += len(submission.sequences)
             for each in GATEWAYS:
                 self.read_events(each)
@@ -109,7 +109,7 @@ class PoolMachine(PoolPair):
 
     @rule(units=st.integers(1, 3))
     def wait_long(self, units):
-        """For what waits, at least: leases and deadlines know nothing of it."""
+        """Time passes for waiting sequences only, not for leases and deadlines."""
         self.loop.run_until_complete(let_wait(self.real, units * UNIT))
         self.loop.run_until_complete(let_wait(self.reference, units * UNIT))
 
@@ -122,16 +122,16 @@ class PoolMachine(PoolPair):
         self.both("group", submission.request)
 
     @rule(submission=requests, gateway=gateways)
-    def detach(self, submission, gateway):
-        self.both("detach", gateway, submission.request)
+    def unlisten(self, submission, gateway):
+        self.both("unlisten", gateway, submission.request)
 
     @rule(submission=requests)
     def delete(self, submission):
         self.both("delete", submission.request)
 
     @rule(submission=requests, gateway=gateways, start=st.integers(0, 3))
-    def attach(self, submission, gateway, start):
-        snapshots = self.both("attach", gateway, {s.id: start for s in submission.sequences})
+    def listen(self, submission, gateway, start):
+        snapshots = self.both("listen", gateway, {s.id: start for s in submission.sequences})
         for snapshot in snapshots:
             known = self.tokens.get(snapshot.id, [])
             shared = min(len(known) - snapshot.index, len(snapshot.tokens))
@@ -178,7 +178,7 @@ class PoolMachine(PoolPair):
 
     @rule(seat=seats)
     def die_of_all(self, seat):
-        """The engine dies again and again, with all that the seat runs in flight."""
+        """The engine dies repeatedly in an iteration of all sequences of the seat."""
         for _ in range(2):
             ids = sorted(self.reference._seats[seat].running)
             for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
@@ -188,7 +188,7 @@ class PoolMachine(PoolPair):
 
     @rule(seat=seats, times=st.sampled_from([2, 7]))
     def lose_the_owner(self, seat, times):
-        """The seat's owner dies again and again, and nobody says of what."""
+        """The owner of the seat dies repeatedly, for unknown reasons."""
         for _ in range(times):
             self.acquire(seat, self.epochs[seat])
             self.exchange_now(seat, [], wide, False)
@@ -201,7 +201,7 @@ class PoolMachine(PoolPair):
 
     @rule(seat=seats, idle=st.booleans(), rounds=st.integers(1, 3), every=st.integers(3, 7))
     def iterate(self, seat, idle, rounds, every):
-        """What a scheduler does: a token or two for each, some end, claims."""
+        """An exchange as schedulers make it: one or two tokens for each sequence, some ends, claims."""
         for _ in range(rounds):
             commits = []
             for i, (id, sequence) in enumerate(sorted(self.reference._seats[seat].running.items())):
@@ -217,7 +217,7 @@ class PoolMachine(PoolPair):
 
     @rule(seat=seats, room=rooms, leap=st.sampled_from([1, 2]), commits=st.booleans(), data=st.data())
     def exchange_with_holds(self, seat, room, leap, commits, data):
-        """After an outage: what the caller holds is not what the pool thinks."""
+        """An exchange after an outage: the caller does not hold what the pool recorded."""
         holds = data.draw(self.some_ids(seat))
         self.exchange_now(seat, self.strange_commits(seat, data) if commits else [], room, True, leap, holds)
 
@@ -239,7 +239,7 @@ class PoolMachine(PoolPair):
         assert self.loop.run_until_complete(self.real.overview()) == before
 
     def strange_commits(self, seat, data):
-        """To any sequences, the seat's or not: at their next index, or before it with other tokens, or after a gap."""
+        """Commits to sequences of any seat: at the next index, before it with other tokens, or after a gap."""
         commits = []
         known = self.reference._sequences
         running = sorted(self.reference._seats[seat].running) or sorted(known)
@@ -261,13 +261,13 @@ class PoolMachine(PoolPair):
 
 
 def with_output(sequence, count):
-    """As a gateway submits what the pool lost: with the tokens it has."""
+    """The sequence as a gateway puts it back after the pool lost it: with the tokens that it has."""
     tokens = list(range(min(count, sequence.sampling.max_new_tokens)))
     logprobs = None if sequence.sampling.logprobs is None else [Logprobs(-1.0, [(t, -0.5)]) for t in tokens]
     return dataclasses.replace(sequence, output=tokens, logprobs=logprobs)
 
 
-def test_a_server_does_what_the_model_says(server_url):
+def test_a_server_behaves_as_the_reference_model(server_url):
     PoolMachine.url = server_url
     run_state_machine_as_test(
         PoolMachine,
@@ -275,7 +275,7 @@ def test_a_server_does_what_the_model_says(server_url):
             max_examples=25,
             stateful_step_count=40,
             derandomize=True,
-            phases=[Phase.explicit, Phase.generate],  # a failure is shown as it is: shrinking takes minutes
+            phases=[Phase.explicit, Phase.generate],  # no shrinking, which takes minutes
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -1,4 +1,4 @@
-"""Who waits before whom, and what of a room is for whom."""
+"""The order of a tenant's requests, and which of them fit into a room."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def asked(request, priority=0, ttft=0.0, waited=0.0, **more):
 
 
 async def claimed(pool, *submissions, room=WIDE):
-    """Requests in the order they are claimed, all submitted before."""
+    """Submit all groups, then return their requests in the order in which they are claimed."""
     for submission in submissions:
         await pool.submit(submission)
     return [id.rpartition("/")[0] for id in await (await Owner.take(pool)).claim(room)]
@@ -36,7 +36,7 @@ async def test_within_a_class_the_least_slack_goes_first(pools):
     assert await claimed(await pools(**RANKED), *order) == ["older", "default", "patient"]
 
 
-async def test_whoever_waited_a_class_s_ageing_longer_goes_before_the_next_earlier_class(pools):
+async def test_a_request_that_waited_longer_by_the_ageing_goes_before_the_next_earlier_class(pools):
     order = [
         asked("almost", 1, waited=50.0),
         asked("new"),
@@ -46,7 +46,7 @@ async def test_whoever_waited_a_class_s_ageing_longer_goes_before_the_next_earli
     assert await claimed(await pools(**RANKED), *order) == ["two", "aged", "new", "almost"]
 
 
-async def test_by_arrival_classes_and_targets_say_nothing(pools):
+async def test_order_by_arrival_ignores_classes_and_targets(pools):
     order = [asked("late", 8, 50.0), asked("plain"), asked("early", -8, 0.1), asked("lost", 8, waited=5.0)]
     assert await claimed(await pools(), *order) == ["lost", "late", "plain", "early"]
 
@@ -58,7 +58,7 @@ async def test_a_group_s_choices_stay_in_order(pools):
 
 
 @pytest.mark.parametrize("limits", [{}, RANKED])
-async def test_a_claim_says_what_it_is_ranked_by(pools, limits):
+async def test_a_claim_carries_what_ranks_it(pools, limits):
     pool = await pools(**limits)
     await pool.submit(asked("own", -3, 2.5, 1000.0, tenant="é"))
     await pool.submit(asked("none", waited=500.0))
@@ -71,7 +71,7 @@ async def test_a_claim_says_what_it_is_ranked_by(pools, limits):
 
 
 @pytest.mark.parametrize("limits", [{}, RANKED])
-async def test_what_waits_again_has_its_place(pools, limits):
+async def test_a_requeued_request_keeps_its_place(pools, limits):
     pool = await pools(**limits)
     for submission in (asked("a", 1), asked("b", 1), asked("c")):
         await pool.submit(submission)
@@ -100,7 +100,7 @@ async def test_a_repeat_claims_the_same(pools):
 # --- room ---
 
 
-async def test_a_request_takes_blocks_for_the_tokens_it_has_unless_for_the_whole(pools):
+async def test_a_request_takes_blocks_for_its_tokens_or_for_its_maximum_length(pools):
     pool = await pools()
     for name in "abc":
         await pool.submit(group(name, prompt=range(30), new=40))
@@ -108,7 +108,7 @@ async def test_a_request_takes_blocks_for_the_tokens_it_has_unless_for_the_whole
     assert await (await Owner.take(pool, "other")).claim(Room(9, 2, 16, whole=False)) == ["c/0"]
 
 
-async def test_tokens_that_are_there_take_blocks(pools):
+async def test_existing_output_takes_blocks(pools):
     pool = await pools()
     await pool.submit(group("r", prompt=range(30), new=40))
     owner = await Owner.take(pool)
@@ -120,7 +120,7 @@ async def test_tokens_that_are_there_take_blocks(pools):
     assert await owner.claim(Room(9, 3, 16, whole=False)) == ["r/0"]
 
 
-# room -> who of early (class -1), plain (0) and late (1), a block each, is claimed
+# room -> which of early (class -1), plain (0) and late (1) are claimed; each takes one block
 GIVEN = {
     "nothing is given": (Room(1, 9, 16), ["early"]),
     "a place of the next class": (Room(0, 9, 16, yields=[(0, 1, 0)]), ["early"]),
@@ -140,7 +140,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize(("room", "who"), GIVEN.values(), ids=GIVEN)
-async def test_what_later_classes_give_is_room_too(pools, room, who):
+async def test_what_later_classes_yield_is_room_too(pools, room, who):
     pool = await pools(**RANKED)
     assert await claimed(pool, asked("late", 1), asked("plain"), asked("early", -1), room=room) == who
 
@@ -156,7 +156,7 @@ async def test_lines_of_batches_wait_behind_all_others(pools, limits):
 
 
 @pytest.mark.parametrize("limits", [{}, RANKED])
-async def test_what_lines_hold_is_room_for_all_others(pools, limits):
+async def test_what_lines_of_batches_hold_is_room_for_all_others(pools, limits):
     lent = Room(0, 0, 16, yields=[(BATCH_CLASS, 2, 99)])
     order = [asked("line", BATCH_CLASS), asked("late", 8), asked("plain"), asked("third", 8)]
     assert set(await claimed(await pools(**limits), *order, room=lent)) == {"late", "plain"}

@@ -1,4 +1,4 @@
-"""More than an engine can do, by clients that leave, on the reference model in virtual time."""
+"""Overload by clients that give up, on the reference model in virtual time."""
 
 import heapq
 import random
@@ -8,11 +8,11 @@ from pool_helpers import CANCELLED, STOP, Owner, commit, group
 
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 
 TICK = 0.1  # seconds of an iteration
-PATIENCE = 20.0  # seconds after which a client leaves
-PLACES, SERVICE = 16, 3.2  # so five requests a second are served
+PATIENCE = 20.0  # seconds after which a client gives up
+PLACES, SERVICE = 16, 3.2  # five requests per second can be served
 
 
 class VirtualClock:
@@ -24,7 +24,7 @@ class VirtualClock:
 
 
 async def answered(times, seconds):
-    """Answers to an open loop of requests, each of about `SERVICE` seconds, `times` as many as can be answered."""
+    """The number of answered requests of an open loop at `times` the rate that can be served."""
     clock, draw = VirtualClock(), random.Random(0)
     pool = ReferencePool(clock, Limits(max_queue_wait=PATIENCE / 2, keep_ended=0.0))
     owner = await Owner.take(pool, lease=1e9)
@@ -54,7 +54,7 @@ async def answered(times, seconds):
     return whole
 
 
-async def test_engines_work_for_clients_that_are_still_there():
-    """Ten times as many as can be answered leave almost as many answers as two times."""
+async def test_engines_serve_clients_that_still_wait():
+    """Ten times the rate that can be served yields almost as many answers as twice that rate."""
     peak, most = await answered(times=2, seconds=60), await answered(times=10, seconds=60)
     assert most >= 0.9 * peak

@@ -1,4 +1,4 @@
-"""`max_queue_wait`: who is expected to wait for longer than that is not let in."""
+"""`max_queue_wait`: a request that is expected to wait for longer is refused."""
 
 from dataclasses import replace
 
@@ -6,15 +6,15 @@ from pool_helpers import ROOM, STOP, Owner, commit, group, let_time_pass, let_wa
 
 from services.messages import Room
 from services.pool.limits import Limits
-from services.pool.reference_service_rate import FEWEST
+from services.pool.reference.bounds import MIN_SAMPLE
 from services.requests import BATCH_CLASS
 
 MOST = 50  # seconds
-WIDE = Room(FEWEST, 10_000, 16)
+WIDE = Room(MIN_SAMPLE, 10_000, 16)
 
 
 async def refused(pool, submission):
-    """The seconds it was expected to wait, and was not let in for; None if it was."""
+    """The expected wait (s) for which the group was refused; None if it entered."""
     refusal = (await pool.submit(submission)).refused
     if refusal is None:
         return None
@@ -23,20 +23,20 @@ async def refused(pool, submission):
 
 
 async def measured(pool, seconds, waiting, **more):
-    """A pool in which `waiting` of tenant a's wait, which were claimed at a rate of `FEWEST` in so many seconds."""
-    await pool.submit(replace(group("first", n=waiting + 2 * FEWEST, tenant="a"), **more))
+    """Let `waiting` sequences of tenant a wait after others were claimed, MIN_SAMPLE in so many seconds."""
+    await pool.submit(replace(group("first", n=waiting + 2 * MIN_SAMPLE, tenant="a"), **more))
     owner = await Owner.take(pool)
     for _ in range(2):
         await let_wait(pool, seconds)
         ids = await owner.claim(WIDE)
-        assert len(ids) == FEWEST
+        assert len(ids) == MIN_SAMPLE
         await owner.exchange(*(commit(id, 0, end=STOP) for id in ids))
     return owner
 
 
-async def test_who_would_wait_for_too_long_is_not_let_in(pools):
+async def test_a_request_that_would_wait_for_too_long_is_refused(pools):
     pool = await pools(max_queue_wait=MOST)
-    owner = await measured(pool, seconds=8.0, waiting=6 * FEWEST)
+    owner = await measured(pool, seconds=8.0, waiting=6 * MIN_SAMPLE)
     assert await refused(pool, group("within", n=8, tenant="a")) is None
     assert await refused(pool, group("above", tenant="a")) in range(52, 60)
     assert await refused(pool, group("another's", tenant="b")) is None
@@ -50,14 +50,14 @@ async def test_who_would_wait_for_too_long_is_not_let_in(pools):
     await pool.release(owner.seat, owner.epoch)
 
 
-async def test_the_time_to_come_again_is_that_until_a_tenth_is_free(server_pools):
+async def test_the_time_until_a_retry_is_that_until_a_tenth_is_free(server_pools):
     pool = await server_pools(Limits(max_queue_wait=MOST))
-    await measured(pool, seconds=8.0, waiting=7 * FEWEST)
+    await measured(pool, seconds=8.0, waiting=7 * MIN_SAMPLE)
     assert (await pool.submit(group("above", tenant="a"))).refused.retry_after in range(11, 20)
 
 
-async def test_a_burst_on_an_idle_server_is_let_in(pools):
-    """Until its first claims, or the want of them, show how fast it is served."""
+async def test_a_burst_on_an_idle_server_enters(pools):
+    """Until its first claims, or a lack of claims, show how fast it is served."""
     pool = await pools(max_queue_wait=MOST)
     for name in "abc":
         assert await refused(pool, group(name, n=500, tenant="a")) is None
@@ -69,12 +69,12 @@ async def test_a_burst_on_an_idle_server_is_let_in(pools):
 async def test_a_claim_that_leaves_nothing_waiting_shows_no_rate(pools):
     pool = await pools(max_queue_wait=MOST)
     owner = await Owner.take(pool)
-    for i in range(2 * FEWEST):
+    for i in range(2 * MIN_SAMPLE):
         await pool.submit(group(f"one{i}", tenant="a"))
         await let_wait(pool, 20.0)
         [id] = await owner.claim(WIDE)
         await owner.exchange(commit(id, 0, end=STOP))
-    await pool.submit(group("many", n=10 * FEWEST, tenant="a"))
+    await pool.submit(group("many", n=10 * MIN_SAMPLE, tenant="a"))
     assert await refused(pool, group("next", tenant="a")) is None
 
 
@@ -82,51 +82,53 @@ async def test_a_rate_is_remembered_for_a_while(pools):
     pool = await pools(max_queue_wait=MOST)
     owner = await measured(pool, seconds=8.0, waiting=1)
     await owner.claim(WIDE)
-    await pool.submit(group("many", n=10 * FEWEST, tenant="a"))
+    await pool.submit(group("many", n=10 * MIN_SAMPLE, tenant="a"))
     assert await refused(pool, group("next", tenant="a")) in range(79, 89)
     await pool.cancel("many")
     await let_wait(pool, 3600.0)
-    await pool.submit(group("many again", n=10 * FEWEST, tenant="a"))
+    await pool.submit(group("many again", n=10 * MIN_SAMPLE, tenant="a"))
     assert await refused(pool, group("next", tenant="a")) is None
 
 
 async def test_lines_of_batches_neither_wait_before_others_nor_show_a_rate(pools):
     pool = await pools(max_queue_wait=MOST)
-    await pool.submit(replace(group("lines", n=10 * FEWEST, tenant="a"), priority=BATCH_CLASS))
+    await pool.submit(replace(group("lines", n=10 * MIN_SAMPLE, tenant="a"), priority=BATCH_CLASS))
     owner = await Owner.take(pool)
     for _ in range(4):
         await let_wait(pool, 100.0)
         ids = await owner.claim(WIDE)
         await owner.exchange(*(commit(id, 0, end=STOP) for id in ids))
     for name in ("many", "next"):
-        assert await refused(pool, group(name, n=4 * FEWEST, tenant="a")) is None
+        assert await refused(pool, group(name, n=4 * MIN_SAMPLE, tenant="a")) is None
     await pool.release(owner.seat, owner.epoch)
     await pool.cancel("many")
     await pool.cancel("next")
-    await measured(pool, seconds=8.0, waiting=4 * FEWEST)
+    await measured(pool, seconds=8.0, waiting=4 * MIN_SAMPLE)
     assert await refused(pool, group("behind no lines", tenant="a")) is None
 
 
-async def test_only_what_goes_before_counts(pools):
-    """A request of a late class may wait for long while those of earlier classes are served."""
+async def test_only_requests_ahead_in_the_queue_count(pools):
+    """A request of a late class may wait for long while requests of earlier classes are served."""
     pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
-    await measured(pool, seconds=8.0, waiting=8 * FEWEST, priority=5)
+    await measured(pool, seconds=8.0, waiting=8 * MIN_SAMPLE, priority=5)
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) is not None
     assert await refused(pool, replace(group("early", tenant="a"), priority=0)) is None
 
 
 async def test_an_outage_of_the_server_does_not_count(pools):
     pool = await pools(max_queue_wait=MOST)
-    await measured(pool, seconds=1.0, waiting=2 * FEWEST)
+    await measured(pool, seconds=1.0, waiting=2 * MIN_SAMPLE)
     await let_wait(pool, 1000.0)
     assert await refused(pool, group("waits long", tenant="a")) > 1000
     await let_time_pass(pool, 1000.0)
     assert await refused(pool, group("after an outage", tenant="a")) is None
 
 
-async def test_while_no_rate_is_known_it_is_judged_by_how_long_the_first_has_waited(pools):
+async def test_without_a_rate_the_wait_of_the_first_in_the_queue_counts(pools):
     pool = await pools(max_queue_wait=MOST)
-    await pool.submit(replace(group("first", tenant="a"), waited=60.0))  # what the pool lost had been let in
+    await pool.submit(
+        replace(group("first", tenant="a"), waited=60.0)
+    )  # a request that the pool lost enters without this check
     assert await refused(pool, group("second", tenant="a")) in range(60, 70)
     assert await refused(pool, group("another's", tenant="b")) is None
 
@@ -134,16 +136,16 @@ async def test_while_no_rate_is_known_it_is_judged_by_how_long_the_first_has_wai
     assert await owner.claim(replace(ROOM, requests=1)) == ["first/0"]
     assert await refused(pool, group("second", tenant="a")) is None
     await pool.release(owner.seat, owner.epoch)
-    assert await refused(pool, group("third", tenant="a")) is None, "who had its turn does not wait for one"
+    assert await refused(pool, group("third", tenant="a")) is None, "a requeued request does not wait for its turn"
 
 
-async def test_how_long_the_first_has_waited_does_not_count_once_a_rate_is_known(pools):
+async def test_the_wait_of_the_first_does_not_count_once_a_rate_is_known(pools):
     pool = await pools(max_queue_wait=MOST)
-    await measured(pool, seconds=1.0, waiting=FEWEST, waited=60.0)
+    await measured(pool, seconds=1.0, waiting=MIN_SAMPLE, waited=60.0)
     assert await refused(pool, group("next", tenant="a")) is None
 
 
-async def test_what_goes_before_the_first_is_not_judged_by_how_long_that_has_waited(pools):
+async def test_the_wait_of_the_first_does_not_count_for_a_request_ahead_of_it(pools):
     pool = await pools(max_queue_wait=MOST, order="priority", ageing=60.0, ttft_target=10.0)
     await pool.submit(replace(group("late", tenant="a"), priority=5, waited=60.0))
     assert await refused(pool, replace(group("as late", tenant="a"), priority=5)) in range(60, 70)

@@ -1,4 +1,4 @@
-"""What a server answers while it cannot serve is waited for, whatever its version, and named once in the log."""
+"""Error replies of a server in a temporary state raise PoolUnavailable, in all versions, and are logged once."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ async def too_few_replicas(server_url):
 
 @contextlib.asynccontextmanager
 async def a_replica(server_url):
-    """It was told to follow another server, as in a failover."""
+    """The server follows another one, as after a failover."""
     async with redis.Redis.from_url(server_url, protocol=2) as client:
         await client.execute_command("REPLICAOF", "127.0.0.1", "1")
         try:
@@ -51,7 +51,7 @@ async def a_long_script(server_url):
 
 
 async def save(client):
-    """Write a snapshot, well or not."""
+    """Write a snapshot; return once it has succeeded or failed."""
     await client.bgsave()
     for _ in range(1000):
         if not (await client.info("persistence"))["rdb_bgsave_in_progress"]:
@@ -62,7 +62,7 @@ async def save(client):
 
 @contextlib.asynccontextmanager
 async def a_failed_save(server_url):
-    """A snapshot cannot be written, as on a full disk: a folder lies where its file should."""
+    """A snapshot cannot be written, as on a full disk: its file's path is a folder."""
     async with configured(server_url, save="3600 1", stop_writes_on_bgsave_error="yes") as client:
         places = await client.config_get("dir") | await client.config_get("dbfilename")
         in_the_way = Path(places["dir"], places["dbfilename"])
@@ -88,7 +88,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("code", STATES)
-async def test_a_state_that_passes_is_unavailable(server_url, server_pools, caplog, code):
+async def test_a_temporary_state_is_unavailable(server_url, server_pools, caplog, code):
     pool = await server_pools()
     owner = await Owner.take(pool)
     await pool.submit(group("before"))
@@ -97,7 +97,7 @@ async def test_a_state_that_passes_is_unavailable(server_url, server_pools, capl
             for _ in range(2):
                 with pytest.raises(PoolUnavailable):
                     await pool.submit(group("during"))
-            if code != "OOM":  # what was accepted goes on with full memory: tests in test_pool_full_memory.py
+            if code != "OOM":  # accepted requests go on with full memory: test_pool_full_memory.py
                 with pytest.raises(PoolUnavailable):
                     await owner.claim()
         assert {reply.request for reply in [await pool.submit(group("after"))]} == {"after"}
@@ -121,8 +121,8 @@ async def test_a_state_that_passes_is_unavailable(server_url, server_pools, capl
         b"",
     ],
 )
-async def test_any_answer_of_a_server_in_trouble_is_unavailable(answer):
-    """Those that need a cluster, and what is no answer: from a listener that says them to every command."""
+async def test_any_error_reply_of_a_server_in_trouble_is_unavailable(answer):
+    """Replies that need a cluster, and invalid ones, from a listener that sends them for every command."""
 
     async def say(reader, writer):
         while await reader.read(65536):
@@ -150,14 +150,14 @@ async def test_a_wrong_password_is_denied(server_url, server_pools):
         await pool.close()
 
 
-async def test_a_fault_in_a_script_is_no_outage(server_pools):
+async def test_a_fault_in_a_script_is_not_an_outage(server_pools):
     pool = await server_pools()
     with pytest.raises(PoolFault, match="user_script"):
         await pool._server.run("submit", pool._prefix, *["no message pack"] * 18)
 
 
-async def test_who_waits_for_a_bell_is_told_of_a_failover(server_url, server_pools):
-    """The server ends blocked calls with a word of its own when it becomes a replica."""
+async def test_a_failover_ends_the_wait_for_a_bell(server_url, server_pools):
+    """A server that becomes a replica ends blocked calls with an error code of its own."""
     pool = await server_pools()
     waiting = asyncio.create_task(pool.wait_bell("s", 20))
     events = asyncio.create_task(pool.read_events("g", "0", 20))

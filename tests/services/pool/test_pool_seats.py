@@ -1,4 +1,4 @@
-"""Seats: one owner at a time, fenced by epochs; what a dead owner ran waits again, tokens and rank kept."""
+"""Seats: one owner at a time, fenced by epochs; what a dead owner ran waits again with its tokens and rank."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts,
 
 from services.messages import Room, SeatGrant
 
-LEASE = 0.3  # seconds; half of it is longer than any pause below
+LEASE = 0.3  # seconds; half a lease is longer than any pause below
 
 
 async def _once_expired(pool, act):
-    """What `act` gives, which is something once the lease has run out.
+    """The first true result of `act`, which is true once the lease has expired.
 
     The pool is in use meanwhile, so that it is no outage; a pause of a busy machine is one, and puts the end off.
     """
@@ -26,13 +26,13 @@ async def _dead(pool):
 
 
 async def _reaped_by(owner):
-    """Whether nothing runs any more after an exchange of another seat."""
+    """Whether nothing runs after an exchange of another seat."""
     await owner.exchange()
     return (await counts(owner.pool))[1] == 0
 
 
 async def _granted(pool):
-    """The seat as its heir's, if it is free."""
+    """The seat with a new owner, if it is free."""
     grant = await pool.acquire(SEAT, "heir", 100)
     return Owner(pool, grant.epoch) if grant.granted else None
 
@@ -46,7 +46,7 @@ async def test_a_seat_has_one_owner(pool):
     assert (await pool.acquire("elsewhere", "two", 100)).granted
 
 
-async def test_the_owner_of_a_seat_is_seen_from_outside(pool):
+async def test_the_overview_names_the_owner_of_a_seat(pool):
     owner = await Owner.take(pool, name="10.0.0.1:4000/77")
     assert [seat.owner for seat in (await pool.overview()).seats] == ["10.0.0.1:4000/77"]
     await pool.release(SEAT, owner.epoch)
@@ -92,7 +92,7 @@ async def test_naming_the_dead_epoch_takes_the_seat_at_once(pool, running):
     assert (await pool.overview()).counters == {"orca:reclaimed_requests": 2.0}
 
 
-async def test_an_owner_that_wakes_up_late_writes_nothing(pool, running):
+async def test_an_owner_whose_lease_expired_writes_nothing(pool, running):
     heir = await Owner.take(pool, name="heir", lease=100, dead=running.epoch)
     await heir.claim()
     assert not (await running.exchange(commit("r/0", 2, 9, end=STOP))).owned
@@ -103,7 +103,7 @@ async def test_an_owner_that_wakes_up_late_writes_nothing(pool, running):
     assert (await stored(pool, "r/0")).tokens == [5, 6, 7]
 
 
-async def test_a_lease_that_ran_out_frees_the_seat_and_its_sequences(pool, running):
+async def test_an_expired_lease_frees_the_seat_and_its_sequences(pool, running):
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
     assert await _once_expired(pool, lambda: _dead(pool))
     heir = await _once_expired(pool, lambda: _granted(pool))
@@ -111,7 +111,7 @@ async def test_a_lease_that_ran_out_frees_the_seat_and_its_sequences(pool, runni
     assert not (await running.exchange()).owned
 
 
-async def test_an_exchange_of_another_seat_reaps(pool, running):
+async def test_an_exchange_of_another_seat_reclaims_the_seat(pool, running):
     other = await Owner.take(pool, "other", lease=100)
     assert await _once_expired(pool, lambda: _reaped_by(other))
     assert await other.claim(Room(9, 64, 16)) == ["r/0", "r/1", "s/0"]
@@ -125,7 +125,7 @@ async def test_an_exchange_renews_the_lease(pool, running):
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
 
 
-async def test_after_an_outage_leases_are_given_anew_once(pool, running):
+async def test_after_an_outage_leases_start_again_once(pool, running):
     await asyncio.sleep(1.5 * LEASE)
     assert not (await pool.acquire(SEAT, "heir", 100)).granted
     assert (await running.exchange()).owned
@@ -142,7 +142,7 @@ async def test_a_repeat_does_not_renew_the_lease(pool, running):
     assert await _once_expired(pool, repeated)
 
 
-async def test_a_released_seat_is_free_and_still_seen(pool, running):
+async def test_a_released_seat_is_free_and_stays_in_the_overview(pool, running):
     await running.exchange(figures=FIGURES)
     await pool.release(SEAT, running.epoch)
     assert await counts(pool) == (3, 0, 0)
@@ -153,7 +153,7 @@ async def test_a_released_seat_is_free_and_still_seen(pool, running):
     assert (await pool.acquire(SEAT, "heir", 100)).granted
 
 
-async def test_what_waits_again_rings_idle_seats(pool, running):
+async def test_requeued_sequences_wake_idle_seats(pool, running):
     for seat in ("a", "b"):
         await (await Owner.take(pool, seat)).exchange(idle=True)
     await pool.release(SEAT, running.epoch)
@@ -161,7 +161,7 @@ async def test_what_waits_again_rings_idle_seats(pool, running):
     assert await rung(pool, "b")
 
 
-async def test_a_cancelled_sequence_of_a_reaped_seat_ends_once(pool, running):
+async def test_a_cancelled_sequence_of_a_reclaimed_seat_ends_once(pool, running):
     await pool.cancel("r")
     other = await Owner.take(pool, "other")
     assert await _once_expired(pool, lambda: _reaped_by(other))

@@ -1,4 +1,4 @@
-"""The server as a child: found, started on a folder of its own, started again when it dies, never twice."""
+"""PoolServer: finding a server, starting it on a folder, restarting it when it dies, never two on one folder."""
 
 import asyncio
 import os
@@ -9,18 +9,18 @@ import pytest
 from pool_helpers import Owner, commit, counts, group, stored
 
 from services.errors import PoolUnavailable
-from services.pool import binaries
-from services.pool.binaries import ServerBinary, choose_server, find_servers
-from services.pool.memory import max_memory
 from services.pool.pool import RequestPool
-from services.pool.server import PoolServer, ended
+from services.pool.server import binaries
+from services.pool.server.binaries import ServerBinary, choose_server, find_servers
+from services.pool.server.pool_server import PoolServer, cancel_and_wait
+from services.pool.server.resources import max_memory
 
 SERVERS = find_servers()
 
 
 @pytest.fixture(params=SERVERS, ids=lambda binary: str(binary).replace(" ", "-"))
 async def make_server(request, tmp_path):
-    """Makes servers of a kind, by default on one folder; they are stopped in the end."""
+    """A function that makes servers of one kind, by default on one folder; they are stopped in the end."""
     made = []
 
     def make(folder=tmp_path, **more):
@@ -46,7 +46,7 @@ def test_a_server_on_the_path_comes_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("says", ["Redis server v=6.0.9 sha=0 bits=64", "something else"])
-def test_old_and_other_programs_are_passed_over(tmp_path, monkeypatch, says):
+def test_old_servers_and_other_programs_are_ignored(tmp_path, monkeypatch, says):
     fake = tmp_path / "redis-server"
     fake.write_text(f"#!/bin/sh\necho '{says}'\n")
     fake.chmod(0o755)
@@ -54,7 +54,7 @@ def test_old_and_other_programs_are_passed_over(tmp_path, monkeypatch, says):
     assert choose_server().path != fake
 
 
-async def test_a_server_is_told_no_setting_and_no_other_secret(tmp_path, monkeypatch):
+async def test_a_server_inherits_no_settings_and_no_secrets(tmp_path, monkeypatch):
     real = choose_server()
     program = tmp_path / "server"
     program.write_text(f'#!/bin/sh\nenv > {tmp_path}/told\nexec {real.path} "$@"\n')
@@ -70,7 +70,7 @@ async def test_a_server_is_told_no_setting_and_no_other_secret(tmp_path, monkeyp
     assert "a-word" not in told
 
 
-async def test_what_is_set_in_a_server_that_was_just_started_stays(make_server):
+async def test_settings_of_a_server_that_was_just_started_stay(make_server):
     server = make_server()
     await server.start()
     assert "cmdstat_config" not in str(await server._ask("INFO", "commandstats"))
@@ -100,7 +100,7 @@ async def test_requests_survive_a_killed_server(make_server):
     await pool.close()
 
 
-async def test_a_later_start_takes_over_the_living_server(make_server):
+async def test_a_later_start_takes_over_the_running_server(make_server):
     first = make_server()
     pool = RequestPool(await first.start())
     await pool.submit(group("r"))
@@ -133,7 +133,7 @@ async def test_a_server_whose_user_was_killed_is_stopped_by_the_next(make_server
     assert await following.stop()
 
 
-async def test_a_child_that_goes_on_alone_is_a_user(make_server):
+async def test_a_child_process_that_outlives_its_parent_is_a_user(make_server):
     killed, following = make_server(), make_server()
     place = await killed.join()
     await killed.start()
@@ -148,7 +148,7 @@ async def test_a_child_that_goes_on_alone_is_a_user(make_server):
     assert await following.stop()
 
 
-async def test_what_one_user_was_promised_another_does_not_take_back(make_server):
+async def test_another_user_does_not_weaken_durability(make_server):
     strict, other = make_server(durability="strict"), make_server()
     pool = RequestPool(await strict.start())
     await other.start()
@@ -156,7 +156,7 @@ async def test_what_one_user_was_promised_another_does_not_take_back(make_server
     await pool.close()
 
 
-async def test_its_memory_is_bounded_by_the_largest_pool_of_its_users(make_server):
+async def test_maxmemory_is_that_of_the_largest_pool_of_its_users(make_server):
     bounds = []
     for max_bytes in (2 << 20, 4 << 20, 3 << 20):
         server = make_server(max_bytes=max_bytes)
@@ -166,7 +166,7 @@ async def test_its_memory_is_bounded_by_the_largest_pool_of_its_users(make_serve
     assert (await server._ask("CONFIG", "GET", "maxmemory-policy"))[1] == b"noeviction"
 
 
-async def test_a_server_is_not_moved_to_another_port_under_its_user(make_server, unused_tcp_port):
+async def test_a_server_with_other_users_keeps_its_port(make_server, unused_tcp_port):
     user = make_server()
     await user.start()
     with pytest.raises(PoolUnavailable, match=f"for others, not on {unused_tcp_port}"):
@@ -208,14 +208,14 @@ async def test_a_folder_with_a_long_name(make_server, tmp_path):
     await pool.close()
 
 
-async def test_a_server_that_cannot_start_says_where_to_look(make_server, unused_tcp_port):
+async def test_an_error_of_a_server_that_cannot_start_names_its_log(make_server, unused_tcp_port):
     listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", unused_tcp_port)
     with pytest.raises(PoolUnavailable, match=r"server\.log"):
         await make_server(port=unused_tcp_port).start()
     listener.close()
 
 
-async def test_an_older_server_does_not_start_empty_on_a_newer_ones_file(tmp_path):
+async def test_an_older_server_does_not_start_empty_on_the_file_of_a_newer_one(tmp_path):
     (tmp_path / "appendonlydir").mkdir()
     oldest = min(SERVERS, key=lambda binary: binary.version)
     assert oldest.version < (7,)
@@ -231,7 +231,7 @@ async def _answered(call):
             await asyncio.sleep(0.01)
 
 
-async def test_a_task_that_forgets_a_cancellation_ends_all_the_same():
+async def test_a_task_that_loses_a_cancellation_still_ends():
     async def forgets() -> None:
         try:
             await asyncio.sleep(60)
@@ -240,12 +240,12 @@ async def test_a_task_that_forgets_a_cancellation_ends_all_the_same():
 
     task = asyncio.create_task(forgets())
     await asyncio.sleep(0)
-    await ended(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
 
 
-async def test_a_fault_of_its_supervisor_does_not_leave_it_dead(tmp_path, monkeypatch):
-    """The disk is full when it is to be started again, say."""
+async def test_a_dead_server_is_restarted_after_a_fault_of_its_supervisor(tmp_path, monkeypatch):
+    """For example, the disk is full when the server should be restarted."""
     server, failed = PoolServer(choose_server(), tmp_path), asyncio.Event()
     await server.start()
     before, started_again = server.pid, server._ensure

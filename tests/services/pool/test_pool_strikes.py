@@ -1,4 +1,4 @@
-"""Strikes: a sequence under which the engine dies again and again ends alone."""
+"""Strikes: a sequence that kills engines repeatedly is ended, and no other."""
 
 import asyncio
 from dataclasses import replace
@@ -19,12 +19,12 @@ POD = "pod"
 
 @pytest.fixture
 async def lives(pool):
-    """`r/0` and `s/0` wait. Lives of an engine: each claims all and gives back what it struck."""
+    """`r/0` and `s/0` wait. Each call is the life of an engine: it claims all and dies in an iteration of some."""
     await pool.submit(group("r"))
     await pool.submit(group("s"))
 
     async def live(*struck, commits=()):
-        """Strikes of all claims by their ids."""
+        """The strikes of all claims, by id."""
         owner = await Owner.take(pool)
         claims = (await owner.exchange(room=ROOM)).claims
         await owner.exchange(*commits)
@@ -45,7 +45,7 @@ async def test_the_third_strike_ends_a_sequence_and_no_other(pool, lives):
     assert (await pool.overview()).counters["orca:poisoned_requests"] == 1
 
 
-async def test_a_token_clears_a_sequence(pool, lives):
+async def test_a_committed_token_clears_strikes(pool, lives):
     await lives("r/0")
     await lives("r/0", commits=[commit("r/0", 0, 5)])
     assert (await lives("r/0"))["r/0"] == 1
@@ -84,11 +84,11 @@ async def test_a_cancelled_sequence_ends_as_cancelled(pool, lives):
 
 @pytest.fixture
 async def pods(pool):
-    """Lives of a whole pod: each claims all, and ends at once with nobody left to tell."""
+    """Each call is the life of a pod: it claims all sequences and dies without a report."""
     held = None
 
     async def pod(*commits):
-        """Strikes of all claims by their ids."""
+        """The strikes of all claims, by id."""
         nonlocal held
         held = await Owner.take(pool, POD, dead=held and held.epoch)
         claims = (await held.exchange(room=ROOM)).claims
@@ -98,8 +98,8 @@ async def pods(pool):
     return pod
 
 
-async def test_a_request_that_ends_pods_ends_alone(pool, pods):
-    """Others that the pod had claimed are struck with it until it runs alone."""
+async def test_a_request_that_kills_pods_is_ended_and_no_other(pool, pods):
+    """Other sequences of the pod are struck with it until it runs alone."""
     await pool.submit(group("deadly"))
     for name in ("a", "b"):
         await pool.submit(group(name))
@@ -112,12 +112,12 @@ async def test_a_request_that_ends_pods_ends_alone(pool, pods):
     assert await pods() == {"a/0": 0, "b/0": 3}
 
 
-async def test_the_suspect_that_ran_alone_is_struck_though_others_wait_before_it(pool, pods):
+async def test_the_suspect_that_ran_alone_is_struck_although_others_rank_before_it(pool, pods):
     for name in ("a", "deadly"):
         await pool.submit(group(name))
     for _ in range(2):
         await pods()
-    assert await pods(commit("a/0", 0, 5)) == {"a/0": 2, "deadly/0": 2}  # "a" shows that it is none
+    assert await pods(commit("a/0", 0, 5)) == {"a/0": 2, "deadly/0": 2}  # its token shows that "a" is not the cause
     assert [(await pods())["deadly/0"] for _ in range(3)] == [3, 4, 5]
     assert await pods() == {"a/0": 0}
 
@@ -131,7 +131,7 @@ async def test_lines_of_batches_wait_while_others_run_and_are_not_struck(pool, p
     assert await pods() == {"line/0": 1}
 
 
-async def test_strikes_of_both_kinds_make_a_suspect_and_are_bounded_each_for_itself(pool, pods, lives):
+async def test_strikes_of_both_kinds_make_a_suspect_and_each_kind_has_its_limit(pool, pods, lives):
     for _ in range(5):
         await pods()
     held = (await pool.acquire(POD, "another", 100)).epoch
@@ -143,13 +143,13 @@ async def test_strikes_of_both_kinds_make_a_suspect_and_are_bounded_each_for_its
     assert (await stored(pool, "r/0")).end == POISONED
 
 
-async def test_an_owner_that_gives_its_seat_back_strikes_nobody(pool, lives):
+async def test_an_owner_that_releases_its_seat_gives_no_strikes(pool, lives):
     for _ in range(7):
         assert await lives() == {"r/0": 0, "s/0": 0}
 
 
-async def test_an_outage_strikes_nobody(pool):
-    """Of the pool's server, or of the whole machine: leases are given anew."""
+async def test_an_outage_gives_no_strikes(pool):
+    """Leases start again after an outage of the pool's server or of the whole machine."""
     await pool.submit(group("r"))
     owner = await Owner.take(pool, lease=5.0)
     await owner.claim()
@@ -160,12 +160,12 @@ async def test_an_outage_strikes_nobody(pool):
     assert [claim.strikes for claim in (await (await Owner.take(pool)).exchange(room=ROOM)).claims] == [0]
 
 
-async def test_a_lease_that_ran_out_is_a_soft_strike(pool):
+async def test_an_expired_lease_gives_a_soft_strike(pool):
     await pool.submit(group("r"))
     await (await Owner.take(pool, lease=0.1)).claim()
     witness = await Owner.take(pool, "witness")
     claims = []
-    while not claims:  # the pool is in use all the time, so this is no outage
+    while not claims:  # calls arrive all the time, so this is no outage
         await asyncio.sleep(0.01)
         claims = (await witness.exchange(room=ROOM)).claims
     assert [claim.strikes for claim in claims] == [1]

@@ -1,4 +1,4 @@
-"""Submit: a group enters whole or not at all, once, within the bounds."""
+"""Submit: a group enters completely or not at all, once, and within the bounds."""
 
 import asyncio
 from dataclasses import replace
@@ -8,11 +8,11 @@ from pool_helpers import NO_ROOM, ROOM, Owner, all_events, commit, counts, group
 
 from services import wire
 from services.messages import Group, Logprobs, PromptLogprobs, Room, SubmitReply
-from services.pool.sizes import score_bytes, token_bytes
+from services.pool.group_packing import prompt_logprobs_bytes, token_bytes
 from services.requests import Refusal, SamplingParams
 
 
-async def test_what_was_submitted_is_claimed_unchanged(pool):
+async def test_a_claim_equals_what_was_submitted(pool):
     submission = group("r", n=2, prompt=[5, 2**32 - 1, 0], new=7, seed=2**64 - 1, logit_bias={3: -1.5}, stop=("é", "b"))
     assert await pool.submit(submission) == SubmitReply("r")
     reply = await (await Owner.take(pool)).exchange(room=ROOM)
@@ -29,13 +29,13 @@ async def test_a_repeat_by_request_id_changes_nothing(pool):
     assert await pool.overview() == before
 
 
-async def test_a_known_idempotency_key_gives_the_earlier_request(pool):
+async def test_a_known_idempotency_key_returns_the_earlier_request(pool):
     await pool.submit(group("first", key="k"))
     assert await pool.submit(group("second", key="k")) == SubmitReply("first", existed=True)
     assert await counts(pool) == (1, 0, 0)
 
 
-async def test_an_idempotency_key_is_its_tenants_own(pool):
+async def test_idempotency_keys_of_different_tenants_are_separate(pool):
     await pool.submit(group("first", key="k", tenant="a"))
     assert await pool.submit(group("second", key="k", tenant="b")) == SubmitReply("second")
 
@@ -49,7 +49,7 @@ async def test_the_gateway_of_a_repeat_listens_too(pool):
     assert await all_events(pool, "one") == await all_events(pool, "two") != []
 
 
-async def test_a_group_over_the_waiting_bound_is_refused_whole(pools):
+async def test_a_group_over_the_waiting_bound_is_refused_completely(pools):
     pool = await pools(max_waiting=3)
     await pool.submit(group("a", n=2))
     before = await pool.overview()
@@ -66,7 +66,7 @@ async def test_running_sequences_leave_the_waiting_bound(pools):
     assert (await pool.submit(group("b"))).refused is None
 
 
-async def test_a_group_over_the_bytes_is_refused_whole(pools):
+async def test_a_group_over_the_bound_of_bytes_is_refused_completely(pools):
     first, second = group("a", n=2), group("b")
     pool = await pools(max_bytes=size(first, second) - 1)
     await pool.submit(first)
@@ -75,7 +75,7 @@ async def test_a_group_over_the_bytes_is_refused_whole(pools):
     assert (await pool.overview()).bytes == size(first)
 
 
-async def test_bytes_count_the_output_before_it_is_there(pool):
+async def test_bytes_include_output_that_is_not_generated_yet(pool):
     await pool.submit(group("a", new=1000))
     promised = (await pool.overview()).bytes
     assert promised >= 4 * 1000
@@ -85,20 +85,20 @@ async def test_bytes_count_the_output_before_it_is_there(pool):
     assert (await pool.overview()).bytes == promised
 
 
-async def test_log_probabilities_count_no_less_than_they_take():
+async def test_log_probabilities_count_at_least_what_they_take():
     for count in (0, 1, 20):
         one = Logprobs(-1.5, [(200_000, -2.5)] * count)
         assert token_bytes(SamplingParams(1, logprobs=count)) - token_bytes(SamplingParams(1)) >= len(wire.pack(one))
 
 
-async def test_log_probabilities_of_a_prompt_count_no_less_than_they_take():
+async def test_log_probabilities_of_a_prompt_count_at_least_what_they_take():
     for count in (0, 1, 20):
         scores = PromptLogprobs([-1.5] * 499, [70_000] * 499, [200_000] * 499 * count, [-0.1] * 499 * count)
         sent = len(wire.pack(Logprobs(-1.0, [], scores))) - len(wire.pack(Logprobs(-1.0, [])))
-        assert score_bytes(SamplingParams(1, logprobs=0, prompt_logprobs=count), 500) >= sent
+        assert prompt_logprobs_bytes(SamplingParams(1, logprobs=0, prompt_logprobs=count), 500) >= sent
 
 
-async def test_a_group_is_found_by_anyone(pool):
+async def test_any_gateway_finds_a_group(pool):
     body = bytes(range(256))
     await pool.submit(replace(group("r", n=3, tenant="t", body=body), resumable=True))
     await pool.submit(replace(group("s"), background=True))
@@ -109,14 +109,14 @@ async def test_a_group_is_found_by_anyone(pool):
     assert await pool.group("unknown") is None
 
 
-async def test_a_body_counts(pools):
+async def test_bytes_include_the_body(pools):
     pool = await pools(max_bytes=size(group("a")) + 100)
     assert (await pool.submit(group("a", body=bytes(101)))).refused.bound == "bytes"
     assert (await pool.submit(group("a", body=bytes(100)))).refused is None
     assert (await pool.overview()).bytes == size(group("a")) + 100
 
 
-async def test_a_pool_takes_an_empty_and_a_long_prompt(pool):
+async def test_a_pool_accepts_an_empty_and_a_long_prompt(pool):
     await pool.submit(group("empty", prompt=[]))
     await pool.submit(group("long", prompt=range(20_000)))
     reply = await (await Owner.take(pool)).exchange(room=Room(2, 10_000, 16))

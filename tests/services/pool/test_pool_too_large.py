@@ -1,4 +1,4 @@
-"""A sequence that a seat's engine can never hold does not stop the queue behind it."""
+"""A sequence that the engine of a seat can never hold does not block the queue behind it."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from pool_helpers import Owner, all_events, group
 
 from services.loop.clock import RealClock, run_in_virtual_time
 from services.messages import Room
-from services.pool.reference import ReferencePool
+from services.pool.reference.pool import ReferencePool
 from services.pool.scripts import TOO_LARGE
 
 SMALL = Room(8, 10, 4, slots=40)
@@ -15,7 +15,7 @@ LONG = {"prompt": range(50), "new": 50}
 
 
 async def end_of(pool, id):
-    (snapshot,) = await pool.attach("gateway", {id: 0})
+    (snapshot,) = await pool.listen("gateway", {id: 0})
     return snapshot.end
 
 
@@ -29,7 +29,7 @@ async def test_it_ends_where_no_engine_can_hold_it_and_others_are_claimed(pool):
     assert (await pool.overview()).waiting == 0
 
 
-async def test_it_is_left_to_the_engine_that_can_hold_it(pool):
+async def test_it_waits_for_the_engine_that_can_hold_it(pool):
     small, large = await Owner.take(pool, "small"), await Owner.take(pool, "large")
     await large.exchange(room=LARGE)
     await pool.submit(group("long", **LONG))
@@ -38,7 +38,7 @@ async def test_it_is_left_to_the_engine_that_can_hold_it(pool):
     assert await large.claim(LARGE) == ["long/0"]
 
 
-async def test_an_engine_that_is_not_known_yet_may_hold_it(pool):
+async def test_an_engine_of_unknown_size_may_hold_it(pool):
     small, loading = await Owner.take(pool, "small"), await Owner.take(pool, "loading")
     await loading.exchange(room=Room(0, 0, 1))
     await pool.submit(group("long", **LONG))
@@ -60,7 +60,7 @@ async def test_it_waits_a_while_for_a_seat_that_lost_its_owner(pool):
     assert await again.claim(LARGE) == ["long/0"]
 
 
-def test_but_not_for_ever():
+def test_it_does_not_wait_forever_for_a_seat_that_lost_its_owner():
     async def main():
         clock = RealClock()
         pool = ReferencePool(clock)
@@ -75,15 +75,15 @@ def test_but_not_for_ever():
     run_in_virtual_time(main())
 
 
-async def test_what_fits_but_not_now_still_holds_up_those_behind_it(pool):
-    """As in the paper's Algorithm 1: else a stream of short requests would keep it waiting for ever."""
+async def test_a_sequence_that_does_not_fit_now_blocks_those_behind_it(pool):
+    """As in Algorithm 1 of the Orca paper; otherwise a stream of short requests would keep it waiting forever."""
     owner = await Owner.take(pool)
     await pool.submit(group("large", prompt=range(20), new=20))
     await pool.submit(group("short"))
     assert await owner.claim(Room(8, 5, 4, slots=40)) == []
 
 
-async def test_a_seat_that_ends_more_of_them_than_one_call_may_comes_again_at_once(pool):
+async def test_a_seat_that_must_end_more_of_them_than_one_call_may_calls_again_at_once(pool):
     await pool.submit(group("long", n=128, **LONG))
     for i in range(8):
         await pool.submit(group(f"long{i}", n=128, **LONG))

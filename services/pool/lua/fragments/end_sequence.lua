@@ -1,6 +1,8 @@
--- include: keys time publish counts expire
--- Nothing of this group is computed any more: its prompts and settings are dropped. Whoever reads what it became needs
--- the lengths of its prompts, which its sequences keep. Returns the bytes that are free.
+-- include: notify counts drop
+-- How sequences and groups end.
+
+-- Removes the prompts and sampling parameters of a group that has ended; the sequences keep the lengths of their
+-- prompts, which readers need. Returns the bytes that this frees.
 local function drop_inputs(key, bytes, prompts, samplings)
   for i = 1, math.max(prompts, samplings) do
     redis.call("HDEL", key, "prompt" .. i, "sampling" .. i)
@@ -8,36 +10,37 @@ local function drop_inputs(key, bytes, prompts, samplings)
   return bytes
 end
 
--- Bytes that a sequence gives back at its end: the place of tokens that were not made.
-local function unmade(id, prompt_len, tokens_max, asked)
-  local _, _, _, place, scores = unpack(cmsgpack.unpack(asked))
-  local made = redis.call("STRLEN", P .. "tok:" .. id) / 4
-  return math.max(0, tokens_max - prompt_len - made) * place + (made == 0 and scores or 0)
+-- Bytes that a sequence frees at its end: the room of tokens that were not generated.
+local function unused_bytes(id, prompt_len, max_tokens, asked)
+  local _, _, _, token_bytes, prompt_logprobs_bytes = unpack(cmsgpack.unpack(asked))
+  local generated = redis.call("STRLEN", P .. "tok:" .. id) / 4
+  return math.max(0, max_tokens - prompt_len - generated) * token_bytes + (generated == 0 and prompt_logprobs_bytes or 0)
 end
 
--- All of the group has ended.
+-- Ends a group whose last sequence has ended.
 local function end_group(request, group)
   redis.call("ZADD", ENDED, now, request)
   redis.call("ZADD", P .. "ended:" .. group.tenant, now, request)
   redis.call("ZREM", ABANDONED, request)
   redis.call("ZREM", DEADLINES, request)
-  count(group.tenant, "ended_bytes", group.bytes)
-  count(group.tenant, "stored", 1)
+  add_to_counts(group.tenant, "ended_bytes", group.bytes)
+  add_to_counts(group.tenant, "stored", 1)
   if group.stream == "1" then
-    count(group.tenant, "streams", -1)
+    add_to_counts(group.tenant, "streams", -1)
   end
   if group.deleted then
-    drop(request)
+    drop_group(request)
   end
 end
 
--- The one place where a sequence ends. The caller took it from `waiting` or `running:<seat>` and tells listeners.
+-- Ends a sequence; every end of a sequence is here. The caller removes it from `waiting:<tenant>` or `running:<seat>`
+-- and queues the event.
 local function end_sequence(id, blob)
   local key = P .. "seq:" .. id
   local s = redis.call("HMGET", key, "group", "state", "prompt_len", "tokens_max", "asked", "class")
   redis.call("HSET", key, "state", "ended", "end", blob)
   redis.call("HDEL", key, "seat")
-  for _, box in ipairs(all_outboxes()) do
+  for _, box in ipairs(get_outboxes()) do
     redis.call("SREM", box.listening, id)
   end
   local request, group_key = s[1], P .. "group:" .. s[1]
@@ -47,15 +50,15 @@ local function end_sequence(id, blob)
   else
     count_running(g[1], s[6], -1)
   end
-  count(g[1], "ended", 1)
-  local less = unmade(id, tonumber(s[3]), tonumber(s[4]), s[5])
+  add_to_counts(g[1], "ended", 1)
+  local freed = unused_bytes(id, tonumber(s[3]), tonumber(s[4]), s[5])
   local last = redis.call("HINCRBY", group_key, "open", -1) == 0
   if last then
-    less = less + drop_inputs(group_key, unpack(cmsgpack.unpack(g[4])))
+    freed = freed + drop_inputs(group_key, unpack(cmsgpack.unpack(g[4])))
   end
-  redis.call("HINCRBY", group_key, "bytes", 0 - less) -- not -less: "-0" is no integer to a server
-  count(g[1], "bytes", -less)
+  redis.call("HINCRBY", group_key, "bytes", 0 - freed) -- not -freed: a server does not take "-0" for an integer
+  add_to_counts(g[1], "bytes", -freed)
   if last then
-    end_group(request, { tenant = g[1], bytes = tonumber(g[2]) - less, deleted = g[3], stream = g[5] })
+    end_group(request, { tenant = g[1], bytes = tonumber(g[2]) - freed, deleted = g[3], stream = g[5] })
   end
 end

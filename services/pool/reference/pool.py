@@ -1,7 +1,7 @@
-"""ReferencePool: what `RequestPool` means, in plain Python, with a clock of the caller's.
+"""ReferencePool: the behaviour of `RequestPool` in plain Python, with a clock of the caller's.
 
-The oracle of the property test, and the pool of the simulator and of in-process benchmarks; never a stand-in where
-a real server runs. Every method is atomic up to its first wait, as a script is.
+It is the oracle of the property test, and the pool of the simulator and of in-process benchmarks. It never replaces a
+real server where one runs. Every method is atomic until its first wait, as a script is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from services.messages import (
 )
 from services.messages import Group as GroupView
 from services.overview import Overview
-from services.pool.reference_rules import Rules
-from services.pool.reference_state import Said, Seat, Sequence
+from services.pool.reference.seats import SeatRules
+from services.pool.reference.state import LastReply, Seat, Sequence
 
 ENTRIES_AT_ONCE = 128
 
 
-class ReferencePool(Rules):
-    """`ReferencePool(clock, limits)` has the methods of `RequestPool`; see there."""
+class ReferencePool(SeatRules):
+    """The methods of `RequestPool`, documented there. `GroupRules` describes the chain of classes."""
 
     async def connect(self) -> None:
         pass
@@ -39,11 +39,11 @@ class ReferencePool(Rules):
 
     async def submit(self, submission: Submission) -> SubmitReply:
         self._begin()
-        self._expire()
+        self._drop_expired()
         key = None if submission.idempotency_key is None else (submission.tenant, submission.idempotency_key)
         earlier = submission.request if submission.request in self._groups else self._keys.get(key) if key else None
         if earlier is not None:
-            self._listen(submission.gateway, self._groups[earlier].ids)
+            self._add_listener(submission.gateway, self._groups[earlier].ids)
             return SubmitReply(earlier, existed=True)
         group = self._new_group(submission, key)
         if refusal := self._refusal(submission, group):
@@ -55,22 +55,22 @@ class ReferencePool(Rules):
         for i, new in enumerate(submission.sequences):
             tokens, logprobs = list(new.output), list(new.logprobs or ())
             sequence = self._sequences[new.id] = Sequence(new, group, first + i, tokens=tokens, logprobs=logprobs)
-            self._wait(sequence)
+            self._enqueue(sequence)
             group.ids.append(new.id)
             group.open += 1
-        self._listen(submission.gateway, group.ids)
-        self._ring()
+        self._add_listener(submission.gateway, group.ids)
+        self._wake_idle_seats()
         return SubmitReply(group.request)
 
     async def cancel(self, request: str) -> bool:
         self._begin()
         open = self._cancel(request)
-        self._publish()
+        self._publish_events()
         if open:
-            self._ring()
+            self._wake_idle_seats()
         return open
 
-    async def detach(self, gateway: str, request: str) -> None:
+    async def unlisten(self, gateway: str, request: str) -> None:
         self._begin()
         group = self._groups.get(request)
         if group is None or group.open == 0:
@@ -78,11 +78,11 @@ class ReferencePool(Rules):
         if listener := self._gateways.get(gateway):
             listener.listening.difference_update(group.ids)
         if group.resumable or group.background:
-            self._abandon(group)
-        elif not self._followed(group):
+            self._abandon_without_listener(group)
+        elif not self._has_listener(group):
             self._cancel(request)
-            self._publish()
-            self._ring()
+            self._publish_events()
+            self._wake_idle_seats()
 
     async def delete(self, request: str) -> bool:
         self._begin()
@@ -95,8 +95,8 @@ class ReferencePool(Rules):
         self._free_key(group)
         group.deleted = True
         self._cancel(request)
-        self._publish()
-        self._ring()
+        self._publish_events()
+        self._wake_idle_seats()
         return True
 
     async def group(self, request: str) -> GroupView | None:
@@ -105,22 +105,22 @@ class ReferencePool(Rules):
             return None
         return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background)
 
-    async def attach(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
+    async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         self._begin()
-        self._listen(gateway, list(from_indices))
+        self._add_listener(gateway, list(from_indices))
         return [self._snapshot(id, index) for id, index in from_indices.items()]
 
     async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
         self._begin()
-        news = self._cancel_abandoned()
-        if self._end_overdue() or news:
-            self._publish()
-            self._ring()
+        wake = self._cancel_abandoned()
+        if self._end_overdue() or wake:
+            self._publish_events()
+            self._wake_idle_seats()
         missed = gateway in self._gaps
-        registered = self._register(gateway)
+        registered = self._register_gateway(gateway)
         registered.expires = self._now + ttl
         if call > registered.call:
-            self._count(counters)
+            self._add_counters(counters)
             registered.known = not registered.fresh and call == registered.call + 1
             registered.call, registered.fresh = call, False
         self._gaps.discard(gateway)
@@ -149,7 +149,7 @@ class ReferencePool(Rules):
 
     async def unregister(self, gateway: str) -> None:
         self._begin()
-        self._forget(gateway)
+        self._forget_gateway(gateway)
 
     async def hold(self, name: str, holder: str, seconds: float) -> str | None:
         now = self._clock.now()
@@ -171,15 +171,15 @@ class ReferencePool(Rules):
 
     async def acquire(self, seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
         self._begin()
-        news = self._cancel_abandoned()
-        news |= self._end_overdue()
-        news |= self._reap() > 0
+        wake = self._cancel_abandoned()
+        wake |= self._end_overdue()
+        wake |= self._reclaim_expired() > 0
         held = self._seats.setdefault(seat, Seat(seat))
         if held.epoch is not None and held.epoch == dead_epoch:
-            news |= self._reclaim(held) > 0
-        self._publish()
-        if news:
-            self._ring()
+            wake |= self._reclaim(held) > 0
+        self._publish_events()
+        if wake:
+            self._wake_idle_seats()
         if held.epoch is not None:
             return SeatGrant(held.owner == owner and held.call == 0, held.epoch, held.owner)
         self._epochs += 1
@@ -194,8 +194,8 @@ class ReferencePool(Rules):
             for id in set(struck):
                 self._strike(held, id)
             if self._vacate(held):
-                self._ring()
-            self._publish()
+                self._wake_idle_seats()
+            self._publish_events()
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         self._begin()
@@ -203,31 +203,31 @@ class ReferencePool(Rules):
         if seat is None or seat.epoch != exchange.epoch:
             return ExchangeReply(owned=False)
         if exchange.call <= seat.call:
-            return self._reply(seat, seat.said if exchange.call == seat.call else Said())
+            return self._exchange_reply(seat, seat.reply if exchange.call == seat.call else LastReply())
         seat.expires = self._now + seat.lease
-        self._expire()
-        waits, said = 0, Said()
-        over = self._commit(seat, exchange.commits, said)
+        self._drop_expired()
+        requeued, reply = 0, LastReply()
+        ended = self._commit(seat, exchange.commits, reply)
         if exchange.holds is not None:
-            waits += self._keep_only(seat, exchange.holds, over, said)
+            requeued += self._requeue_all_but(seat, exchange.holds, ended, reply)
         else:
-            said.lost = exchange.call > seat.call + 1
+            reply.lost = exchange.call > seat.call + 1
         seat.slots = exchange.room.slots or seat.slots
         abandoned = self._cancel_abandoned()
-        waits += self._reap()
+        requeued += self._reclaim_expired()
         overdue = self._end_overdue()
-        said.claimed = [] if said.lost else self._claim(seat, exchange.room)
-        self._publish()
-        seat.call, seat.said, seat.gauges, seat.summary = exchange.call, said, exchange.gauges, exchange.summary
+        reply.claimed = [] if reply.lost else self._claim(seat, exchange.room)
+        self._publish_events()
+        seat.call, seat.reply, seat.gauges, seat.summary = exchange.call, reply, exchange.gauges, exchange.summary
         if exchange.figures:
             seat.figures = self._figures = exchange.figures
-        self._count(exchange.counters)
+        self._add_counters(exchange.counters)
         seat.idle = False
-        if abandoned or overdue or (waits and self._turns.waiting):
-            self._ring()
+        if abandoned or overdue or (requeued and self._queues.waiting):
+            self._wake_idle_seats()
         self._bells[seat.name].rung = False
-        seat.idle = exchange.idle and not said.claimed and not said.lost
-        return self._reply(seat, said)
+        seat.idle = exchange.idle and not reply.claimed and not reply.lost
+        return self._exchange_reply(seat, reply)
 
     async def wait_bell(self, seat: str, timeout: float) -> None:
         bell = self._bells[seat]
@@ -243,9 +243,9 @@ class ReferencePool(Rules):
         living = [seat.figures for seat in seats if seat.alive and seat.figures]
         running = sum(len(seat.running) for seat in self._seats.values())
         return Overview(
-            waiting=self._turns.waiting,
+            waiting=self._queues.waiting,
             running=running,
-            ended=len(self._sequences) - self._turns.waiting - running,
+            ended=len(self._sequences) - self._queues.waiting - running,
             bytes=sum(group.bytes for group in self._groups.values()),
             figures=max(living, key=lambda f: f.num_slots, default=self._figures),
             seats=seats,

@@ -1,0 +1,151 @@
+-- include: seats
+-- Claims: a seat takes waiting sequences, as `Select` of the Orca paper's Algorithm 1 admits requests: in order, up to
+-- the first that does not fit.
+local MAX_PASSED = 1000 -- sequences that one script skips, or ends because they are too large
+local MAX_PASSED_OF_TENANT = 500 -- of one tenant, which then has no more turns in this script: others have theirs
+local RETURN_TIME = 60000000 -- us within which a seat that lost its owner may have one again
+
+-- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, target of the time
+-- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens}.
+local function claim_contents(id)
+  local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "asked", "strikes", "struck_at", "group", "tokens_max",
+    "prompt_len")
+  local prompt, sampling, choice = unpack(cmsgpack.unpack(s[2]))
+  local group = redis.call("HMGET", P .. "group:" .. s[5], "priority", "ttft", "arrival", "tenant",
+    "prompt" .. prompt, "sampling" .. sampling)
+  local tokens = redis.call("GET", P .. "tok:" .. id) or ""
+  local strikes = tonumber(s[4]) == #tokens / 4 and tonumber(s[3]) or 0
+  return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
+    now - tonumber(group[3]), group[4], choice, s[6] - s[7] }
+end
+
+local function contents_of_claims(ids)
+  local claims = {}
+  for i, id in ipairs(ids) do
+    claims[i] = claim_contents(id)
+  end
+  return claims
+end
+
+-- Sequences and blocks that the later classes in `yields` would yield to a sequence of this group.
+local function yielded_to(yields, request)
+  local requests, blocks = 0, 0
+  if #yields > 0 then
+    local class = tonumber(redis.call("HGET", P .. "group:" .. request, "priority"))
+    for _, yield in ipairs(yields) do
+      if yield[1] > class then
+        requests, blocks = requests + yield[2], blocks + yield[3]
+      end
+    end
+  end
+  return requests, blocks
+end
+
+-- The most tokens that fit into the engine of any other seat that has an owner or may soon have one again. An engine
+-- of unknown size counts as unlimited.
+local function slots_elsewhere(seat)
+  local most = 0
+  local names = redis.call("ZRANGEBYSCORE", SEATS, now + SEAT_KEPT - RETURN_TIME, "+inf")
+  for _, name in ipairs(names) do
+    if name ~= seat then
+      most = math.max(most, tonumber(redis.call("HGET", P .. "seat:" .. name, "slots") or math.huge))
+    end
+  end
+  return most
+end
+
+-- Ends a waiting sequence that no engine can hold.
+local function end_too_large(tenant, id)
+  dequeue(tenant, id)
+  queue_end(id, redis.call("STRLEN", P .. "tok:" .. id) / 4, END_TOO_LARGE)
+  end_sequence(id, END_TOO_LARGE)
+end
+
+-- Moves a waiting sequence to the seat, at its tenant's turn. The tenant is charged for the prompt once: it does not pay
+-- for what is computed again after a seat died.
+local function assign(seat, id, tenant, turn, s)
+  local counter, count = s.class == "lines" and "lines" or "served", tonumber(string.sub(turn, 1, 16))
+  if not s.payer then
+    if count > tonumber(redis.call("HGET", META, counter) or 0) then
+      redis.call("HSET", META, counter, string.format("%.0f", count))
+    end
+    count = count + PROMPT_TOKEN * s.prompt
+  end
+  redis.call("ZREM", P .. "waiting:" .. tenant, id)
+  count_claim(tenant, s.class, s.prompt)
+  redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
+  redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "payer", counter .. ":" .. tenant)
+  redis.call("SADD", P .. "running:" .. seat, id)
+end
+
+-- Finds the next turn, and its tenant's first sequence that the seat's engine can hold. Returns turn, tenant, id and
+-- sequence; nothing if no tenant has a turn; only turn and tenant if turns have changed and must be looked up again.
+-- Sequences before it are skipped if another seat can hold them, and end if none can. `skipped` counts the skipped ones
+-- by tenant, `all.count` counts both.
+local function next_claimable(seat, slots, skipped, all)
+  local turn, tenant = first_turn("-inf", "+inf")
+  local looked = all.count
+  while turn and all.count < MAX_PASSED do
+    local at = skipped[tenant] or 0
+    local id = redis.call("ZRANGE", P .. "waiting:" .. tenant, at, at)[1]
+    local s = id and redis.call("HMGET", P .. "seq:" .. id, "tokens_max", "prompt_len", "group", "payer", "class")
+    local max_tokens = s and tonumber(s[1])
+    if id and all.count == looked and (slots == 0 or max_tokens <= slots) then
+      return turn, tenant, id, { max_tokens = max_tokens, prompt = tonumber(s[2]), group = s[3], payer = s[4],
+        class = s[5] }
+    elseif not id or slots == 0 or max_tokens <= slots then
+      update_turn(tenant, skipped[tenant])
+      return turn, tenant
+    end
+    all.elsewhere = all.elsewhere or slots_elsewhere(seat)
+    if max_tokens <= all.elsewhere then
+      skipped[tenant] = at + 1 < MAX_PASSED_OF_TENANT and at + 1 or redis.call("ZCARD", P .. "waiting:" .. tenant)
+    else
+      end_too_large(tenant, id)
+      all.ended = true
+    end
+    all.count = all.count + 1
+  end
+end
+
+-- Claims waiting sequences for the seat, by turns, up to the first that does not fit into `requests` and `blocks`.
+-- What later classes yield counts as room, too. Using it takes `requests` and `blocks` below zero, and takes from the
+-- latest class first. A sequence that can never fit into the seat's engine, of `slots` tokens, does not hold up those
+-- behind it. Where no place is left, up to `guests` sequences are claimed, one for each tenant not in `tenants`.
+-- Returns the claimed ids, and whether the next call finds other sequences at the front because this one ended as many
+-- as one script may. Skipped sequences are at the front again then.
+local function claim_sequences(seat, requests, blocks, block_size, whole, yields, slots, guests, tenants)
+  local ids, most, skipped, all, present = {}, requests + guests, {}, { count = 0 }, {}
+  for _, tenant in ipairs(tenants) do
+    present[tenant] = true
+  end
+  for _, yield in ipairs(yields) do
+    most = most + yield[2]
+  end
+  while #ids < most do
+    local turn, tenant, id, s = next_claimable(seat, slots, skipped, all)
+    if not turn then
+      break
+    end
+    if id then
+      local tokens = whole and s.max_tokens or s.prompt + redis.call("STRLEN", P .. "tok:" .. id) / 4
+      local need, more_requests, more_blocks = math.ceil(tokens / block_size), yielded_to(yields, s.group)
+      if blocks + more_blocks < need then
+        break
+      elseif requests + more_requests < 1 then
+        if guests < 1 or present[tenant] or s.class == "lines" then
+          break
+        end
+        guests = guests - 1
+      end
+      requests, blocks, present[tenant] = requests - 1, blocks - need, true
+      assign(seat, id, tenant, turn, s)
+      update_turn(tenant, skipped[tenant])
+      ids[#ids + 1] = id
+    end
+  end
+  for tenant in pairs(skipped) do
+    update_turn(tenant)
+  end
+  return ids, all.ended and all.count >= MAX_PASSED
+end
