@@ -100,7 +100,7 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseError(TypedDict):
-    code: Literal["server_error"]
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 
