@@ -30,7 +30,7 @@ def test_settings_are_left_out() -> None:
 
 
 def test_the_compiler_gets_no_settings() -> None:
-    told = json.loads(build._ran([sys.executable, "-c", SAYS]))
+    told = json.loads(build._output_of([sys.executable, "-c", SAYS]))
     assert (told.get("ORCA_API_KEY"), told["HF_TOKEN"]) == (None, "another")
 
 
