@@ -273,7 +273,7 @@ async def test_a_request_of_another_seat_is_not_computed_any_more() -> None:
     await asyncio.sleep(0.55)
     grant = await world.pool.acquire("c/1", "another", 5.0)
     del world.pool._seats[SEAT].running[id]  # as if the pool had lost this claim
-    world.pool._wait(world.pool._sequences[id])
+    world.pool._enqueue(world.pool._sequences[id])
     (claim,) = (await world.pool.exchange(Exchange("c/1", grant.epoch, 1, [], Room(1, 10, 16)))).claims
     assert claim.id == id
     ran = len(world.engine.ran)

@@ -58,6 +58,7 @@ async def test_a_full_disk_is_waited_for(binary, small_disk, durability, caplog)
     assert (await owner.exchange(commit("before/0", 1, 6))).owned
     await server.stop()  # from here on, it has only what its file has
     await server.start()
+    await until_it_answers(pool)
     assert (await stored(pool, "before/0")).tokens == [5, 6]
     assert [(await stored(pool, f"{name}/0")).known for name in acknowledged] == [True] * len(acknowledged)
     said = [record.getMessage() for record in caplog.records]
