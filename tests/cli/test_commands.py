@@ -115,7 +115,7 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
         ("serve --config none.yaml", "orca serve: none.yaml: No such file or directory"),
         ("serve --api-keys k", "orca serve: argument --api-keys: is not JSON"),
         ("serve --api-key=", "orca serve: api_key: an empty key"),
-        ("serve --host 0.0.0.0", "orca serve: host=0.0.0.0: whoever reaches this address could use the server"),
+        ("serve --host 0.0.0.0", "orca serve: host=0.0.0.0: anyone who reaches this address could use the server"),
         ("serve --ssl-certfile none", "orca serve: ssl_certfile=none: No such file or directory"),
         ("chat --temperatur 1", "orca chat: unknown flag --temperatur; did you mean --temperature?"),
         ("status now", "orca status: unexpected argument 'now'"),
