@@ -28,8 +28,8 @@ COMMIT_TIME = 2.0  # seconds beyond the drain that a replica may take to finish 
 def build(args: dict[str, Any]) -> serve.Application:
     """Build the application that `serve deploy` and `orca serve` run; `args` are settings by name.
 
-    Raises SettingsError for a setting that is unknown or contradictory, for a missing `redis_url`, and if anybody could
-    use the server.
+    Raises SettingsError for a setting that is unknown or contradictory, for a missing `redis_url`, and for a server
+    that other machines could use without an API key.
     """
     settings = load(**args)
     if not settings.redis_url:

@@ -126,8 +126,8 @@ class EngineActor:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
         an engine meet at `meeting` first.
 
-        Returns the packed EngineFigures, the seconds spent loading, a packed iteration by which to judge the speed of
-        the engine, and the seconds which that iteration took.
+        Returns the packed EngineFigures, the seconds spent loading, a packed iteration that measures the speed of the
+        engine, and the seconds that this iteration took.
         """
         started = time.monotonic()
         if self._engine is None:

@@ -1,4 +1,4 @@
-"""The front door of a cluster, HAProxy: how many connections it takes, and how it is closed before the cluster stops.
+"""HAProxy in front of a cluster: how many connections it accepts, and how it is closed before the cluster stops.
 
 `actors/haproxy.py` is the program that Serve starts as HAProxy.
 """
@@ -46,8 +46,8 @@ def max_requests(settings: Settings) -> int:
 
 
 def connection_limits(settings: Settings, files: int) -> ConnectionLimits:
-    """The limits for processes that may have `files` open. With enough files a client reaches the pool's bound, whose
-    refusal says when to try again, before the front door's.
+    """The limits for processes that may have `files` open. With enough files, a client reaches the pool's bound before
+    HAProxy's; the refusal of the pool says when to try again.
 
     Raises SettingsError if `files` is too few for a single client.
     """

@@ -20,8 +20,8 @@ def listen_on_node_address() -> None:
     """Bind the port for calls between deployments on the node's own address instead of all addresses of the machine.
 
     Call it in the constructor of a replica: Serve opens the port afterwards, and has no setting for its address. With
-    Ray's token a caller must present the token first; without, whoever reaches the port can send it a pickle. Other
-    nodes call a replica by its node's address, which is the loopback address under `orca serve`.
+    Ray's token, a caller must present the token first. Without it, any caller can send the port a pickle. Other nodes
+    call a replica by its node's address, which is the loopback address under `orca serve`.
     """
     import ray
     from ray._common.tls_utils import add_port_to_grpc_server

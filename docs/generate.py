@@ -17,38 +17,38 @@ ROOT = Path(__file__).parents[1]
 
 SETTINGS = f"""# Settings
 
-A setting has one name: `max_batch_size`, say, is the flag `--max-batch-size 8` of `orca serve`, the variable
-`ORCA_MAX_BATCH_SIZE=8`, or a line of a settings file. It is taken from the first of these that names it:
+Each setting has one name. For example, `max_batch_size` can be set by the flag `--max-batch-size 8` of `orca serve`,
+the variable `ORCA_MAX_BATCH_SIZE=8`, or a line of a settings file. The first of these that names it applies:
 
 1. the command line; `orca serve MODEL` is the same as `orca serve --model MODEL`,
 2. a variable,
 3. the file of `orca serve --config FILE`,
 4. `{FILE}` in the current folder.
 
-A settings file is TOML (`.toml`) or YAML (`.yaml`, `.yml`) and holds names of flags without the leading dashes, with
-`-` or `_`: `max-batch-size: 8` in YAML, `max_batch_size = 8` in TOML. A setting that is unknown, out of range or
-contradicts another is an error of one line that names it, with exit status 2.
+A settings file is TOML (`.toml`) or YAML (`.yaml`, `.yml`). It contains names of flags without the leading dashes, with
+`-` or `_`: `max-batch-size: 8` in YAML, `max_batch_size = 8` in TOML. If a setting is unknown, out of range or
+contradicts another, `orca serve` prints one line that names it and ends with status 2.
 
-The keys of `api_key` and `api_keys` are all accepted. A key of `api_key` belongs to the tenant `default`, a key of
-`api_keys` to the tenant that is named there; a key in both that has another tenant in `api_keys` is an error.
-`--api-key` takes one key or several, also when it is repeated; `ORCA_API_KEY` holds one. `orca chat` and `orca status`
-send it too, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64 hexadecimal
+All keys of `api_key` and `api_keys` are accepted. A key of `api_key` belongs to the tenant `default`, a key of
+`api_keys` to the tenant that is named there. A key in both with another tenant in `api_keys` is an error.
+`--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat` and `orca status`
+send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64 hexadecimal
 digits. `api_keys_file` and `redis_url_file` hold secrets in files of their own: [security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM
 
-These flags of `vllm serve`, and the same names in a settings file, mean what they mean there. So do `--model`,
+These flags of `vllm serve`, and the same names in a settings file, have the same meaning as in vLLM. So do `--model`,
 `--served-model-name` (one name), `--host` (here 127.0.0.1 by default), `--port`, `--api-key`, `--dtype`,
 `--block-size`, `--max-model-len`, `--allowed-origins`, `--allow-credentials`, `--allowed-methods`, `--allowed-headers`,
-`--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` takes `float16`
-and `float32`, not `half` and `float`.
+`--ssl-certfile`, `--ssl-keyfile` and `--config`. Numbers are plain (no `8k`, no `auto`), and `--dtype` accepts
+`float16` and `float32`, not `half` and `float`.
 
 | vLLM | setting |
 |---|---|
 """
 VLLM_OTHER = """
-These are refused, since their meaning differs or there is nothing to set:
+These are refused, because their meaning differs or there is nothing to set:
 
 | vLLM | instead |
 |---|---|

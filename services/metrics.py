@@ -56,7 +56,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prefix_cache_hits": ("Prompt tokens found there", ()),
     "vllm:num_preemptions": ("Requests whose KV blocks were taken for others, to be computed anew", ()),
     "vllm:request_success": ("Requests that ended, by reason", ("finished_reason",)),
-    "vllm:admission_rejections": ("Requests refused at the door, by reason", ("reason",)),
+    "vllm:admission_rejections": ("Requests refused before they entered the pool, by reason", ("reason",)),
     "orca:iterations": ("Iterations of the model", ()),
     "orca:mixed_iterations": ("Iterations with initiation and increment requests in one batch", ()),
     "orca:reclaimed_requests": ("Requests taken from a dead scheduler's seat", ()),

@@ -44,7 +44,7 @@ class Channel:
         self._lines = self._socket.makefile("r")
 
     def receive(self) -> Any:
-        """Return the next value. Ends the program if the supervisor has closed its end: nobody needs this cluster."""
+        """Return the next value. Ends the program if the supervisor has closed its end: this cluster is not needed."""
         line = self._lines.readline()
         if not line:
             sys.exit("the supervisor is gone")

@@ -75,7 +75,7 @@ def run(variants: Sequence[Variant], batch: int, context: int, prompts: int, len
         parts = [(total - earlier[part]) / steps for part, total in one.decoder.seconds().items()]
         cells = [statistics.median(seconds), min(seconds), *parts]
         rows.append([one.name, f"{beside:.3f}", *(f"{cell * 1e3:.2f}" for cell in cells)])
-    return table(["kernels", "beside the first", "median", "best", *before[0]], rows)
+    return table(["kernels", "ratio to the first", "median", "best", *before[0]], rows)
 
 
 def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:

@@ -59,7 +59,7 @@ class Leases:
             self.takeovers.append(Takeover(seat, epoch, _pid(lease.owner), self.now / 1e6))
             return ""
         left = (lease.until - self.now) / 1e6
-        return f"{seat} was taken from {epoch!r}, whose lease had {left:.1f} s left, and which nobody gave back"
+        return f"{seat} was taken from {epoch!r}, whose lease had {left:.1f} s left and which was not given back"
 
 
 def _pid(owner: str) -> int:

@@ -19,7 +19,7 @@ class Cost(Protocol):
 
 @dataclass(slots=True)
 class _Counters:
-    """Of one request: how many tokens have keys and values, and how many are known."""
+    """How many tokens of a request have keys and values, and how many are known."""
 
     computed: int
     known: int

@@ -39,7 +39,7 @@ class SimulatedPool(ReferencePool):
         sequence = NewSequence(f"{id}/0", request.prompt, sampling)
         reply = await self.submit(Submission(id, GATEWAY, [sequence], background=True))
         assert reply.refused is None, f"{reply.refused = }"
-        await self.unregister(GATEWAY)  # nobody reads events: `exchange` sees the commits as they come in
+        await self.unregister(GATEWAY)  # no gateway reads events: `exchange` sees the commits as they come in
         await ended
         return answer
 

@@ -16,7 +16,7 @@ def check(settings: Settings) -> None:
     """
     if not (is_loopback(settings.host) or settings.tenants or settings.allow_no_keys):
         raise UsageError(
-            f"host={settings.host}: whoever reaches this address could use the server without an API key; "
+            f"host={settings.host}: anyone who reaches this address could use the server without an API key; "
             "set api_keys_file, api_keys or api_key, or allow_no_keys"
         )
     if settings.ssl_certfile:

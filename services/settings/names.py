@@ -38,7 +38,7 @@ VLLM_REFUSED = {
     "--enable-chunked-prefill": "use --token-budget or --tbt-target; without them prompts are not split",
     "--scheduling-policy": "use --order; its classes age and have TTFT targets",
     "--async-scheduling": "use --lookahead 1",
-    "--max-num-queued-reqs": "it counts running requests too; use --max-waiting, which counts those that wait",
+    "--max-num-queued-reqs": "it counts running requests too; use --max-waiting, which counts waiting requests",
     "--data-parallel-size": "it shards experts too; use --engines for copies of the model behind one API",
     "-dp": "it shards experts too; use --engines for copies of the model behind one API",
     "--distributed-executor-backend": "Ray is always used",
@@ -57,7 +57,7 @@ def own_flag(argument: str, switches: Container[str]) -> str:
     flag, equals, value = argument.partition("=")
     positive = flag.replace("--no-", "--", 1)
     if positive in VLLM_REFUSED:
-        raise UsageError(f"{flag} of vLLM is not taken: {VLLM_REFUSED[positive]}")
+        raise UsageError(f"{flag} of vLLM is not accepted: {VLLM_REFUSED[positive]}")
     setting = VLLM_FLAGS.get(positive)
     if setting is None or (flag != positive and setting not in switches):
         return argument
@@ -76,7 +76,7 @@ def own_name(key: str, known: Iterable[str]) -> str:
     if flag in VLLM_FLAGS:
         return VLLM_FLAGS[flag]
     if flag in VLLM_REFUSED:
-        raise UsageError(f"{key} of vLLM is not taken: {VLLM_REFUSED[flag]}")
+        raise UsageError(f"{key} of vLLM is not accepted: {VLLM_REFUSED[flag]}")
     raise UsageError(f"unknown setting {key!r}{suggestion(name, known)}")
 
 

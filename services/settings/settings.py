@@ -32,11 +32,15 @@ class Settings(BoundSettings, BaseSettings):
     model: Annotated[
         str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
     ] = "default"
-    served_model_name: Annotated[str, Field(description="its name in the API; empty: derived from the model")] = ""
-    host: Annotated[str, AfterValidator(normalize), Field(description="address the API binds")] = "127.0.0.1"
+    served_model_name: Annotated[
+        str, Field(description="name of the model in the API; empty: derived from the model")
+    ] = ""
+    host: Annotated[str, AfterValidator(normalize), Field(description="address that the API binds")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
-    ssl_certfile: Annotated[str, Field(description="certificate chain in PEM; with it the API uses TLS")] = ""
-    ssl_keyfile: Annotated[str, Field(description="its private key in PEM; empty: it is in ssl_certfile")] = ""
+    ssl_certfile: Annotated[str, Field(description="certificate chain in PEM; if set, the API uses TLS")] = ""
+    ssl_keyfile: Annotated[
+        str, Field(description="private key of ssl_certfile in PEM; empty: the key is in ssl_certfile")
+    ] = ""
     allowed_hosts: Annotated[
         Words,
         Field(
@@ -44,34 +48,34 @@ class Settings(BoundSettings, BaseSettings):
         ),
     ] = []
     redis_url: Annotated[
-        PoolUrl, Section.POOL, Field(description="pool server; empty: start one as a child process")
+        PoolUrl, Section.POOL, Field(description="URL of the pool's server; empty: start one as a child process")
     ] = SecretStr("")
     redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
     pool: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in its server")
+        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in the server")
     ] = "default"
     durability: Annotated[
         Literal["everysec", "strict"],
-        Field(description="whether the started server syncs its file each second, or at each write"),
+        Field(description="when the started pool server syncs its file: each second, or at each write"),
     ] = "everysec"
     data_dir: Annotated[
-        Path, AfterValidator(Path.absolute), Field(description="where the started pool server keeps its file")
+        Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
     ] = user_data()
     files_dir: Annotated[
         str,
         AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
-        Field(description="where files and batches are kept, shared by all nodes; empty: files in data_dir"),
+        Field(description="folder of files and batches, shared by all nodes; empty: files in data_dir"),
     ] = ""
-    cache_dir: Annotated[
-        Path, Section.ENGINE, Field(description="where converted models and compiled kernels are kept")
-    ] = user_cache()
+    cache_dir: Annotated[Path, Section.ENGINE, Field(description="folder of converted models and compiled kernels")] = (
+        user_cache()
+    )
 
-    engines: Annotated[int, Field(ge=1, description="engines on the pool, each with a scheduler of its own")] = 1
-    gateways: Annotated[int, Section.API, Field(ge=1, description="gateway replicas")] = 2
+    engines: Annotated[int, Field(ge=1, description="number of engines, each with its own scheduler")] = 1
+    gateways: Annotated[int, Section.API, Field(ge=1, description="number of gateway replicas")] = 2
     policy: Annotated[
         Literal["iteration", "request"],
         Section.SCHEDULING,
-        Field(description="iteration: Orca's scheduling; request: a batch is fixed until its last request ends"),
+        Field(description="iteration: Orca's scheduling; request: a batch does not change until its last request ends"),
     ] = "iteration"
     order: Annotated[
         Literal["fcfs", "priority"],
@@ -80,90 +84,109 @@ class Settings(BoundSettings, BaseSettings):
         ),
     ] = "fcfs"
     ageing: Annotated[
-        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that make up for a class")
+        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that count as much as one class")
     ] = 60.0
     ttft_target: Annotated[
         float,
-        Field(
-            gt=0, le=3600, description="order=priority: target for the seconds to the first token if a request has none"
-        ),
+        Field(gt=0, le=3600, description="order=priority: default target in seconds for the time to the first token"),
     ] = 10.0
-    max_batch_size: Annotated[int, Field(ge=1, description="most requests in one iteration")] = 32
+    max_batch_size: Annotated[int, Field(ge=1, description="maximum number of requests in one iteration")] = 32
     token_budget: Annotated[
         int,
-        Field(ge=0, description="most tokens in one iteration: decodes, then chunks of prompts; 0: whole prompts"),
+        Field(
+            ge=0,
+            description="maximum number of tokens in one iteration: decodes, then chunks of prompts; 0: whole prompts",
+        ),
     ] = 0
     tbt_target: Annotated[
-        float, Field(ge=0, description="target for the seconds between tokens, which limits chunks of prompts; 0: none")
+        float, Field(ge=0, description="target in seconds between tokens, which limits chunks of prompts; 0: none")
     ] = 0.0
     admission: Annotated[
         Literal["reserve", "on_demand"],
-        Field(description="KV blocks: all from the start, or as they fill, with preemption when they run out"),
+        Field(
+            description="KV blocks: all at the start of a request, or as they fill, with preemption when they run out"
+        ),
     ] = "reserve"
     lookahead: Annotated[
         int,
-        Field(ge=0, le=1, description="1: the engine has its next iteration before the last one's tokens are known"),
+        Field(
+            ge=0, le=1, description="1: the engine gets the next iteration before the tokens of the last one are known"
+        ),
     ] = 0
-    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with equal beginnings")] = True
+    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with the same prefix")] = True
     share_prefixes: Annotated[
-        bool, Field(description="between tenants, too; a tenant can then find out by timing what others sent")
+        bool,
+        Field(description="share prefixes between tenants too; a tenant can then learn from timing what others sent"),
     ] = False
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda where there is one")
+        Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda if there is a GPU")
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Field(description="auto: bfloat16 where the device computes it faster, else float32"),
+        Field(description="auto: bfloat16 if the device computes it faster, else float32"),
     ] = "auto"
     weights: Annotated[
         Literal["dtype", "int8"],
-        Field(description="int8: weights of matrix products in eight bits, half to a quarter of the memory; CPU only"),
+        Field(
+            description="int8: weights of matrix products in eight bits, with half to a quarter of the memory; CPU only"
+        ),
     ] = "dtype"
     batch_invariant: Annotated[
         bool,
-        Field(description="on CUDA: a request's logits have the same bits in any batch, at a price; CPUs always do"),
+        Field(
+            description="CUDA: a request's logits have the same bits in any batch, which is slower; always so on CPUs"
+        ),
     ] = False
-    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens of one KV block")] = 16
+    block_size: Annotated[int, Field(ge=1, le=1024, description="number of tokens in one KV block")] = 16
     kv_blocks: Annotated[
-        int, Field(ge=0, description="KV blocks of an engine; 0: what kv_memory_fraction of the free memory holds")
+        int, Field(ge=0, description="KV blocks of an engine; 0: as many as kv_memory_fraction allows")
     ] = 0
     kv_memory_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the free memory for KV blocks")] = 0.25
-    max_model_len: Annotated[int, Field(ge=0, description="longest prompt + output; 0: the model's own")] = 0
+    max_model_len: Annotated[
+        int, Field(ge=0, description="maximum length of prompt and output in tokens; 0: that of the model")
+    ] = 0
     threads: Annotated[
-        int, Field(ge=0, description="CPU threads of a rank; 0: all cores, shared by an engine's ranks")
+        int, Field(ge=0, description="CPU threads of a rank; 0: all cores, divided between the ranks of an engine")
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
-    pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers, likewise")] = 1
+    pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1
     null_engine: Annotated[
-        bool, Section.TESTING, Field(description="an engine without a model, to measure everything else")
+        bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
     ] = False
 
     lease: Annotated[
         float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
     ] = 5.0
-    keep_ended: Annotated[float, Section.POOL, Field(ge=1, description="seconds an ended request stays readable")] = (
-        600.0
-    )
+    keep_ended: Annotated[
+        float, Section.POOL, Field(ge=1, description="seconds for which an ended request can be read")
+    ] = 600.0
     grace: Annotated[
         float,
-        Field(ge=1, description="seconds a resumable request, or one whose gateway died, runs without a follower"),
+        Field(
+            ge=1, description="seconds for which a resumable request, or one whose gateway died, runs without a client"
+        ),
     ] = 60.0
     api_key: Annotated[
-        Keys, Section.LIMITS, Field(description="API key of the tenant 'default', or several, or hashes sha256:HEX")
+        Keys,
+        Section.LIMITS,
+        Field(description="one or more API keys of the tenant 'default', or their hashes sha256:HEX"),
     ] = ()
     api_keys: Annotated[
-        TenantOfKey, Field(description="tenant of each further API key, as JSON; without any key, none is required")
+        TenantOfKey,
+        Field(description="further API keys with their tenants, as JSON; without any key, the API requires none"),
     ] = {}
-    api_keys_file: Annotated[str, Field(description="file of further keys: lines 'tenant: key'; hashes likewise")] = ""
-    allow_no_keys: Annotated[bool, Field(description="serve other machines without API keys")] = False
+    api_keys_file: Annotated[str, Field(description="file of further API keys or hashes: lines 'tenant: key'")] = ""
+    allow_no_keys: Annotated[bool, Field(description="allow other machines to use the API without keys")] = False
     allowed_origins: Annotated[
         Words,
         Section.API,
         Field(description="CORS: origins whose pages may call the API, separated by spaces or a JSON list; '*': all"),
     ] = []
-    allow_credentials: Annotated[bool, Field(description="CORS: pages may send cookies and the like")] = False
-    allowed_methods: Annotated[Words, Field(description="CORS: methods they may use, likewise")] = ["*"]
-    allowed_headers: Annotated[Words, Field(description="CORS: headers they may send, likewise")] = ["*"]
+    allow_credentials: Annotated[bool, Field(description="CORS: pages may send credentials such as cookies")] = False
+    allowed_methods: Annotated[Words, Field(description="CORS: methods that pages may use, in the same format")] = ["*"]
+    allowed_headers: Annotated[Words, Field(description="CORS: headers that pages may send, in the same format")] = [
+        "*"
+    ]
     drain_timeout: Annotated[
         float,
         Section.API,
@@ -172,14 +195,18 @@ class Settings(BoundSettings, BaseSettings):
     deadly_token: Annotated[
         int,
         Section.TESTING,
-        Field(ge=-1, description="an engine that is to compute this token id kills itself; to test faults; -1: none"),
+        Field(
+            ge=-1, description="an engine kills itself when it has to compute this token id, to test faults; -1: none"
+        ),
     ] = -1
-    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="longest HTTP body")] = 8 << 20
-    max_file_bytes: Annotated[int, Field(ge=1024, description="longest file")] = 200 << 20
-    max_tenant_bytes: Annotated[int, Field(ge=1024, description="bytes of all files of a tenant")] = 10 << 30
-    max_batch_lines: Annotated[int, Field(ge=1, description="lines of a batch")] = 50_000
+    max_body_bytes: Annotated[int, Section.LIMITS, Field(ge=1024, description="maximum bytes of an HTTP body")] = (
+        8 << 20
+    )
+    max_file_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of a file")] = 200 << 20
+    max_tenant_bytes: Annotated[int, Field(ge=1024, description="maximum bytes of all files of a tenant")] = 10 << 30
+    max_batch_lines: Annotated[int, Field(ge=1, description="maximum number of lines in a batch")] = 50_000
     lines_in_flight: Annotated[
-        int, Field(ge=1, description="lines of batches that a gateway has in the pool at once")
+        int, Field(ge=1, description="maximum number of batch lines that a gateway has in the pool at once")
     ] = 64
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
@@ -189,12 +216,14 @@ class Settings(BoundSettings, BaseSettings):
     completion_max_tokens: Annotated[
         int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
     ] = 16
-    chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, less where less fits")] = 1024
+    chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, or less if less fits")] = 1024
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if self.redis_url and self.durability == "strict":
-            raise ValueError("durability=strict is for the server we start; with redis_url set it in that server")
+            raise ValueError(
+                "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
+            )
         if 0 < self.token_budget < self.max_batch_size:
             raise ValueError(
                 f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "

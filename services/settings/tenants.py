@@ -13,7 +13,7 @@ EARLIEST = -8  # the earliest class that exists
 
 
 class TenantLimits(BaseModel):
-    """The bounds of one tenant. 0: the same bound as for tenants that are not named."""
+    """The bounds of one tenant. 0 means the bound of tenants that are not named."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,32 +29,39 @@ class BoundSettings(BaseSettings):
     """The part of `Settings` with bounds."""
 
     max_waiting: Annotated[
-        int, Section.LIMITS, Field(ge=1, description="waiting sequences, above which submits get a 429")
+        int,
+        Section.LIMITS,
+        Field(ge=1, description="maximum number of waiting sequences; above it, a new request gets a 429"),
     ] = 10_000
     max_waiting_tokens: Annotated[
-        int, Field(ge=0, description="tokens of the prompts of waiting sequences, likewise; 0: no bound")
+        int, Field(ge=0, description="maximum prompt tokens of waiting sequences, else a 429; 0: no bound")
     ] = 20_000_000
     max_streams: Annotated[
-        int, Field(ge=0, description="open requests that a client waits for, likewise; 0: no bound")
+        int, Field(ge=0, description="maximum number of open requests that clients wait for, else a 429; 0: no bound")
     ] = 20_000
     max_queue_wait: Annotated[
         float,
-        Field(ge=0, description="seconds a request may be expected to wait for an engine, likewise; 0: any"),
+        Field(ge=0, description="maximum expected wait of a request for an engine in seconds, else a 429; 0: no bound"),
     ] = 60.0
-    max_pool_bytes: Annotated[int, Field(ge=1 << 20, description="bytes of requests in the pool, likewise")] = 1 << 30
+    max_pool_bytes: Annotated[
+        int, Field(ge=1 << 20, description="maximum bytes of requests in the pool, else a 429")
+    ] = 1 << 30
     max_stored: Annotated[
-        int, Field(ge=0, description="ended requests that stay readable; the oldest are forgotten; 0: no bound")
+        int,
+        Field(
+            ge=0, description="maximum number of ended requests that can be read; the oldest are deleted; 0: no bound"
+        ),
     ] = 100_000
-    queue_timeout: Annotated[float, Field(ge=0, description="seconds a request may wait to start; 0: no limit")] = 0.0
+    queue_timeout: Annotated[
+        float, Field(ge=0, description="seconds for which a request may wait to start; 0: no limit")
+    ] = 0.0
     tenant_share: Annotated[
         float,
-        Field(
-            gt=0, le=1, description="part of each of these bounds that a tenant may take; with one tenant, all of it"
-        ),
+        Field(gt=0, le=1, description="part of each of these bounds that a tenant may use; with one tenant, all of it"),
     ] = 0.5
     tenant_limits: Annotated[
         dict[str, TenantLimits],
-        Field(description="bounds and earliest_class of tenants that have their own, by tenant, as JSON"),
+        Field(description="bounds and earliest_class of single tenants, by tenant, as JSON"),
     ] = {}
     earliest_class: Annotated[
         int | None,
@@ -62,7 +69,7 @@ class BoundSettings(BaseSettings):
         Field(
             ge=EARLIEST,
             le=0,
-            description="the earliest class a request may ask for, unless tenant_limits says so; "
+            description="earliest class that a request may ask for, unless tenant_limits sets one; "
             "none: 0 with order=priority and keys of several tenants, else -8",
         ),
     ] = None

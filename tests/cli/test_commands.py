@@ -76,9 +76,9 @@ def test_each_accepted_flag_of_vllm_is_tried_above() -> None:
 
 @pytest.mark.parametrize("flag", VLLM_REFUSED)
 def test_a_flag_of_another_meaning_is_refused_with_what_to_do_instead(flag: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken: {VLLM_REFUSED[flag]}")):
+    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not accepted: {VLLM_REFUSED[flag]}")):
         parse_serve([flag, "1"])
-    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not taken")):
+    with pytest.raises(UsageError, match=re.escape(f"{flag} of vLLM is not accepted")):
         parse_serve([f"{flag}=1"])
 
 
@@ -111,11 +111,11 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
         ("serve --port many", "orca serve: port: Input should be a valid integer"),
         ("serve a b", "orca serve: unexpected argument 'b'"),
         ("serve a --model b", "orca serve: MODEL is 'a' and --model 'b'; name the model once"),
-        ("serve --no-enable-chunked-prefill", "orca serve: --no-enable-chunked-prefill of vLLM is not taken: use --to"),
+        ("serve --no-enable-chunked-prefill", "orca serve: --no-enable-chunked-prefill of vLLM is not accepted: use"),
         ("serve --config none.yaml", "orca serve: none.yaml: No such file or directory"),
         ("serve --api-keys k", "orca serve: argument --api-keys: is not JSON"),
         ("serve --api-key=", "orca serve: api_key: an empty key"),
-        ("serve --host 0.0.0.0", "orca serve: host=0.0.0.0: whoever reaches this address could use the server"),
+        ("serve --host 0.0.0.0", "orca serve: host=0.0.0.0: anyone who reaches this address could use the server"),
         ("serve --ssl-certfile none", "orca serve: ssl_certfile=none: No such file or directory"),
         ("chat --temperatur 1", "orca chat: unknown flag --temperatur; did you mean --temperature?"),
         ("status now", "orca status: unexpected argument 'now'"),

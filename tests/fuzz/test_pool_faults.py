@@ -112,7 +112,7 @@ class FaultyPool(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([-3600, -30, -1, 1, 10, 3600]))
     def jump(self, seconds: int) -> None:
-        """The clock jumps, as seen by whoever compares it with the pool's last stamp."""
+        """The clock jumps, compared with the pool's last stamp."""
         self.ask(
             lambda: self.pool._server.command("HINCRBY", f"{self.pool._prefix}meta", "stamp", -seconds * 1_000_000)
         )
@@ -243,7 +243,7 @@ class FaultyPool(RuleBasedStateMachine):
 
     @rule(seat=st.sampled_from("xy"))
     def take_over(self, seat: str) -> None:
-        """The scheduler died, and who comes after it knows."""
+        """The scheduler died, and its successor knows."""
         scheduler = self.schedulers[seat]
         if scheduler.epoch:
             dead, owner = scheduler.epoch, f"owner-{next(self.numbers)}"

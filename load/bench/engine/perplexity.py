@@ -87,4 +87,4 @@ def perplexities_table(found: list[Perplexity]) -> str:
     """Each compared with the first."""
     first = found[0].value
     rows = [[p.weights, p.cache, p.tokens, f"{p.value:.4f}", f"{p.value / first - 1:+.3%}"] for p in found]
-    return table(["weights", "keys and values", "tokens", "perplexity", "beside the first"], rows)
+    return table(["weights", "keys and values", "tokens", "perplexity", "compared with the first"], rows)

@@ -142,7 +142,7 @@ def scoring_table(measured: list[Scoring]) -> str:
         best, median = one.seconds
         name = "none" if one.asked is None else one.asked
         rows.append([name, one.tokens, f"{best * 1e3:,.1f}", f"{median * 1e3:,.1f}", f"{best / plain.best:.2f}"])
-    return table(["prompt_logprobs", "tokens", "best, ms", "median, ms", "beside none"], rows)
+    return table(["prompt_logprobs", "tokens", "best, ms", "median, ms", "ratio to none"], rows)
 
 
 def _seconds(engine: Engine, prompt: list[int], asked: int | None) -> float:

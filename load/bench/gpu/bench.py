@@ -134,7 +134,7 @@ class Bench:
         return Subject(self.engine, self.shape, self.rates, self.scale)
 
     def release(self) -> None:
-        """Free all memory that is not in use; the engine's too, unless somebody else refers to it."""
+        """Free all memory that is not in use; the engine's too, unless something else refers to it."""
         self._engine = None
         gc.collect()
         if self.device.type == "cuda":

@@ -261,5 +261,5 @@ def _socket_path(data_dir: Path) -> Path:
     short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
-        raise PoolUnavailable(f"{short} belongs to somebody else")
+        raise PoolUnavailable(f"{short} belongs to another user")
     return short / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"

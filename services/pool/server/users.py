@@ -33,7 +33,7 @@ class Users:
         with self._open("users.change") as change:
             while not try_lock(change):
                 if time.monotonic() > deadline:
-                    raise PoolUnavailable(f"somebody else starts or stops the server on {self._folder}")
+                    raise PoolUnavailable(f"another process starts or stops the server on {self._folder}")
                 await asyncio.sleep(POLL)
             yield
 

@@ -119,7 +119,7 @@ def test_the_history_before_the_planted_violations_is_correct() -> None:
     assert rules(*START, DONE) == []
 
 
-# what tells nothing of its own, or of a seat that nobody takes again
+# entries without information of their own, or about a seat that no process takes again
 SILENT = {"XADD events:g", "ZADD leases", "HDEL seq:r/0", "HDEL seq:r/1", "DEL seq:r/0", "DEL seq:r/1", "DEL group:r"}
 
 

@@ -104,7 +104,7 @@ class Model:
             assert 4 * len(self.tables[id]) >= longest
 
     def check_order_of_service(self) -> None:
-        """Of two unfinished requests, the earlier one has run in at least as many iterations."""
+        """An unfinished request has run in at least as many iterations as any later one."""
         ran = [self.script.ran.get(id, 0) for id in self.open()]
         assert ran == sorted(ran, reverse=True)
 

@@ -56,7 +56,7 @@ def test_settings_are_unchanged_in_a_child_process(monkeypatch: pytest.MonkeyPat
     [
         ("c.yaml", "prot: 1", "c.yaml: unknown setting 'prot'; did you mean port?"),
         ("c.toml", "prot = 1", "c.toml: unknown setting 'prot'; did you mean port?"),
-        ("c.yml", "gpu-memory-utilization: 0.9", "c.yml: gpu-memory-utilization of vLLM is not taken: .*kv-memory"),
+        ("c.yml", "gpu-memory-utilization: 0.9", "c.yml: gpu-memory-utilization of vLLM is not accepted: .*kv-memory"),
         ("c.yaml", "max-num-seqs: 1\nmax_batch_size: 2", "c.yaml: max_batch_size is set twice"),
         ("c.yaml", "- port", "c.yaml: holds a list, not names and values"),
         ("c.yaml", "port: [1", "c.yaml: while parsing.* line 1"),

@@ -111,7 +111,7 @@ def _kept(file: Path) -> Verdict | None:
 
 
 def run_trial(folder: Path, settings: EngineSettings, program: str = PROGRAM) -> Verdict:
-    """Run the module `program` in a process of its own, and judge its result or how it ended."""
+    """Run the module `program` in a process of its own, and return the verdict on its result, or on how it ended."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(

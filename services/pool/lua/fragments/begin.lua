@@ -27,7 +27,7 @@ end
 
 -- Stamps the pool with the time. Every script that writes calls this first.
 -- It works with full memory too: what follows frees memory, or finishes accepted requests, whose bytes were counted at
--- submit. After a gap of more than half a lease, or if the clock was set back, the lease starts again: nobody could
+-- submit. After a gap of more than half a lease, or if the clock was set back, the lease starts again: no owner could
 -- renew it while the server was away. For the same reason a long gap extends registrations of gateways and graces.
 local function begin()
   allow_writes()

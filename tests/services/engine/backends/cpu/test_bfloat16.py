@@ -54,7 +54,7 @@ def deviation(some: list[dict[int, float]], others: list[dict[int, float]]) -> f
 
 
 def logprobs(engine: Engine) -> list[dict[int, float]]:
-    """Of all tokens after each of some prompts, all computed at once."""
+    """The log probabilities of all tokens after each of some prompts, computed in one batch."""
     rng = random.Random(3)
     jobs = [
         Job(

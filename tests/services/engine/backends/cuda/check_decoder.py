@@ -68,7 +68,7 @@ def test_the_bits_of_a_prompt_depend_on_the_request_alone(tiny_model: Callable[[
 @pytest.mark.chaos
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model: Callable[[str], Path]) -> None:
-    """The iterations by which a GPU's kernels are judged before they serve."""
+    """The iterations that check a GPU's kernels before they serve."""
     folder = tiny_model("qwen3")
     setup = make_setup(folder, Shard(), batch_invariant)
     stock = load_stock(folder, torch.float32, CPU)

@@ -44,7 +44,7 @@ def increments(count: int, block_size: int, longest: int = 200) -> list[tuple[Re
 def test_graphs_are_bitwise_as_their_kernels(
     family: str, batch_invariant: bool, tiny_model: Callable[[str], Path]
 ) -> None:
-    """Of every batch size that has a graph, where the library is asked for as many rows either way."""
+    """For every batch size that has a graph: the library is asked for the same number of rows either way."""
     settings = EngineSettings(device="cuda", dtype="bfloat16", kv_blocks=2000, batch_invariant=batch_invariant)
     decoder = Engine.load(tiny_model(family), settings).decoder
     graphs = decoder.graphs
