@@ -36,7 +36,10 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def end_processes_of(folder: Path) -> None:
-    """Kill all processes of the cluster with its files in `folder`; return when they are gone."""
+    """Kill all other processes of the cluster with its files in `folder`, and wait until they are gone.
+
+    Processes that are left after `KILL_TIMEOUT` seconds are logged.
+    """
     deadline = time.monotonic() + KILL_TIMEOUT
     while alive := processes_of(folder):
         for pid in alive:

@@ -38,13 +38,14 @@ class EntryLocation:
 
 
 class SegmentWriter:
-    """Creates the segment at `path`, which must not exist."""
+    """Appends answers to a new segment file of a batch, each durable when `append` returns."""
 
     def __init__(self, path: Path) -> None:
+        """Create the file at `path`. Raises FileExistsError."""
         self._file: BinaryIO = path.open("xb", buffering=0)
 
     def append(self, answers: Iterable[LineAnswer]) -> None:
-        """Durable when this returns."""
+        """Append the answers, and sync the file."""
         data = memoryview(b"".join(map(_packed, answers)))
         while data:
             data = data[self._file.write(data) :]

@@ -120,7 +120,7 @@ class OriginMiddleware:
 
         Prometheus requests metrics by the address of a pod, and a page cannot have an address resolve to another one.
         """
-        name = _name(host)
+        name = _host_name(host)
         return not host or name in self._hosts or is_loopback(name) or (path == METRICS and parse(name) is not None)
 
     def _is_foreign(self, origin: str, host: str) -> bool:
@@ -165,8 +165,8 @@ def is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _name(host: str) -> str:
-    """The `Host` header without its port."""
+def _host_name(host: str) -> str:
+    """The host of a `Host` header, normalized and without its port; empty if the header is malformed."""
     try:
         return normalize(urlsplit(f"//{host}").hostname or "")
     except ValueError:

@@ -110,7 +110,10 @@ class RequestQueues:
     # --- places ----------------------------------------------------------------------------------------------
 
     def next_suspect(self) -> RequestEntry | None:
-        """Return the request that must run alone next: the one that has already started to, or the first suspect."""
+        """Return the request that must run alone next: a suspect that already holds blocks, or the first one.
+
+        Lines of batch files are skipped while they have to wait for other requests.
+        """
         if not self._suspects:
             return None
         self._suspects = [entry for entry in self._suspects if entry.suspect and not entry.removed]

@@ -201,7 +201,7 @@ class Scheduler:
         return bool(self._outbox)
 
     def has_only_lines(self) -> bool:
-        """Return whether all requests are lines of batches, and there is at least one."""
+        """Return whether all requests are lines of batch files, and there is at least one."""
         return self._queues.only_lines
 
     def wait_time(self) -> float:

@@ -21,7 +21,7 @@ class Gpt2(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See DecoderWeights."""
+        """None for another activation than GELU, and for attention that is not scaled or scaled by the layer."""
         if (
             config.activation_function != "gelu_new"
             or config.scale_attn_by_inverse_layer_idx

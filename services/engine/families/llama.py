@@ -19,7 +19,7 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """See DecoderWeights."""
+        """None for sliding windows, partial rotary embeddings, another activation than SiLU, and biases in the MLP."""
         windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
         partial = "partial_rotary_factor" in config.rope_parameters
         if config.hidden_act != "silu" or windowed or partial or getattr(config, "mlp_bias", False):

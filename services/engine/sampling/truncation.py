@@ -69,12 +69,12 @@ class Limits:
 
     @property
     def narrow(self) -> bool:
-        """Whether anything is dropped before top_p."""
+        """Whether top_k or min_p may drop tokens, before top_p does."""
         return self.top_k > 0 or bool(self.lowest > -math.inf)
 
     @property
     def none(self) -> bool:
-        """Whether nothing is dropped."""
+        """Whether these settings never drop a token."""
         return self.top_p >= 1.0 and not self.narrow
 
 
