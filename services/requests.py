@@ -24,8 +24,9 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of a request are sampled, and when it stops. All values are valid. A new field must be the last one,
-    because fields travel by position.
+    """How the tokens of a request are sampled, and when it stops. All values are valid.
+
+    Fields travel by position, so a new field must be the last one.
 
     Sampling noise is a function of (`seed`, `choice`, position, vocabulary id) only, so the same request gets the same
     tokens in any batch and any process.
