@@ -45,18 +45,24 @@ def make_tiny_model(
     """Save a random model with safetensors in `folder`: 2 layers, hidden size 64, 256 positions, EOS `</s>`.
 
     `config` overrides fields of its transformers config. The weights are drawn wide, so that texts vary and the two
-    likeliest tokens are seldom close. The tokenizer is byte-level BPE with ChatML as its chat template; it needs a
-    vocabulary of at least 259.
+    likeliest tokens are seldom close. Biases and norms are drawn too: transformers starts them at 0 and 1, where a
+    product without its bias, or a norm without its weight, computes the same. The tokenizer is byte-level BPE with
+    ChatML as its chat template; it needs a vocabulary of at least 259.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    assert family in FAMILIES, f"no tiny {family}: add its config to FAMILIES in tests/tiny_models.py"
     eos = vocab_size - 1
     ids = {"vocab_size": vocab_size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": eos}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = AutoConfig.for_model(family, **{**ids, "initializer_range": 0.2, **FAMILIES[family], **config})
         model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     if with_tokenizer:
         _save_tokenizer(folder, vocab_size)

@@ -15,12 +15,12 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.engine import Engine
+from services.engine.families.registry import FAMILIES as FAST
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
 from services.requests import SamplingParams
 
-FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
+FAMILIES = [*FAST, "opt", "gpt_neox", "gemma", "stablelm"]
 
 
 def make_jobs(rng: random.Random, count: int = 8, vocab: int = 200) -> list[Job]:

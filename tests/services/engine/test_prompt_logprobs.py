@@ -16,6 +16,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from services.engine.engine import Engine
+from services.engine.families.registry import FAMILIES as FAST
 from services.engine.sampling import prompt_logprobs
 from services.engine.sampling.candidates import PlainSearch
 from services.engine.settings import EngineSettings
@@ -24,7 +25,6 @@ from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=300, threads=1)
-FAST = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 STOCK = ["llama", "gpt2", "opt", "gpt_neox", "gemma", "stablelm"]
 TOLERANCE = 2e-5
 MOST = 5

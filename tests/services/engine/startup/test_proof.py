@@ -18,6 +18,7 @@ from services.engine.backends.cpu.build import SOURCE, kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
 from services.engine.backends.cpu.packing import Packer
 from services.engine.engine import Engine
+from services.engine.families.registry import FAMILIES
 from services.engine.settings import EngineSettings
 from services.engine.startup import loading
 from services.engine.startup.preload import preload
@@ -41,7 +42,7 @@ def bound(settings: EngineSettings) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_model: Callable[[str], Path]) -> None:
     assert trial(tiny_model(family), KINDS[kind]) <= bound(KINDS[kind]) / 2.5
 

@@ -70,13 +70,33 @@ def test_draws_are_the_plain_ones(part: int, monkeypatch: pytest.MonkeyPatch) ->
     logits[::5, ::3] = -torch.inf
     logits[1::4, 5:] = -torch.inf
     logits[3::20, :199] = -torch.inf
-    limits = Truncation.of([row.sampling for row in rows], vocab)
+    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
+    assert drawn(logits, rows) == expected
+
+
+def test_min_p_drops_what_the_plain_one_drops() -> None:
+    """It drops most of the weight, so a kernel that ignores it draws other tokens."""
+    logits = torch.linspace(0, 2, 200)[torch.randperm(200)].repeat(24, 1)
+    free, limited = (
+        [RequestState("r", [1], 1, SamplingParams(9, min_p=min_p, seed=seed)) for seed in range(24)]
+        for min_p in (0.0, 0.6)
+    )
+    tokens, expected = (
+        [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)] for rows in (free, limited)
+    )
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) > 8
+    assert drawn(logits, limited) == expected
+
+
+def drawn(logits: torch.Tensor, rows: list[RequestState]) -> list[int]:
+    """The kernel's tokens. The logits are overwritten."""
+    limits = Truncation.of([row.sampling for row in rows], logits.shape[1])
     there = DeviceTruncation(*map(torch.from_numpy, limits.arrays()))
     noise_keys = keys(
         (row.sampling.seed for row in rows), itertools.repeat(0, len(rows)), (len(r.token_ids) for r in rows)
     )
-    expected = [plain_token(one, row, frozenset()) for one, row in zip(logits, rows, strict=True)]
-    assert draw(logits, logits.amax(1), there, torch.from_numpy(noise_keys)).tolist() == expected
+    tokens: list[int] = draw(logits, logits.amax(1), there, torch.from_numpy(noise_keys)).tolist()
+    return tokens
 
 
 def test_what_cannot_be_drawn_from_gives_some_token() -> None:
