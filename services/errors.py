@@ -23,6 +23,10 @@ class OtherWeights(ModelError):
     """The model's files are not those that the server was started with. Streams must not continue with them."""
 
 
+class GrammarError(OrcaError, ValueError):
+    """A grammar is not valid, exceeds a limit, or does not allow a token. The message says why."""
+
+
 class EngineLost(OrcaError):
     """The engine died or does not answer. Everything in flight on it has to be recomputed."""
 

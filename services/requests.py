@@ -55,6 +55,7 @@ class SamplingParams:
     # Log probabilities of each prompt token but the first, and of the k likeliest ones; None: none. They are sent in
     # the `Logprobs` of the first output token, so `logprobs` must not be None.
     prompt_logprobs: int | None = None
+    grammar: str = ""  # of the output, in llguidance's syntax (see `services/grammar`); empty: none
 
 
 @dataclass(frozen=True, slots=True)

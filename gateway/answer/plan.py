@@ -41,7 +41,9 @@ class Plan:
     `extra`: data of the API that the request came through. `echo`: each text begins with its prompt; `texts` holds the
     prompts as the client wrote them, "" where it sent token ids. `logprobs`, `prompt_logprobs`: the number of likeliest
     tokens shown for each output token and each prompt token. `silent`: the client asked for no tokens, and the one
-    token that each choice generates is not part of the answer.
+    token that each choice generates is not part of the answer. `tool_parser`, `reasoning_parser`: how the text is read
+    (see `gateway/answer/parsers`); empty: all of it is content. `reasoning_open`: the prompt ends inside the reasoning.
+    `parallel_tool_calls`: false keeps the first call only.
     """
 
     kind: AnswerKind
@@ -68,6 +70,10 @@ class Plan:
     logprobs: int = 0
     prompt_logprobs: int | None = None
     silent: bool = False
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    reasoning_open: bool = False
+    parallel_tool_calls: bool = True
 
     @property
     def chat(self) -> bool:

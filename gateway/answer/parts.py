@@ -1,0 +1,35 @@
+"""Parts: what the text of an answer is read as: content, reasoning, and calls of tools, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+STRIDE = 64  # numbers of events per token, of answers that are parsed
+
+
+class PartKind(StrEnum):
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an answer. The pieces of one kind, and those of one call, follow each other and are joined.
+
+    `number` is a function of token indices: `STRIDE` times the number of token events (including the end) up to the
+    last piece in it, plus the place of that piece among those of its token. Numbers of an answer never decrease.
+    """
+
+    kind: PartKind
+    text: str  # for a call: a piece of its arguments, which are JSON
+    number: int
+    call: int = -1  # the index of the call in its choice
+    name: str | None = None  # of the called tool, in the first part of a call
+
+
+def call_id(request: str, choice: int, call: int) -> str:
+    """The id of a call, the same at every gateway: 24 hexadecimal digits, without a prefix."""
+    return sha256(f"{request}/{choice}/{call}".encode()).hexdigest()[:24]

@@ -1,0 +1,74 @@
+"""Rules: pieces of grammars in llguidance's Lark, from which the grammar of a whole output is put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.text import TextTables
+
+# JSON has no whitespace but the spaces that models put after a comma and a colon. Otherwise a model could go on with
+# whitespace for ever.
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An expression of Lark, and the grammars that it refers to as `@name`: (name, Lark)."""
+
+    expression: str
+    grammars: tuple[tuple[str, str], ...] = ()
+
+    def grammar(self) -> str:
+        """The grammar of an output that is one text of this rule, as `SamplingParams.grammar` has it."""
+        lark = f"%llguidance {{}}\nstart: {self.expression}\n"
+        if not self.grammars:
+            return lark
+        named = [{"name": name, "lark_grammar": text} for name, text in dict(self.grammars).items()]
+        return json.dumps({"grammars": [{"name": "output", "lark_grammar": lark}, *named]})
+
+
+def json_rule(schema: dict[str, Any] | bool) -> Rule:
+    """The JSON texts that are valid by `schema`."""
+    if schema is False:
+        return Rule("%json false")
+    return Rule("%json " + json.dumps((schema if isinstance(schema, dict) else {}) | {"x-guidance": JSON_OPTIONS}))
+
+
+def text_rule(text: str) -> Rule:
+    """Exactly `text`, of ordinary tokens."""
+    return Rule(json.dumps(text))
+
+
+def token_rule(text: str, tables: TextTables) -> Rule:
+    """Exactly `text`: a special token if there is one that is spelled like this, otherwise ordinary tokens."""
+    spelled, data = tables.of(skip_special_tokens=False), text.encode()
+    special = next((id for id in sorted(tables.special_ids) if spelled.bytes_of(id) == data), None)
+    return text_rule(text) if special is None else Rule(f"<[{special}]>")
+
+
+def regex_rule(pattern: str) -> Rule:
+    """The texts that match the whole of `pattern`, in the syntax of Rust's regex crate."""
+    return Rule("/" + pattern.replace("/", "\\/") + "/")
+
+
+def sequence(*rules: Rule) -> Rule:
+    """The texts of the rules, one after another."""
+    return _joined(" ", rules)
+
+
+def choice(rules: Sequence[Rule]) -> Rule:
+    """A text of any of the rules."""
+    return _joined(" | ", rules)
+
+
+def repeated(rule: Rule, operator: str = "*") -> Rule:
+    """The texts of a rule one after another. `operator`: `*`, `+`, `?` or `{m,n}`."""
+    return Rule(f"({rule.expression}){operator}", rule.grammars)
+
+
+def _joined(separator: str, rules: Sequence[Rule]) -> Rule:
+    expression = separator.join(rule.expression for rule in rules)
+    return Rule(f"({expression})", tuple(grammar for rule in rules for grammar in rule.grammars))
