@@ -114,6 +114,11 @@ class Choice:
         return self._end is not None
 
     @property
+    def parsed(self) -> bool:
+        """Whether a parser divides the text."""
+        return self._parser is not None
+
+    @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens that were not computed for this choice; 0 until it ends."""
         return self._end.cached if self._end else 0

@@ -1,9 +1,9 @@
 """The server-sent events of a message.
 
-With ids, the `id` of an event is `<message>:<n>`. n is a function of token indices. It does not depend on how tokens
-are grouped into events, on the gateway or on where a stream was resumed: the opening events are 0 to 2; a delta is 2 +
-the number of token events (including the end) up to it; two closing events follow. The last event, `message_stop`, has
-no id: as with OpenAI's `[DONE]`, a client that resumes receives it again.
+With ids, the `id` of an event is `<message>:<n>`. n is a function of token indices (see `gateway.answer.steps`). The
+opening events are 0 and 2. Without a parser 1 opens the text before its first token; with a parser a block is opened
+when its first part comes. The last event, `message_stop`, has no id: as with OpenAI's `[DONE]`, a client that resumes
+receives it again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from gateway.answer.transcript import Transcript, transcript_of
-from gateway.anthropic.objects import MessageHead, message, stop, text_block, usage
+from gateway.answer.parts import PartKind
+from gateway.answer.steps import Move, Step, Steps, last_number
+from gateway.answer.transcript import Item, Transcript, transcript_of
+from gateway.anthropic.objects import MessageHead, message, new_block, stop, usage
 from gateway.errors import ApiError, Kind, anthropic_error_body
 from gateway.http.headers import Position
 from gateway.model import ServedModel
@@ -22,7 +24,12 @@ from gateway.pool_client.generation import Generation
 from services.messages import TokenEvent
 
 LAST_OPENING = 2
-CLOSING = 2  # numbered events after the last delta
+CLOSING = 2  # the number of the last numbered event, after those of the blocks
+DELTAS = {
+    PartKind.TEXT: b'"delta":{"type":"text_delta","text":',
+    PartKind.REASONING: b'"delta":{"type":"thinking_delta","thinking":',
+    PartKind.CALL: b'"delta":{"type":"input_json_delta","partial_json":',
+}
 
 
 class MessageEventWriter:
@@ -41,6 +48,7 @@ class MessageEventWriter:
     ) -> None:
         self._head = head
         self._transcript = transcript
+        self._steps = Steps(transcript, LAST_OPENING, after)
         self._after = after
         self._request_id = request_id
         self._opened = False
@@ -54,16 +62,11 @@ class MessageEventWriter:
         """
         assert not self.done
         transcript = self._transcript
-        for event in events:
-            transcript.add(event)
-            if LAST_OPENING + transcript.num_events <= self._after:
-                transcript.take(allow_empty=True)
+        steps = self._steps.take(events)
         error = transcript.error
         frames = [] if self._opened or (error and transcript.num_events == 1) else self._opening()
-        parts, _ = transcript.take()
-        text = "".join([part.text for part in parts])
-        if text:
-            frames.append(self._delta(text))
+        for step in steps:
+            frames += self._frames_of(step)
         written = b"".join(frames)
         if transcript.end is None:
             return written
@@ -84,32 +87,55 @@ class MessageEventWriter:
 
     def _opening(self) -> list[bytes]:
         self._opened = True
+        begun = [] if self._transcript.parsed else self._open(self._transcript.items[0], 1)
+        message_start = self._event("message_start", 0, {"message": message(self._head, None)})
+        return [message_start, *begun, self._event("ping", LAST_OPENING, {})]
+
+    def _frames_of(self, step: Step) -> list[bytes]:
+        match step.move:
+            case Move.OPEN:
+                return self._open(step.item, step.number)
+            case Move.CLOSE:
+                return self._close(step.item, step.number)
+            case Move.ADD:
+                return [self._delta(step)] if step.text else []
+
+    def _open(self, item: Item, number: int) -> list[bytes]:
+        block = {"index": item.index, "content_block": new_block(self._head, item)}
+        return [self._event("content_block_start", number, block)]
+
+    def _close(self, item: Item, number: int) -> list[bytes]:
+        """Anthropic signs its thinking; clients may expect the event of the signature, which is empty here."""
+        if item.kind is not PartKind.REASONING:
+            return [self._event("content_block_stop", number, {"index": item.index})]
+        signature = {"index": item.index, "delta": {"type": "signature_delta", "signature": ""}}
         return [
-            self._event("message_start", 0, {"message": message(self._head, None)}),
-            self._event("content_block_start", 1, {"index": 0, "content_block": text_block("")}),
-            self._event("ping", LAST_OPENING, {}),
+            self._event("content_block_delta", number, signature),
+            self._event("content_block_stop", number + 1, {"index": item.index}),
         ]
 
     def _closing(self) -> list[bytes]:
         """The usage is that of the whole message, because clients overwrite that of `message_start` with it."""
-        last, transcript = LAST_OPENING + self._transcript.num_events, self._transcript
-        fields = {"delta": stop(transcript.end), "usage": usage(self._head, transcript)}
-        return [
-            self._event("content_block_stop", last + 1, {"index": 0}),
-            self._event("message_delta", last + CLOSING, fields),
-            _frame(b"message_stop", b'{"type":"message_stop"}'),
-        ]
+        transcript, frames = self._transcript, []
+        for step in self._steps.close():
+            frames += self._frames_of(step)
+        fields = {"delta": stop(transcript), "usage": usage(self._head, transcript)}
+        frames.append(self._event("message_delta", self._steps.end + CLOSING, fields))
+        return [*frames, _frame(b"message_stop", b'{"type":"message_stop"}')]
 
     def _check_position(self) -> None:
-        last = LAST_OPENING + self._transcript.num_events + CLOSING
+        last = self._steps.end + CLOSING
         if self._after > last:
             text = f"'Last-Event-ID' is of event {self._after}, the last one of '{self._head.id}' is {last}."
             raise ApiError(Kind.INVALID, text, "Last-Event-ID")
 
-    def _delta(self, text: str) -> bytes:
-        """The constant parts are encoded once, because every token takes this path."""
-        delta = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":%b}}' % orjson.dumps(text)
-        return _frame(b"content_block_delta", delta, self._id_line(LAST_OPENING + self._transcript.num_events))
+    def _delta(self, step: Step) -> bytes:
+        """The constant parts are not encoded, because every token takes this path."""
+        if step.number <= self._after:
+            return b""
+        delta, text = DELTAS[step.item.kind], orjson.dumps(step.text)
+        data = b'{"type":"content_block_delta","index":%d,%b%b}}' % (step.item.index, delta, text)
+        return _frame(b"content_block_delta", data, self._id_line(step.number))
 
     def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
         if number <= self._after:
@@ -124,14 +150,14 @@ def message_event_writer(
     generation: Generation, model: ServedModel, position: Position | None, request: Request, with_ids: bool
 ) -> MessageEventWriter:
     """The writer of the events after `position`. Raises ApiError if no event of this message can have that number."""
-    plan = generation.plan
+    plan, transcript = generation.plan, transcript_of(generation.plan, model)
     if position is not None:
-        most = LAST_OPENING + plan.max_new_tokens + 1 + CLOSING
+        most = LAST_OPENING + last_number(transcript.parsed, plan.max_new_tokens + 1) + CLOSING
         if len(position.counts) != 1 or position.counts[0] > most:
             raise position.wrong(f"is not the id of an event of this message: <message>:<n>, n at most {most}")
     after = -1 if position is None else position.counts[0]
     head, name = MessageHead.of(generation, model), getattr(request.state, "request_id", None)
-    return MessageEventWriter(head, transcript_of(plan, model), after, with_ids, name)
+    return MessageEventWriter(head, transcript, after, with_ids, name)
 
 
 def _frame(kind: bytes, data: bytes, id_line: bytes = b"") -> bytes:

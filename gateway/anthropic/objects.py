@@ -1,4 +1,4 @@
-"""The objects of the Messages API: the message, its usage and its stop reason."""
+"""The objects of the Messages API: the message, its content blocks, its usage and its stop reason."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Self
 
 import orjson
 
+from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import Plan
-from gateway.answer.transcript import Transcript, transcript_of
+from gateway.answer.transcript import Item, Transcript, transcript_of
 from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.pool_client.generation import Generation
-from services.messages import End, TokenEvent
+from services.messages import TokenEvent
 from services.requests import FinishReason
 
 
@@ -54,29 +55,58 @@ class MessageAnswer:
 
 def message(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
     """The message after its end; without a transcript as it begins, without content."""
-    end = transcript.end if transcript else None
     return {
         "id": head.id,
         "type": "message",
         "role": "assistant",
         "model": head.model,
-        "content": [text_block(transcript.text)] if transcript else [],
-        **stop(end),
+        "content": [block(head, item) for item in transcript.items] if transcript else [],
+        **stop(transcript),
         "usage": usage(head, transcript) | {"service_tier": _tier(head.plan)},
     }
 
 
-def text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+def new_block(head: MessageHead, item: Item) -> dict[str, Any]:
+    """The content block as it begins, without content."""
+    return _block(head, item, "", {})
 
 
-def stop(end: End | None) -> dict[str, str | None]:
+def block(head: MessageHead, item: Item) -> dict[str, Any]:
+    """The content block with all of its content."""
+    return _block(head, item, item.text, _input(item.text) if item.kind is PartKind.CALL else {})
+
+
+def _block(head: MessageHead, item: Item, text: str, input: object) -> dict[str, Any]:
+    match item.kind:
+        case PartKind.TEXT:
+            return {"type": "text", "text": text, "citations": None}
+        case PartKind.REASONING:
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case PartKind.CALL:
+            id = "toolu_" + call_id(head.id, 0, item.call)
+            return {"type": "tool_use", "id": id, "name": item.name, "input": input}
+
+
+def _input(arguments: str) -> object:
+    """The arguments of a call as JSON, written as the model wrote them. `{}` if they are not an object: those of a call
+    that `max_tokens` cut off."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return orjson.Fragment(arguments) if isinstance(parsed, dict) else {}
+
+
+def stop(transcript: Transcript | None) -> dict[str, str | None]:
     """`stop_reason` and `stop_sequence`. A stop token id is not a stop sequence in Anthropic's API."""
-    if end is None:
+    end = transcript.end if transcript else None
+    if transcript is None or end is None:
         return {"stop_reason": None, "stop_sequence": None}
     if isinstance(end.stop, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
-    return {"stop_reason": "max_tokens" if end.reason is FinishReason.LENGTH else "end_turn", "stop_sequence": None}
+    if end.reason is FinishReason.LENGTH:
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if transcript.called else "end_turn", "stop_sequence": None}
 
 
 def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, int]:

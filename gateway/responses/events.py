@@ -1,8 +1,7 @@
 """The server-sent events of a response.
 
-`sequence_number` is a function of token indices. It does not depend on how tokens are grouped into events, on the
-gateway or on where a stream was resumed: the opening events are 0 to 3; a text event is 3 + the number of token events
-(including the end) up to it; the closing events follow the end. Numbers increase, with gaps where tokens were grouped.
+`sequence_number` is a function of token indices (see `gateway.answer.steps`). The opening events are 0 and 1. Without a
+parser 2 and 3 open the message before its first token; with a parser an item is opened when its first part comes.
 """
 
 from __future__ import annotations
@@ -12,14 +11,21 @@ from typing import Any
 import orjson
 
 from gateway.answer.choice import UNANSWERED
-from gateway.answer.transcript import Transcript
+from gateway.answer.parts import PartKind
+from gateway.answer.steps import Move, Step, Steps
+from gateway.answer.transcript import Item, Transcript
 from gateway.errors import ApiError
-from gateway.responses.objects import ResponseHead, empty_response, message, response, text_part
+from gateway.responses.objects import ResponseHead, content_part, empty_response, new_item, output_item, response
 from services.messages import TokenEvent
 from services.requests import FinishReason
 
 LAST_OPENING = 3
-CLOSING = 4  # closing events after the last text event
+CLOSING = 4  # the number of the last event, after those of the items
+DELTAS = {
+    PartKind.TEXT: "response.output_text",
+    PartKind.REASONING: "response.reasoning_text",
+    PartKind.CALL: "response.function_call_arguments",
+}
 
 
 class ResponseEventWriter:
@@ -28,12 +34,12 @@ class ResponseEventWriter:
     def __init__(self, head: ResponseHead, transcript: Transcript, after: int = -1, with_ids: bool = False) -> None:
         self._head = head
         self._transcript = transcript
+        self._steps = Steps(transcript, LAST_OPENING, after)
         self._after = after
         self._created = self._opened = self._failed = False
         self._last = max(after, 0)  # the number of the last event written
         self._id = b"id: " + head.id.encode() + b":" if with_ids else None
-        place = orjson.dumps(self._place())[1:-1]
-        self._delta_head = b'{"type":"response.output_text.delta",' + place + b',"delta":'
+        self._delta_head: tuple[Item, bytes] | None = None
 
     @property
     def done(self) -> bool:
@@ -48,19 +54,16 @@ class ResponseEventWriter:
     def write(self, events: list[TokenEvent]) -> bytes:
         """The frames of `events`, including the closing ones after the end; b"" while their text is held back."""
         frames = [] if self._created else [self.created()]
-        for event in events:
-            self._transcript.add(event)
-            if LAST_OPENING + self._transcript.num_events <= self._after:
-                self._transcript.take(allow_empty=True)
+        steps = self._steps.take(events)
         end = self._transcript.end
         if not self._opened and (end is None or end.reason not in UNANSWERED or self._transcript.num_events > 1):
             frames += self._opening()
-        parts, logprobs = self._transcript.take()
-        text = "".join([part.text for part in parts])
-        if text or logprobs:
-            frames.append(self._delta(text, logprobs))
+        if end is not None and end.reason is not FinishReason.ERROR and self._opened:
+            steps += self._steps.close()
+        for step in steps:
+            frames += self._frames_of(step)
         if end is not None:
-            frames += self._closing()
+            frames.append(self._closing(end.reason))
         return b"".join(frames)
 
     def fail(self, error: ApiError) -> bytes:
@@ -73,38 +76,63 @@ class ResponseEventWriter:
 
     def _opening(self) -> list[bytes]:
         self._opened = True
-        part = self._place() | {"part": text_part(None)}
-        return [
-            self._event("response.in_progress", 1, {"response": empty_response(self._head, "in_progress")}),
-            self._event("response.output_item.added", 2, {"output_index": 0, "item": message(self._head, None)}),
-            self._event("response.content_part.added", LAST_OPENING, part),
-        ]
+        frames = [self._event("response.in_progress", 1, {"response": empty_response(self._head, "in_progress")})]
+        return frames if self._transcript.parsed else frames + self._open(self._transcript.items[0], 2)
 
-    def _closing(self) -> list[bytes]:
-        """OpenAI has no event for a cancelled response: it is incomplete, with the status `cancelled`."""
-        transcript, last = self._transcript, LAST_OPENING + self._transcript.num_events
-        assert transcript.end is not None
-        reason, frames = transcript.end.reason, []
-        if self._opened and reason is not FinishReason.ERROR:
-            text = {"text": transcript.text, "logprobs": transcript.logprobs}
-            item = {"output_index": 0, "item": message(self._head, transcript)}
+    def _frames_of(self, step: Step) -> list[bytes]:
+        match step.move:
+            case Move.OPEN:
+                return self._open(step.item, step.number)
+            case Move.CLOSE:
+                return self._close(step.item, step.number)
+            case Move.ADD:
+                return [self._delta(step)] if step.text or step.logprobs else []
+
+    def _open(self, item: Item, number: int) -> list[bytes]:
+        """A call has no content part."""
+        added = {"output_index": item.index, "item": new_item(self._head, item)}
+        frames = [self._event("response.output_item.added", number, added)]
+        if item.kind is not PartKind.CALL:
+            part = self._place(item) | {"part": content_part(item.kind)}
+            frames.append(self._event("response.content_part.added", number + 1, part))
+        return frames
+
+    def _close(self, item: Item, number: int) -> list[bytes]:
+        done, place = DELTAS[item.kind] + ".done", self._place(item)
+        if item.kind is PartKind.CALL:
+            frames = [self._event(done, number, place | {"name": item.name, "arguments": item.text})]
+        else:
+            logprobs = {"logprobs": item.logprobs} if item.kind is PartKind.TEXT else {}
+            part = {"part": content_part(item.kind, item.text, item.logprobs)}
             frames = [
-                self._event("response.output_text.done", last + 1, self._place() | text),
-                self._event("response.content_part.done", last + 2, self._place() | {"part": text_part(transcript)}),
-                self._event("response.output_item.done", last + 3, item),
+                self._event(done, number, place | {"text": item.text} | logprobs),
+                self._event("response.content_part.done", number + 1, place | part),
             ]
+        whole = {"output_index": item.index, "item": output_item(self._head, self._transcript, item)}
+        return [*frames, self._event("response.output_item.done", number + 2, whole)]
+
+    def _closing(self, reason: FinishReason) -> bytes:
+        """OpenAI has no event for a cancelled response: it is incomplete, with the status `cancelled`."""
         kind = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}.get(reason, "incomplete")
-        whole = {"response": response(self._head, transcript)}
-        return [*frames, self._event(f"response.{kind}", last + CLOSING, whole)]
+        whole = {"response": response(self._head, self._transcript)}
+        return self._event(f"response.{kind}", self._steps.end + CLOSING, whole)
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._head.item_id, "output_index": 0, "content_index": 0}
+    def _place(self, item: Item) -> dict[str, Any]:
+        place = {"item_id": self._head.id_of(item), "output_index": item.index}
+        return place if item.kind is PartKind.CALL else place | {"content_index": 0}
 
-    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        """The constant parts are encoded once, because every token takes this path."""
-        number = LAST_OPENING + self._transcript.num_events
-        data = self._delta_head + orjson.dumps(text) + b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]")
-        return self._frame(b"response.output_text.delta", number, data + b',"sequence_number":%d}' % number)
+    def _delta(self, step: Step) -> bytes:
+        """The constant parts are encoded once for each item, because every token takes this path."""
+        if step.number <= self._after:
+            return b""
+        kind = DELTAS[step.item.kind].encode() + b".delta"
+        if self._delta_head is None or self._delta_head[0] is not step.item:
+            place = orjson.dumps(self._place(step.item))[1:-1]
+            self._delta_head = (step.item, b'{"type":"%s",%s,"delta":' % (kind, place))
+        data = self._delta_head[1] + orjson.dumps(step.text)
+        if step.item.kind is PartKind.TEXT:
+            data += b',"logprobs":' + (orjson.dumps(step.logprobs) if step.logprobs else b"[]")
+        return self._frame(kind, step.number, data + b',"sequence_number":%d}' % step.number)
 
     def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
         if number <= self._after:

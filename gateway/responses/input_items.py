@@ -62,7 +62,7 @@ def item_ids(head: ResponseHead, given: Sequence[str | None]) -> list[str]:
     item's index. A duplicate id is replaced, because a page begins after an id."""
     ids: dict[str, None] = {}
     for index, id in enumerate(given):
-        ids[f"{head.item_id}_{index}" if id is None or id in ids else id] = None
+        ids[f"msg_{head.suffix}_{index}" if id is None or id in ids else id] = None
     return list(ids)
 
 

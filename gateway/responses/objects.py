@@ -1,16 +1,20 @@
-"""The objects of the Responses API: the response, its message and the text part of the message."""
+"""The objects of the Responses API: the response and the items of its output: messages, reasoning and calls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.answer.choice import failure
+from gateway.answer.parts import PartKind, call_id
 from gateway.answer.plan import AnswerKind
-from gateway.answer.transcript import Transcript
+from gateway.answer.transcript import Item, Transcript
 from gateway.errors import Kind
 from services.messages import End
 from services.requests import FinishReason
+
+_PREFIXES = {PartKind.TEXT: "msg_", PartKind.REASONING: "rs_", PartKind.CALL: "fc_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,18 @@ class ResponseHead:
         return bool(self.echo["store"])
 
     @property
-    def item_id(self) -> str:
-        """The id of the output message."""
-        return "msg_" + self.id.removeprefix(AnswerKind.RESPONSE.prefix)
+    def suffix(self) -> str:
+        """The part of the response's id that the ids of its items share."""
+        return self.id.removeprefix(AnswerKind.RESPONSE.prefix)
+
+    def id_of(self, item: Item) -> str:
+        """The id of an output item, the same at every gateway."""
+        place = f"_output_{item.index}" if item.index else ""
+        return _PREFIXES[item.kind] + self.suffix + place
+
+    def call_id(self, item: Item) -> str:
+        """The id by which the output of the called tool names the call."""
+        return "call_" + call_id(self.id, 0, item.call)
 
 
 def empty_response(head: ResponseHead, status: str) -> dict[str, Any]:
@@ -49,9 +62,8 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     if end is None:
         if transcript.num_events == 0 and head.background:
             return empty_response(head, "queued")
-        output = [message(head, transcript)] if transcript.num_events else []
-        return _response(head, "in_progress", output)
-    output = [message(head, transcript)] if transcript.num_events > 1 else []
+        return _response(head, "in_progress", _output(head, transcript) if transcript.num_events else [])
+    output = _output(head, transcript) if transcript.num_events > 1 else []
     made = _response(head, _status(end), output) | {"usage": _usage(head, transcript)}
     if end.reason is FinishReason.LENGTH:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -62,18 +74,40 @@ def response(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
     return made
 
 
-def message(head: ResponseHead, transcript: Transcript | None) -> dict[str, Any]:
-    """The output message; without a transcript as it is when it is added, without content."""
-    end = transcript.end if transcript else None
-    status = "in_progress" if end is None else "completed" if end.reason is FinishReason.STOP else "incomplete"
-    content = [text_part(transcript)] if transcript else []
-    return {"id": head.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
+    """The item as it is when it is added: without content."""
+    return _item(head, item, "in_progress", "", [])
 
 
-def text_part(transcript: Transcript | None) -> dict[str, Any]:
-    """The text part of the message; empty without a transcript."""
-    text, logprobs = (transcript.text, transcript.logprobs) if transcript else ("", [])
+def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
+    """The item with what it has so far. The last item is complete if the answer has ended by itself; the others are."""
+    end, status = transcript.end, "completed"
+    if item is transcript.items[-1] and (end is None or end.reason is not FinishReason.STOP):
+        status = "incomplete" if end else "in_progress"
+    return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
+
+
+def content_part(kind: PartKind, text: str = "", logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The part of a message or of reasoning, which have one part each."""
+    if kind is PartKind.REASONING:
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    id = head.id_of(item)
+    match item.kind:
+        case PartKind.TEXT:
+            return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+        case PartKind.REASONING:
+            return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
+        case PartKind.CALL:
+            call = {"call_id": head.call_id(item), "name": item.name, "arguments": text}
+            return {"id": id, "type": "function_call", "status": status, **call}
+
+
+def _output(head: ResponseHead, transcript: Transcript) -> list[dict[str, Any]]:
+    return [output_item(head, transcript, item) for item in transcript.items]
 
 
 def _status(end: End) -> str:
@@ -91,7 +125,7 @@ def _usage(head: ResponseHead, transcript: Transcript) -> dict[str, Any]:
         "input_tokens": head.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": transcript.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": transcript.reasoning_tokens},
         "total_tokens": head.prompt_tokens + transcript.completion_tokens,
     }
 
@@ -106,10 +140,10 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "output": output,
         "error": None,
         "incomplete_details": None,
-        "text": {"format": {"type": "text"}},
-        "tools": [],
-        "tool_choice": "auto",
+        "text": head.echo.get("text", {"format": {"type": "text"}}),
+        "tools": head.echo.get("tools", []),
+        "tool_choice": head.echo.get("tool_choice", "auto"),
         "truncation": "disabled",
-        "reasoning": None,
+        "reasoning": head.echo.get("reasoning"),
         "service_tier": head.service_tier,
     }

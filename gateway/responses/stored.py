@@ -11,14 +11,15 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
+from gateway.answer.parts import PartKind
 from gateway.answer.plan import AnswerKind
-from gateway.answer.transcript import transcript_of
+from gateway.answer.transcript import Item, transcript_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel
 from gateway.pool_client.generation import Generation, size_of
 from gateway.responses.objects import ResponseHead, response
-from gateway.schemas.chat import Message
+from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from services.background import start
 from services.errors import PoolUnavailable
 from services.messages import TokenEvent
@@ -83,6 +84,11 @@ class StoredResponse:
     def error(self) -> ApiError | None:
         return self.transcript.error
 
+    @property
+    def output(self) -> dict[str, Message]:
+        """The output items so far as items of a conversation, by their ids."""
+        return {self.head.id_of(item): _as_message(self.head, item) for item in self.transcript.items}
+
     def add(self, events: list[TokenEvent]) -> None:
         self.transcript.add_all(events)
         self.transcript.take(allow_empty=True)
@@ -106,6 +112,18 @@ class StoredResponse:
                 return
             self._size += size_of(events)
             await self.generation.work(size_of(events), self.add, events)
+
+
+def _as_message(head: ResponseHead, item: Item) -> Message:
+    match item.kind:
+        case PartKind.TEXT:
+            return Message(role="assistant", content=item.text)
+        case PartKind.REASONING:
+            return Message(role="assistant", reasoning_content=item.text)
+        case PartKind.CALL:
+            assert item.name is not None
+            function = FunctionCall(name=item.name, arguments=item.text)
+            return Message(role="assistant", tool_calls=[ToolCall(id=head.call_id(item), function=function)])
 
 
 async def find_response(

@@ -57,14 +57,25 @@ def turns(items: Sequence[Message]) -> list[Message]:
             reasoning += item.reasoning_content
             continue
         before = made[-1] if made else None
-        if item.tool_calls and not item.text and not reasoning and before and before.role == "assistant":
-            calls = [*(before.tool_calls or []), *item.tool_calls]
-            made[-1] = before.model_copy(update={"tool_calls": calls})
+        if reasoning and item.role != "assistant":
+            made.append(Message(role="assistant", reasoning_content=reasoning))
+        if before and not reasoning and _continues(item, before):
+            calls = [*(before.tool_calls or []), *(item.tool_calls or [])]
+            made[-1] = before.model_copy(update={"content": before.text + item.text, "tool_calls": calls})
         else:
             keeps = reasoning and item.role == "assistant"
             made.append(item.model_copy(update={"reasoning_content": reasoning}) if keeps else item)
         reasoning = ""
-    return made or [Message(role="assistant", reasoning_content=reasoning)]
+    if reasoning or not made:
+        made.append(Message(role="assistant", reasoning_content=reasoning))
+    return made
+
+
+def _continues(item: Message, before: Message) -> bool:
+    """Whether `item` belongs to the message of the assistant before it: a call, or text after a call."""
+    if item.role != "assistant" or before.role != "assistant":
+        return False
+    return bool(before.tool_calls) or bool(item.tool_calls and not item.text)
 
 
 async def _conversation(
@@ -89,10 +100,9 @@ async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message
     them."""
     with await find_response(gateway, id, tenant, param=PREVIOUS) as stored:
         await stored.read(asyncio.get_running_loop().time())
-        end, text = stored.transcript.end, stored.transcript.text
+        end, output = stored.transcript.end, stored.output
     if end is None:
         raise ApiError(Kind.INVALID, f"Invalid '{PREVIOUS}': response '{id}' has not ended yet.", PREVIOUS)
     if end.reason is FinishReason.ERROR:
         raise ApiError(Kind.INVALID, f"Invalid '{PREVIOUS}': response '{id}' failed.", PREVIOUS)
-    items = [*stored.extra.conversation, Message(role="assistant", content=text)]
-    return items, [*item_ids(stored.head, stored.extra.ids), stored.head.item_id]
+    return [*stored.extra.conversation, *output.values()], [*item_ids(stored.head, stored.extra.ids), *output]
