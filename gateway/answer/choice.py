@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.answer.parsers.pieces import Parser
-from gateway.answer.parsers.registry import parser_of
+from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import STRIDE, Part, PartKind
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
@@ -200,10 +200,11 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
     eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
     stop_ids = eos.union(plan.stop_token_ids)
     counts = [*sent, *[0] * (plan.choices - len(sent))]
-    return [
-        Choice(i, tables, plan.stop, stop_ids, counts[i], plan.include_stop, plan.silent, parser_of(plan))
-        for i in range(plan.choices)
-    ]
+    choices = []
+    for i in range(plan.choices):
+        parser = make_parser(plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls)
+        choices.append(Choice(i, tables, plan.stop, stop_ids, counts[i], plan.include_stop, plan.silent, parser))
+    return choices
 
 
 def tables_of(plan: Plan, model: ServedModel) -> TextTables:
