@@ -109,6 +109,19 @@ class TextBlock(TypedDict):
     citations: None
 
 
+class ThinkingBlock(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class MessageUsage(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
@@ -122,8 +135,8 @@ class MessageObject(TypedDict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: MessageUsage
 

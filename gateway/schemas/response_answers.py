@@ -69,6 +69,9 @@ class ReasoningItem(TypedDict):
     content: list[ReasoningText]
 
 
+OutputItem = OutputMessage | FunctionCallItem | ReasoningItem
+
+
 class InputItemList(TypedDict):
     object: Literal["list"]
     data: list[InputMessageItem | OutputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
@@ -108,21 +111,13 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class TextFormat(TypedDict):
-    type: Literal["text"]
-
-
-class ResponseText(TypedDict):
-    format: TextFormat
-
-
 class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
     status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     usage: NotRequired[ResponseUsage]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
@@ -138,11 +133,11 @@ class ResponseObject(TypedDict):
     parallel_tool_calls: bool
     safety_identifier: str | None
     prompt_cache_key: str | None
-    text: ResponseText
-    tools: list[Any]
-    tool_choice: Literal["auto"]
+    text: dict[str, Any]
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
     truncation: Literal["disabled"]
-    reasoning: None
+    reasoning: dict[str, Any] | None
     service_tier: ServiceTier | None
     user: NotRequired[str]
 
@@ -171,7 +166,7 @@ class OutputItemEvent(TypedDict):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
     output_index: int
-    item: OutputMessage
+    item: OutputItem
 
 
 class ContentPartEvent(TypedDict):
@@ -180,7 +175,7 @@ class ContentPartEvent(TypedDict):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(TypedDict):
@@ -203,6 +198,41 @@ class TextDone(TypedDict):
     logprobs: list[TokenLogprob]
 
 
+class ReasoningDelta(TypedDict):
+    type: Literal["response.reasoning_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningDone(TypedDict):
+    type: Literal["response.reasoning_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class ArgumentsDelta(TypedDict):
+    type: Literal["response.function_call_arguments.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(TypedDict):
+    type: Literal["response.function_call_arguments.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
 class ErrorEvent(TypedDict):
     """Ends the stream, but not the response."""
 
@@ -214,4 +244,15 @@ class ErrorEvent(TypedDict):
     error: dict[str, Any]
 
 
-ResponseEvent = ResponseChanged | OutputItemEvent | ContentPartEvent | TextDelta | TextDone | ErrorEvent
+ResponseEvent = (
+    ResponseChanged
+    | OutputItemEvent
+    | ContentPartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | ErrorEvent
+)

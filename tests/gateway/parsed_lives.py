@@ -60,17 +60,16 @@ class ParsedLife:
 def parsed_lives(draw: st.DrawFn) -> ParsedLife:
     """A stop string that the text nearly contains holds back a part of it, which then comes with one token, although it
     may be of several kinds."""
-    thought = draw(st.sampled_from(["", "<think>\nI né 🐳\n</think>\n\n", "<think>open ", "<think></think>"]))
-    text = thought + "".join(draw(st.lists(st.sampled_from(PIECES), max_size=3)))
+    thought = draw(st.sampled_from(["<think>\nI né 🐳\n</think>\n\n", "", "<think>open "]))
+    text = thought + "".join(draw(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3)))
     begin = draw(st.integers(0, len(text)))
-    nearly = text[begin : draw(st.integers(begin, len(text)))][:60] + "☃"
     sampling = SamplingParams(
-        draw(st.sampled_from([400, 40, 5])),
-        stop=draw(st.sampled_from([(STOP,), (STOP, nearly)])),
+        draw(st.sampled_from([400, 60])),
+        stop=(STOP, text[begin : begin + 40] + "☃"),
         logprobs=draw(st.sampled_from([None, 1])),
     )
     outside = draw(st.sampled_from([None, None, FinishReason.CANCELLED, FinishReason.ERROR]))
-    return ParsedLife(text, (text + STOP, sampling, outside, draw(st.integers(0, 80))))
+    return ParsedLife(text, (text + STOP, sampling, outside, draw(st.integers(0, 100))))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lives import grouped
-from parsed_lives import ARGUMENTS, CALL, Event, ParsedLife, numbers, parsed_lives, told
+from parsed_lives import ARGUMENTS, CALL, STOP, Event, ParsedLife, numbers, parsed_lives, told
+from pydantic import TypeAdapter
 
 from gateway.answer.plan import AnswerKind, Plan
 from gateway.anthropic.events import MessageEventWriter
@@ -21,15 +22,20 @@ from gateway.anthropic.objects import MessageHead, message
 from gateway.errors import ApiError
 from gateway.responses.events import ResponseEventWriter
 from gateway.responses.objects import ResponseHead, response
+from gateway.schemas.messages import MessageObject
+from gateway.schemas.response_answers import ResponseEvent
 from gateway.schemas.responses import ResponseRequest
 from services.messages import TokenEvent
-from services.requests import FinishReason
+from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
 ECHO = ResponseRequest.model_validate({"input": "hi"}).echo
 RESPONSE = ResponseHead("resp_1", "tiny", 7, 5, "default", ECHO)
 MESSAGE = MessageHead("msg_1", "tiny", Plan(AnswerKind.MESSAGE, 7, "", 1, 1, prompt_tokens=5, max_new_tokens=300))
-BOTH_CALLS = ParsedLife("<think>\nI né 🐳\n</think>\n\nhello " + CALL + CALL)
+TEXT = "<think>\nI né 🐳\n</think>\n\nhello " + CALL + CALL
+BOTH_CALLS = ParsedLife(TEXT)
+HELD = TEXT[TEXT.index("🐳") : TEXT.index("weather") + 30] + "☃"  # comes with one token: reasoning, text and a call
+AT_ONCE = ParsedLife(TEXT, (TEXT + STOP, SamplingParams(400, stop=(STOP, HELD)), None, 0))
 OPENING = ["response.created", "response.in_progress"]
 FIELDS = {
     "response.output_text": "text",
@@ -136,12 +142,13 @@ def test_a_resumed_stream_tells_the_rest(tokenizer: Tokenizer, api: Api, data: s
 
 
 @APIS
-def test_resumed_after_every_event(tokenizer: Tokenizer, api: Api) -> None:
+@pytest.mark.parametrize("life", [BOTH_CALLS, AT_ONCE], ids=["token by token", "at once"])
+def test_resumed_after_every_event(tokenizer: Tokenizer, api: Api, life: ParsedLife) -> None:
     """Within reasoning, within a call, and between the events of one token."""
-    events = BOTH_CALLS.events(tokenizer)
-    whole = api.stream(tokenizer, BOTH_CALLS, [[event] for event in events])
+    events = life.events(tokenizer)
+    whole = api.stream(tokenizer, life, [[event] for event in events])
     for index, number in enumerate(numbers(whole)):
-        check_rest(whole, index, api.stream(tokenizer, BOTH_CALLS, [events], number))
+        check_rest(whole, index, api.stream(tokenizer, life, [events], number))
 
 
 def check_rest(whole: list[Event], index: int, rest: list[Event]) -> None:
@@ -249,6 +256,7 @@ def test_a_response_with_calls(tokenizer: Tokenizer) -> None:
     kinds = {event.said["type"]: event.said for event in events}
     assert len(kinds) == 13
     for kind in kinds.values():
+        TypeAdapter(ResponseEvent).validate_python(kind)
         openai_document.check("ResponseStreamEvent", kind)
     made = events[-1].said["response"]
     assert made["status"] == "completed"
@@ -266,7 +274,9 @@ def test_a_response_with_calls(tokenizer: Tokenizer) -> None:
 def test_a_message_with_calls(tokenizer: Tokenizer) -> None:
     events = Messages().stream(tokenizer, BOTH_CALLS, [BOTH_CALLS.events(tokenizer)])
     assert events[-2].said["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    thought, said, *calls = Messages().items(tokenizer, BOTH_CALLS)
+    thought, said, *calls = TypeAdapter(MessageObject).validate_python(
+        events[0].said["message"] | {"content": Messages().items(tokenizer, BOTH_CALLS)}
+    )["content"]
     assert thought == {"type": "thinking", "thinking": "I né 🐳", "signature": ""}
     assert said == {"type": "text", "text": "hello", "citations": None}
     for call in calls:
