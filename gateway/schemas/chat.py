@@ -167,17 +167,31 @@ class ChatRequest(GenerationFields):
         return self.prompt_logprobs
 
 
+class AnswerFunction(TypedDict):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class AnswerCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class ChatAnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: NotRequired[list[int]]
 
 
@@ -193,16 +207,33 @@ class ChatCompletion(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """The first one of a call has all fields; the arguments of further ones continue it."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     token_ids: NotRequired[list[int]]
 
 
