@@ -93,8 +93,9 @@ def _after_mark(syntax: Syntax, use: ToolUse, tables: TextTables) -> list[str]:
 
 def _call(syntax: Syntax, tool: Tool, by_schema: bool) -> str:
     arguments = json_rule(tool.schema if by_schema or tool.strict else ANY_OBJECT).expression
-    begin = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments}": '
-    return f"{_text(begin)} {arguments} {_text('}')}"
+    # cut as the library cuts JSON: its lexer takes the longest piece, so calls and other JSON can be alternatives
+    pieces = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(syntax.arguments), ": ")
+    return f"{' '.join(map(_text, pieces))} {arguments} {_text('}')}"
 
 
 def _text(text: str) -> str:
