@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
 
 TEXT_PARTS = TextParts(
@@ -126,7 +127,7 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[None, only({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     tools: Annotated[None, only([])] = None
     tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
     parallel_tool_calls: bool | None = None  # no effect without tools
@@ -153,6 +154,10 @@ class ChatRequest(GenerationFields):
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
         return self
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        return self.response_format.constraint("response_format") if self.response_format else None
 
     @property
     def requested_max_tokens(self) -> int | None:
