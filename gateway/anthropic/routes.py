@@ -86,7 +86,7 @@ async def _validate(gateway: Gateway, fields: MessageRequest, caller: Caller) ->
         prompt = _prompt(gateway, fields)
         return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
 
-    return await gateway.validator.validate(caller, caller.size, work)
+    return await gateway.validator.validate(caller, caller.size, fields, work)
 
 
 def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
@@ -94,4 +94,5 @@ def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     gateway.validator.check_model(fields.model)
     turns = fields.turns
     continues = turns[-1].role == "assistant"
-    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues)
+    tools = fields.tool_use.for_template()
+    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues, tools=tools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,18 @@ def token_rule(text: str, tables: TextTables) -> Rule:
     return text_rule(text) if special is None else Rule(f"<[{special}]>")
 
 
+def is_special(text: str, tables: TextTables) -> bool:
+    """Whether a special token is spelled like this."""
+    return bool(text) and token_rule(text, tables) != text_rule(text)
+
+
 def regex_rule(pattern: str) -> Rule:
     """The texts that match the whole of `pattern`, in the syntax of Rust's regex crate."""
-    return Rule("/" + pattern.replace("/", "\\/") + "/")
+    if not pattern:
+        return text_rule("")
+    # an unescaped slash would end the expression
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0].endswith("/") else found[0], pattern, flags=re.DOTALL)
+    return Rule(f"/{escaped}/")
 
 
 def sequence(*rules: Rule) -> Rule:

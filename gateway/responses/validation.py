@@ -34,7 +34,7 @@ async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: C
         extra = Extra(fields.echo, conversation, ids).pack()
         return gateway.validator.request(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
 
-    return await gateway.validator.validate(caller, caller.size + conversation_size(conversation), work)
+    return await gateway.validator.validate(caller, caller.size + conversation_size(conversation), fields, work)
 
 
 async def input_token_count(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> int:
@@ -92,7 +92,8 @@ async def _conversation(
 
 def _prompt(gateway: Gateway, fields: ResponseRequest, conversation: list[Message]) -> list[int]:
     instructions = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
-    return chat_tokens(gateway.model, [*instructions, *turns(conversation)], param="input")
+    tools = fields.tool_use.for_template()
+    return chat_tokens(gateway.model, [*instructions, *turns(conversation)], param="input", tools=tools)
 
 
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:

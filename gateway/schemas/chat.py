@@ -11,7 +11,10 @@ from typing_extensions import TypedDict
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
+from gateway.tools import ToolChoice, ToolUse
 
 TEXT_PARTS = TextParts(
     {"text": "text", "refusal": "refusal"},
@@ -126,12 +129,12 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[None, only({"type": "text"})] = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
-    parallel_tool_calls: bool | None = None  # no effect without tools
-    functions: Annotated[None, only([])] = None
-    function_call: Annotated[None, only("none", "auto")] = None
+    response_format: ResponseFormat | None = None
+    tools: ChatTools | None = None
+    tool_choice: ChatToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[None, only([], instead="tools")] = None
+    function_call: Annotated[None, only("none", "auto", instead="tool_choice")] = None
     modalities: Annotated[None, only(["text"])] = None
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
@@ -152,7 +155,17 @@ class ChatRequest(GenerationFields):
             raise contradiction("continue_final_message", OPEN)
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
+        check_tools(self.tool_use)
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools = [tool.tool for tool in self.tools or ()]
+        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        return self.response_format.constraint("response_format") if self.response_format else None
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -167,17 +180,31 @@ class ChatRequest(GenerationFields):
         return self.prompt_logprobs
 
 
+class AnswerFunction(TypedDict):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class AnswerCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class ChatAnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: NotRequired[list[int]]
 
 
@@ -193,16 +220,33 @@ class ChatCompletion(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """The first one of a call has all fields; the arguments of further ones continue it."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     token_ids: NotRequired[list[int]]
 
 

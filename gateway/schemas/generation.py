@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.schemas.strict import Strict, contradiction, no_options, only
+from gateway.schemas.structured import ConstraintFields
+from gateway.tools import NO_TOOLS, ToolUse
 from services.requests import SamplingParams
 
 MAX_STOPS = 16
@@ -82,7 +84,7 @@ class StreamOptions(Strict):
         return bool(self.include_usage or self.continuous_usage_stats)
 
 
-class GenerationFields(Strict, ABC):
+class GenerationFields(ConstraintFields, ABC):
     """Fields of every request for tokens; null means the default, as in OpenAI's API."""
 
     model: str | None = None  # the served model by default
@@ -190,6 +192,11 @@ class GenerationFields(Strict, ABC):
     def echoes(self) -> bool:
         """Whether the answer's text begins with the prompt."""
         return False
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """The tools and how they may be called."""
+        return NO_TOOLS
 
     @property
     def scored(self) -> int | None:

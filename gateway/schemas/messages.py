@@ -5,21 +5,17 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from gateway.schemas.blocks import TEXT_BLOCKS, InputMessage, turn
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import Count, GenerationFields, stop_strings
 from gateway.schemas.strict import Strict, no_options, only
-from gateway.schemas.text_parts import TextParts
+from gateway.schemas.structured import Constraint, ConstraintKind, OutputFormat
+from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
+from gateway.tools import ToolUse
 
-SEPARATOR = "\n\n"  # between consecutive messages of one role, which form one turn
-TEXT_BLOCKS = TextParts(
-    {"text": "text"},
-    ignored=frozenset({"cache_control"}),
-    noun="block",
-    unsupported="has a block of type '{kind}'; this server takes text alone, and no tools yet",
-)
 TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -38,11 +34,9 @@ def _tier(value: Any) -> Any:
     return value and TIERS[value]
 
 
-class InputMessage(Strict):
-    """One message, its content as one text."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(TEXT_BLOCKS.text)]
+class OutputConfig(Strict):
+    format: OutputFormat | None = None
+    effort: Annotated[None, only("none")] = None
 
 
 class Conversation(Strict):
@@ -54,23 +48,36 @@ class Conversation(Strict):
     model: str | None = None  # the served model by default
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]
     system: Annotated[str | None, BeforeValidator(TEXT_BLOCKS.optional_text)] = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only({"type": "none"}, {"type": "auto"})] = None  # equivalent without tools
+    tools: MessageTools | None = None
+    tool_choice: MessageToolChoice | None = None
     mcp_servers: Annotated[None, only([])] = None
     thinking: Annotated[None, only({"type": "disabled"})] = None
-    output_config: Annotated[None, BeforeValidator(no_options)] = None
+    output_config: OutputConfig | None = None
     context_management: Annotated[None, BeforeValidator(no_options)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _known_tools(self) -> Conversation:
+        check_tools(self.tool_use)
+        return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools, asked = [tool.tool for tool in self.tools or ()], self.tool_choice
+        if asked is None:
+            return ToolUse(tools)
+        return ToolUse(tools, asked.choice, not asked.disable_parallel_tool_use)
 
     @property
     def turns(self) -> list[Message]:
         """The conversation as a chat: the system prompt first, consecutive messages of one role merged as in
         Anthropic's API. An empty last message of the assistant is dropped, because there is nothing to continue."""
-        system = [InputMessage(role="system", content=self.system)] if self.system else []
+        system = [InputMessage.model_validate({"role": "system", "content": self.system})] if self.system else []
         groups = groupby([*system, *self.messages], key=lambda message: message.role)
-        turns = [Message(role=role, content=SEPARATOR.join(m.content for m in group)) for role, group in groups]
-        empty = turns[-1].role == "assistant" and not turns[-1].text.strip() and len(turns) > 1
+        turns = [made for role, group in groups for made in turn(role, list(group))]
+        last = turns[-1]
+        empty = last.role == "assistant" and not last.text.strip() and not last.tool_calls and len(turns) > 1
         return turns[:-1] if empty else turns
 
 
@@ -93,6 +100,12 @@ class MessageRequest(Conversation, GenerationFields):
     n: Annotated[None, only(1)] = None
     stream_options: Annotated[None, only()] = None  # the usage is always included
     return_token_ids: Annotated[None, only(False)] = None
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        return Constraint("output_config.format", ConstraintKind.JSON, self.output_config.format.schema_)
 
     @property
     def requested_logprobs(self) -> int | None:

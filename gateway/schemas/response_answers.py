@@ -111,6 +111,18 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
+class TextFormat(TypedDict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: NotRequired[str]
+    schema: NotRequired[dict[str, Any]]
+    strict: NotRequired[bool]
+    description: NotRequired[str]
+
+
+class ResponseText(TypedDict):
+    format: TextFormat
+
+
 class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
@@ -133,7 +145,7 @@ class ResponseObject(TypedDict):
     parallel_tool_calls: bool
     safety_identifier: str | None
     prompt_cache_key: str | None
-    text: dict[str, Any]
+    text: ResponseText
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
     truncation: Literal["disabled"]

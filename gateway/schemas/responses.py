@@ -10,7 +10,10 @@ from typing_extensions import TypedDict
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice
+from gateway.tools import ToolChoice, ToolUse
 
 TEXT_PARTS = TextParts(
     {
@@ -128,7 +131,7 @@ def _included(value: Any) -> bool:
 
 
 class TextOptions(Strict):
-    format: Annotated[None, only({"type": "text"})] = None
+    format: ResponseTextFormat | None = None
     verbosity: Annotated[None, only("medium")] = None
 
 
@@ -154,10 +157,10 @@ class ResponseRequest(GenerationFields):
     text: TextOptions | None = None
     truncation: Annotated[None, only("disabled")] = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
-    parallel_tool_calls: bool | None = None  # no effect without tools
-    max_tool_calls: Count | None = None  # no effect without tools
+    tools: ResponseTools | None = None
+    tool_choice: ResponseToolChoice = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None  # no effect: it limits calls of tools that the server runs
     conversation: Annotated[None, only()] = None
     context_management: Annotated[None, only([])] = None
     prompt: Annotated[None, only()] = None
@@ -174,9 +177,19 @@ class ResponseRequest(GenerationFields):
     def _consistent(self) -> ResponseRequest:
         if self.background and self.store is False:
             raise contradiction("background", "'background' needs 'store', which is false")
+        check_tools(self.tool_use)
         if self.top_logprobs and not self.include:
             raise contradiction("top_logprobs", f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'")
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools = [tool.tool for tool in self.tools or ()]
+        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        return self.text.format.constraint("text.format") if self.text and self.text.format else None
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -203,9 +216,13 @@ class ResponseRequest(GenerationFields):
     @property
     def echo(self) -> dict[str, Any]:
         """The fields of the response object that the request sets."""
-        optional = {"user": self.user} if self.user is not None else {}
+        optional: dict[str, Any] = {"user": self.user} if self.user is not None else {}
+        if self.tools:
+            choice = echo_of_choice(self.tool_choice or ToolChoice())
+            optional |= {"tools": [tool.echo for tool in self.tools], "tool_choice": choice}
         return optional | {
             "instructions": self.instructions,
+            "text": {"format": self.text.format.echo() if self.text and self.text.format else {"type": "text"}},
             "max_output_tokens": self.max_output_tokens,
             "previous_response_id": self.previous_response_id,
             "background": bool(self.background),

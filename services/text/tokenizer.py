@@ -94,15 +94,22 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def template_knows_tools(self) -> bool:
+        """Whether the chat template has a place for tools, see `ChatTemplate.uses_tools`."""
+        return self._template is not None and self._template.uses_tools
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of the prompt for a chat, see `ChatTemplate.apply`. Raises ValueError if the template refuses
         the messages or if the model has no template.
         """
         if self._template is None:
             raise ValueError("this model has no chat template; use completions, which take plain text")
-        return self._template.apply(messages, add_generation_prompt, continue_final_message)
+        return self._template.apply(messages, add_generation_prompt, continue_final_message, tools, kwargs)
