@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
-from gateway.answer.reading import PLAIN, Reading, tool_family
+from gateway.answer.reading import PLAIN, ModelReading, Reading
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, FairExecutor
 from gateway.feasibility import check_choice, check_logprobs
 from gateway.grammars.check import GrammarCheck
-from gateway.grammars.rules import is_special
-from gateway.grammars.tools import SYNTAXES
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
 from gateway.planning import plan_of, service_tier
@@ -73,7 +71,7 @@ class Validator:
         self._executor = executor
         self._figures = figures
         self._grammars = GrammarCheck(model)
-        self._family = tool_family(model.tokenizer)
+        self._reading = ModelReading(model.tokenizer, settings)
 
     async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
         """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
@@ -118,6 +116,7 @@ class Validator:
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
             tools=fields.tool_use.for_template(),
+            kwargs=fields.template_variables,
         )
         return self.request(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 
@@ -144,8 +143,9 @@ class Validator:
         prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
+        self._check_effort(fields)
         request = kind.prefix + caller.request_name(digest)
-        reading = self._reading(fields)
+        reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
         sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), output)
@@ -168,20 +168,11 @@ class Validator:
         )
         return ValidatedRequest(submission, plan, bool(fields.stream))
 
-    def _reading(self, fields: GenerationFields) -> Reading:
-        """How the answer is read. Raises ApiError for tools that the model cannot call."""
-        use = fields.tool_use
-        if not use.calls:
-            return PLAIN
-        if not self._family:
-            text = "Invalid 'tools': the server does not know how this model writes calls of tools."
-            raise ApiError(Kind.INVALID, text, "tools")
-        tables, syntax = self._model.tokenizer.tables, SYNTAXES[self._family]
-        return Reading(
-            tool_parser=self._family,
-            parallel_tool_calls=use.parallel,
-            spelled=any(is_special(mark, tables) for mark in syntax.marks),
-        )
+    def _check_effort(self, fields: GenerationFields) -> None:
+        if fields.effort not in (None, "none") and not self._reading.reasoning_parser:
+            param = "reasoning_effort" if "reasoning_effort" in fields.model_fields_set else "reasoning"
+            text = f"Invalid '{param}': effort '{fields.effort}', but this model does not reason; leave it out."
+            raise ApiError(Kind.INVALID, text, param)
 
     def truncated(
         self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures

@@ -10,9 +10,10 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
-from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.thinking import Effort
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
 from gateway.tools import ToolChoice, ToolUse
 
@@ -139,7 +140,8 @@ class ChatRequest(GenerationFields):
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
     moderation: Annotated[None, only()] = None
-    reasoning_effort: Annotated[None, only("none")] = None
+    reasoning_effort: Effort | None = None
+    reasoning: Annotated[None, BeforeValidator(no_options)] = None
     verbosity: Annotated[None, only("medium")] = None
     web_search_options: Annotated[None, only()] = None
 
@@ -166,6 +168,10 @@ class ChatRequest(GenerationFields):
     @property
     def format_constraint(self) -> Constraint | None:
         return self.response_format.constraint("response_format") if self.response_format else None
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -9,7 +9,8 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.chat import OPEN, Message
 from gateway.schemas.generation import Id
-from gateway.schemas.strict import Strict, contradiction, integral, only
+from gateway.schemas.strict import Strict, contradiction, integral
+from gateway.schemas.thinking import TemplateKwargs
 from gateway.schemas.tools import ChatTools, check_tools
 from gateway.tools import ToolUse
 
@@ -24,7 +25,7 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     tools: ChatTools | None = None
-    chat_template_kwargs: Annotated[None, only({})] = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
