@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.answer.parsers.pieces import Parser
+from gateway.answer.parsers.pieces import Parser, Piece
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import STRIDE, Part, PartKind
 from gateway.answer.plan import Plan
@@ -38,12 +38,6 @@ class Delta:
     parsed: list[Part] | None
 
     @property
-    def parts(self) -> list[Part]:
-        if self.parsed is not None:
-            return self.parsed
-        return [Part(TEXT, self.text, self.number, begin=self.number)] if self.text else []
-
-    @property
     def reasoning(self) -> str:
         return "".join([part.text for part in self.parsed or () if part.kind is REASONING])
 
@@ -65,7 +59,7 @@ class Choice:
         "_include_reasoning",
         "_logprobs",
         "_parser",
-        "_parts",
+        "_pieces",
         "_silent",
         "_text",
         "_tokens",
@@ -106,7 +100,7 @@ class Choice:
         self._silent = silent
         self._parser = parser
         self._include_reasoning = include_reasoning
-        self._parts: list[Part] = []  # with a parser
+        self._pieces: list[tuple[Piece, int]] = []  # with a parser: each piece and its number
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._text = ""
         self._tokens: list[int] = []
@@ -152,14 +146,15 @@ class Choice:
     def take(self, allow_empty: bool = False) -> Delta | None:
         """What came since the last delta. None while there is no text, unless the choice has ended; with
         `allow_empty`, tokens without text also make a delta."""
-        if self.added <= self.sent or not (self._text or self._parts or self.ended or (allow_empty and self._tokens)):
+        if self.added <= self.sent or not (self._text or self._pieces or self.ended or (allow_empty and self._tokens)):
             return None
         reason = self._end.reason.value if self._end else None
         if reason == STOP and self.called:
             reason = TOOL_CALLS
         parsed = None
         if self._parser is not None:
-            parsed, self._parts = self._parts, []
+            parsed, self._pieces = _joined(self._pieces), []
+            self._text = "".join([part.text for part in parsed if part.kind is TEXT])
         delta = Delta(self._text, self._tokens, self._logprobs, reason, not self.sent, STRIDE * self.added, parsed)
         self._text, self._tokens, self._logprobs = "", [], []
         self.sent = self.added
@@ -178,10 +173,7 @@ class Choice:
                 if not self._include_reasoning:
                     continue
             if fresh:
-                if piece.kind is TEXT:
-                    self._text += piece.text
-                number = STRIDE * self.added + min(place, STRIDE - 1)
-                add_part(self._parts, Part(piece.kind, piece.text, number, piece.call, piece.name, number))
+                self._pieces.append((piece, STRIDE * self.added + min(place, STRIDE - 1)))
 
     def _finish(self, end: End) -> str:
         self.error = failure(end)
@@ -191,13 +183,18 @@ class Choice:
         return self._detokenizer.finish(end.cut)
 
 
-def add_part(parts: list[Part], part: Part) -> None:
-    """Append `part`, joined with the last one if it continues it."""
-    last = parts[-1] if parts else None
-    if last is not None and last.kind is part.kind and last.call == part.call:
-        parts[-1] = Part(last.kind, last.text + part.text, part.number, last.call, last.name, last.begin)
-    else:
-        parts.append(part)
+def _joined(pieces: list[tuple[Piece, int]]) -> list[Part]:
+    """The parts that numbered pieces make."""
+    parts: list[Part] = []
+    at = 0
+    while at < len(pieces):
+        first, end = pieces[at][0], at + 1
+        while end < len(pieces) and pieces[end][0].kind is first.kind and pieces[end][0].call == first.call:
+            end += 1
+        text = first.text if end == at + 1 else "".join([piece.text for piece, _ in pieces[at:end]])
+        parts.append(Part(first.kind, text, pieces[end - 1][1], first.call, first.name))
+        at = end
+    return parts
 
 
 def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> list[Choice]:

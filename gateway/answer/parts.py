@@ -29,7 +29,6 @@ class Part(NamedTuple):
     number: int
     call: int = -1  # the index of the call in its choice
     name: str | None = None  # of the called tool, in the first part of a call
-    begin: int = 0  # the number of the first piece in it
 
 
 def call_id(request: str, choice: int, call: int) -> str:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.answer.choice import Choice
 from gateway.answer.parsers.pieces import CALL, TEXT, Piece
-from gateway.answer.parts import STRIDE, PartKind
-from gateway.answer.transcript import Transcript
+from gateway.answer.parts import STRIDE, Part
 from gateway.model import ServedModel
 from gateway.openai.answer import Answer
 from gateway.openai.events import DONE, ChunkWriter
@@ -167,38 +166,30 @@ def test_a_stream_resumed_anywhere_has_the_same_deltas(
 
 @settings(max_examples=30)
 @given(text=st.lists(st.sampled_from(PIECES), max_size=5).map("".join), data=st.data())
-def test_a_transcript_after_any_part(model: ServedModel, text: str, data: st.DataObject) -> None:
+def test_parts_have_the_numbers_of_their_last_pieces(model: ServedModel, text: str, data: st.DataObject) -> None:
     all_events = events(model, text)
 
-    def parts(after: int = -1) -> tuple[Transcript, list[Any]]:
-        choice = answer(model, **FIELDS | {"with_logprobs": False}).choices[0]
-        transcript, given, left = Transcript(choice, model.tokenizer, False, after), [], all_events
+    def parts(most: int) -> list[Part]:
+        choice, given, left = answer(model, **FIELDS).choices[0], [], all_events
         while left:
-            size = data.draw(st.integers(1, len(left)))
-            transcript.add_all(left[:size])
-            given += transcript.take()[0]
-            left = left[size:]
-        return transcript, given
+            size = data.draw(st.integers(1, most))
+            for event in left[:size]:
+                choice.add(event)
+            delta, left = choice.take(), left[size:]
+            given += delta.parsed or [] if delta else []
+        return given
 
-    def text_of(given: list[Any]) -> list[tuple[PartKind, int, str | None, str]]:
-        made: list[tuple[PartKind, int, str | None, str]] = []
-        for part in given:
-            if made and made[-1][:2] == (part.kind, part.call):
-                made[-1] = (*made[-1][:3], made[-1][3] + part.text)
-            else:
-                made.append((part.kind, part.call, part.name, part.text))
-        return made
-
-    transcript, given = parts()
-    numbers = [part.number for part in given]
+    single, grouped = parts(1), parts(9)
+    numbers = [part.number for part in single]
     assert numbers == sorted({*numbers})
-    assert text_of(given) == [(item.kind, item.call, item.name, item.text) for item in transcript.items]
-    begins = [item.begin for item in transcript.items]
-    for cut, part in enumerate(given):
-        again, rest = parts(part.number)
-        assert all(other.number > part.number for other in rest)
-        assert text_of([*given[: cut + 1], *rest]) == text_of(given)
-        assert [item.begin for item in again.items] == begins
+    before = -1
+    for part in grouped:
+        pieces = [piece for piece in single if before < piece.number <= part.number]
+        assert [(part.kind, part.call)] * len(pieces) == [(piece.kind, piece.call) for piece in pieces]
+        assert part.text == "".join(piece.text for piece in pieces)
+        assert (part.name, part.number) == (pieces[0].name, pieces[-1].number)
+        before = part.number
+    assert before == max(numbers, default=-1)
 
 
 class ManyPieces:
@@ -218,6 +209,6 @@ def test_numbers_of_more_pieces_than_a_token_has_numbers(model: ServedModel) -> 
         choice.add(event)  # the whole text is held back, as it may be the stop string, and comes with the end
     delta = choice.take()
     assert delta is not None
-    numbers = [part.number - STRIDE * choice.added for part in delta.parts]
+    numbers = [part.number - STRIDE * choice.added for part in delta.parsed or ()]
     assert numbers == [min(place, STRIDE - 1) for place in range(3 * STRIDE)]
-    assert "".join(part.text for part in delta.parts) == text
+    assert "".join(part.text for part in delta.parsed or ()) == text

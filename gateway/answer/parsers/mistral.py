@@ -12,6 +12,7 @@ from gateway.answer.parsers.call_object import SPACE, CallObject
 from gateway.answer.parsers.json_calls import JsonCalls
 
 NAME = frozenset(string.ascii_letters + string.digits + "_-.:")
+MAX_NAME = 256  # characters; what is longer is content
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 
 
@@ -39,7 +40,7 @@ class MistralCalls(JsonCalls):
             self._between(c)
 
     def _in_name(self, c: str) -> None:
-        if c in NAME:
+        if c in NAME and len(self._name) < MAX_NAME:
             self._name += c
             self._raw.append(c)
         else:
