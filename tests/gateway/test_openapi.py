@@ -33,7 +33,6 @@ CONVERSATION = {
     "previous_response_id: maxLength 128",
     "input: minItems 1",
     "input: maxItems 4096",
-    "reasoning: object",
     "truncation: 'auto'",
 }
 OTHER_ENDPOINTS = ("embeddings", "images/edits", "images/generations", "moderations", "videos")

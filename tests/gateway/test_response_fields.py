@@ -62,11 +62,11 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "much metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     "long metadata": ({"metadata": {"a": "b" * 513}}, "metadata.a"),
     "a long user": ({"user": "a" * 513}, "user"),
+    "an unknown effort": ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     "an empty id": ({"previous_response_id": ""}, "previous_response_id"),
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
-    "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
     "a verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),

@@ -75,7 +75,6 @@ def test_chat_accepts_fields_without_an_effect(name: str) -> None:
         ({"length_penalty": 1.5}, "length_penalty"),
         ({"length_penalty": True}, "length_penalty"),
         ({"chat_template_kwargs": {"tools": True}}, "chat_template_kwargs"),
-        ({"reasoning": {"effort": "extreme"}}, "reasoning"),
         ({"no_such_field": False}, "no_such_field"),
         ({"no_such_field": {}}, "no_such_field"),
     ],
@@ -244,3 +243,10 @@ def test_unknown_fields_are_ignored_with_the_setting(
 @pytest.mark.parametrize("fields", [{"use_beam_search": True}, {"temprature": 1, "n": 0}, {"suffix": "."}])
 def test_known_fields_are_not_ignored(lenient: httpx.Client, fields: dict[str, Any]) -> None:
     assert lenient.post("/v1/completions", json={"prompt": "hi"} | fields).status_code == 400
+
+
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+def test_an_object_of_reasoning_is_for_responses(model: type[Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        validate(model, MODELS[model] | {"reasoning": {"effort": "high"}})
+    assert refused.value.param == "reasoning"
