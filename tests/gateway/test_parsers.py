@@ -83,6 +83,7 @@ CASES = {
     "cut in the arguments": ("hermes", f"<tool_call>{WEATHER[:-4]}", [call(0, "weather", SKY[:-3])]),
     "cut in the name": ("hermes", 'So <tool_call>{"name": "wea', [said('So <tool_call>{"name": "wea')]),
     "cut in a mark": ("hermes", "So <tool_c", [said("So <tool_c")]),
+    "a mark begun twice": ("hermes", f"a <<b <<{H[1:]}", [said("a <<b <"), *CALLED]),
     "no JSON": ("hermes", "<tool_call>weather()</tool_call>", [said("<tool_call>weather()</tool_call>")]),
     "JSON of something else": ("hermes", "<tool_call>{}</tool_call>", [said("<tool_call>{}</tool_call>")]),
     "broken, then right": ("hermes", f"<tool_call>{{'a'\n{H}", [said("<tool_call>{'a'"), *CALLED]),
