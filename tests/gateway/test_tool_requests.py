@@ -13,8 +13,10 @@ from stack import NAME, Stack
 from tiny_text import make_folder
 
 from gateway.answer.plan import AnswerKind
+from gateway.answer.reading import Reading
 from gateway.errors import ApiError
 from gateway.executor import FairExecutor
+from gateway.grammars.check import GrammarCheck
 from gateway.http.body import validate
 from gateway.http.headers import Caller
 from gateway.model import ServedModel
@@ -126,6 +128,26 @@ def test_what_a_choice_means(validator: Validator, grammars: Grammars, folder: P
         assert tuple(text for text in texts if accepts(grammars, grammar, text, folder)) == allowed, fields
     for free in ({"tools": tools}, {"tools": tools, "tool_choice": "none"}, {"tools": []}):
         assert grammar_of(validator, **free) == ""
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_calls_after_free_reasoning(folder: Path, grammars: Grammars, strict: bool) -> None:
+    tokenizer, info = Tokenizer.load(folder), ModelInfo.load(folder)
+    check = GrammarCheck(ServedModel(NAME, tokenizer, info, 1))
+    choice = "auto" if strict else "required"
+    body = {"messages": SAY, "tools": [tool(WEATHER, strict=strict)], "tool_choice": choice}
+    request = validate(ChatRequest, body)
+    opened = check.grammar_of(request, Reading("hermes", "qwen3", reasoning_open=True))
+    closed = check.grammar_of(request, Reading("hermes", "qwen3"))
+    call, wrong = hermes(RIGHT), hermes(OTHER)
+    for text in (f"a {{<tool_ca\n</think>\n\n{call}", f"</think>{call}"):
+        assert accepts(grammars, opened, text, folder), text
+        assert accepts(grammars, closed, f"<think>{text}", folder), text
+    assert accepts(grammars, closed, call, folder)
+    assert not accepts(grammars, opened, f"a</think>\n\n{wrong}", folder)
+    assert not accepts(grammars, closed, f"<think>a</think>{wrong}", folder)
+    assert accepts(grammars, opened, "a</think>It rains.", folder) == strict
+    assert not accepts(grammars, opened, "a", folder)  # the reasoning has not ended
 
 
 def test_the_plan(validator: Validator) -> None:
