@@ -157,11 +157,23 @@ def test_a_schema_cannot_change_the_options_of_the_library(grammar: Grammar) -> 
         ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "Unsatisfiable"),
         ({"enum": []}, "empty"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "draft 4"),
+        ({"anyOf": [{"type": "object", "minProperties": 2}]}, "minProperties"),  # `{"a": 1, "a": 2}` would be allowed
+        ({"minProperties": 2, "required": ["a"]}, "minProperties"),
     ],
 )
 def test_what_the_library_does_not_implement_is_refused(grammar: Grammar, schema: Any, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
         grammar.check.checked(json_rule(schema))
+
+
+def test_numbers_of_properties(grammar: Grammar) -> None:
+    named = {"type": "object", "properties": {"a": {}, "minProperties": {"type": "null"}}}
+    rule = json_rule(named | {"required": ["a", "minProperties"], "minProperties": 2})
+    assert grammar.allows(rule, '{"a": 1, "minProperties": null}')
+    assert not grammar.allows(rule, '{"a": 1}')
+    assert not grammar.allows(rule, '{"a": 1, "a": 1}')
+    assert not grammar.allows(json_rule(OBJECT | {"minProperties": 1}), "{}")
 
 
 def test_references_and_older_dialects(grammar: Grammar) -> None:
