@@ -126,6 +126,7 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
     ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": "a" * 65_537}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " *"}}, "structured_outputs.whitespace_pattern"),
     (
