@@ -9,6 +9,7 @@ from threading import Lock
 
 from gateway.answer.reading import PLAIN, Reading
 from gateway.errors import ApiError, Kind
+from gateway.grammars.multiples import check_multiples
 from gateway.grammars.response_format import rule_of
 from gateway.grammars.rules import Rule, json_rule
 from gateway.grammars.thinking import with_reasoning
@@ -19,7 +20,6 @@ from gateway.tools import ToolUse
 from services.errors import GrammarError
 from services.grammar import Grammars
 
-MAX_BYTES = 128 << 10  # of a grammar; 115 KB of properties compile in 1.5 s
 KNOWN = 1024  # outcomes
 MAX_REASON = 400  # characters
 CONTRADICTING = ("ignore_eos", "min_tokens")  # the end of the grammar is the end of the output
@@ -55,7 +55,7 @@ class GrammarCheck:
             return self.checked(rule)
         except GrammarError as error:
             self._check_tools(use)
-            raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}.", param) from None
+            raise ApiError(Kind.INVALID, f"Invalid '{param}': {readable(str(error))}.", param) from None
 
     def _check_tools(self, use: ToolUse) -> None:
         """Raises ApiError naming a tool whose schema does not compile alone."""
@@ -64,19 +64,18 @@ class GrammarCheck:
                 try:
                     self.checked(json_rule(tool.schema))
                 except GrammarError as error:
-                    text = f"Invalid 'tools': the parameters of '{tool.name}' cannot be enforced: {error}."
-                    raise ApiError(Kind.INVALID, text, "tools") from None
+                    text = f"the parameters of '{tool.name}' cannot be enforced: {readable(str(error))}"
+                    raise ApiError(Kind.INVALID, f"Invalid 'tools': {text}.", "tools") from None
 
     def checked(self, rule: Rule) -> str:
-        """The grammar of an output that is a text of `rule`. Raises GrammarError with a reason for the client."""
+        """The grammar of an output that is a text of `rule`. Raises GrammarError if it does not compile within the
+        limits. Outcomes are kept, so that neither a good grammar nor a bad one costs anything the second time."""
         grammar = rule.grammar()
-        if (size := len(grammar.encode())) > MAX_BYTES:
-            raise GrammarError(f"its grammar has {size} bytes, at most {MAX_BYTES} are accepted")
         key = hashlib.sha256(grammar.encode()).digest()
         with self._lock:
             reason = self._outcomes.get(key)
         if reason is None:
-            reason = self._compile(grammar)
+            reason = self._compile(rule, grammar)
             with self._lock:
                 self._outcomes[key] = reason
                 while len(self._outcomes) > KNOWN:
@@ -85,25 +84,26 @@ class GrammarCheck:
             raise GrammarError(reason)
         return grammar
 
-    def _compile(self, grammar: str) -> str:
+    def _compile(self, rule: Rule, grammar: str) -> str:
         """What is wrong with a grammar; empty if nothing is."""
         try:
-            mask = self._compiler().matcher(grammar).mask()
+            for text in (rule.expression, *(lark for _, lark in rule.grammars)):
+                check_multiples(text)
+            self._compiler().matcher(grammar)
         except GrammarError as error:
-            return readable(str(error))
-        return "" if any(mask) else "no token can be the first of the output"
+            return str(error)
+        return ""
 
     def _compiler(self) -> Grammars:
         with self._lock:
             if self._grammars is None:
-                info = self._model.info
-                tables = self._model.tokenizer.tables
+                info, tables = self._model.info, self._model.tokenizer.tables
                 self._grammars = Grammars(tables, info.vocab_size, info.eos_token_ids, slack=1)
             return self._grammars
 
 
 def readable(error: str) -> str:
-    """An error of llguidance without the lines of the grammar, which the client has not written, on one line."""
+    """An error of llguidance on one line, without the text of the grammar, most of which the client has not written."""
     first, *others = [line.strip() for line in error.strip().splitlines()] or [""]
     kept = [re.sub(r"^(at )?\d+\(\d+\): ", "", first), *(line for line in others if line.startswith("error: "))]
     return " ".join(kept)[:MAX_REASON].rstrip(".")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.grammars.schema_checks import check_schema
 from services.text import TextTables
 
 # JSON has no whitespace but the spaces that models put after a comma and a colon. Otherwise a model could go on with
@@ -32,7 +33,8 @@ class Rule:
 
 
 def json_rule(schema: dict[str, Any] | bool) -> Rule:
-    """The JSON texts that are valid by `schema`."""
+    """The JSON texts that are valid by `schema`. Raises GrammarError for one that would be followed wrongly."""
+    check_schema(schema)
     if schema is False:
         return Rule("%json false")
     return Rule("%json " + json.dumps((schema if isinstance(schema, dict) else {}) | {"x-guidance": JSON_OPTIONS}))

@@ -13,6 +13,7 @@ from gateway.schemas.strict import Strict, contradiction, only, too_deep, unsupp
 
 JsonObject = dict[str, Any]
 NonEmpty = Annotated[str, Field(min_length=1)]
+GrammarText = Annotated[str, Field(min_length=1, max_length=1 << 16)]
 Choices = Annotated[list[str], Field(min_length=1)]
 
 
@@ -172,7 +173,7 @@ class StructuredOutputs(Strict):
     )
     regex: str | None = None
     choice: Choices | None = None
-    grammar: NonEmpty | None = None
+    grammar: GrammarText | None = None
     json_object: bool | None = None
     structural_tag: Annotated[StructuralTag, BeforeValidator(_object, StructuralTag | str)] | None = None
     disable_fallback: bool | None = None  # no effect: there is one library
@@ -206,7 +207,7 @@ class ConstraintFields(Strict):
     guided_json: Annotated[JsonObject, BeforeValidator(_object, JsonObject | str)] | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
-    guided_grammar: NonEmpty | None = None
+    guided_grammar: GrammarText | None = None
 
     @model_validator(mode="after")
     def _one_constraint(self) -> ConstraintFields:

@@ -40,6 +40,7 @@ FIELDS = [
     "prompt_logprobs", "truncate_prompt_tokens", "priority", "user", "metadata", "tools", "store", "background",
     "previous_response_id", "instructions", "system", "stop_sequences", "return_token_ids", "add_special_tokens",
     "chat_template_kwargs", "response_format", "n_probs", "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "text", "output_config",
 ]  # fmt: skip
 
 

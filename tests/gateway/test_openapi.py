@@ -224,6 +224,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [
         {"input": "hi"},
         {"input": "né", "include": [LOGPROBS], "top_logprobs": 1, "user": "me", "max_output_tokens": 3},
+        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}}},
     ],
 }
 
