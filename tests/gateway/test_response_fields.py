@@ -66,7 +66,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
-    "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
+    "reasoning": ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     "a verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
