@@ -223,6 +223,8 @@ class ResponseRequest(GenerationFields):
     def echo(self) -> dict[str, Any]:
         """The fields of the response object that the request sets."""
         optional: dict[str, Any] = {"user": self.user} if self.user is not None else {}
+        if self.reasoning:
+            optional["reasoning"] = self.reasoning.model_dump(exclude_none=True)
         if self.tools:
             choice = echo_of_choice(self.tool_choice or ToolChoice())
             optional |= {"tools": [tool.echo for tool in self.tools], "tool_choice": choice}

@@ -16,6 +16,7 @@ from services.messages import EngineFigures, Iteration, IterationResult, Logprob
 from services.text import Tokenizer
 
 FAIL = "FAIL"  # the output is what follows it in the prompt; then the request fails
+WRITE = "WRITE"  # the output is what follows the last one in the prompt; then the request ends by itself
 SLOW = "SLOW"  # each iteration takes 20 ms
 
 
@@ -23,6 +24,7 @@ class EchoEngine:
     def __init__(self, figures: EngineFigures, tokenizer: Tokenizer) -> None:
         self.figures = figures
         self._tokenizer = tokenizer
+        self._eos = tokenizer.encode("<eos>")
         self._epoch: str | None = None
         self.asked: list[NewRequest] = []  # all requests received
         self._rows: dict[str, tuple[NewRequest, int]] = {}
@@ -55,6 +57,8 @@ class EchoEngine:
                 result.failed[id] = "the prompt said so"
                 return
             prompt = said
+        if WRITE in text:
+            prompt = [*self._tokenizer.encode(text.rpartition(WRITE)[2]), *self._eos]
         token = prompt[position % len(prompt)]
         result.tokens[id] = token
         if new.sampling.logprobs is not None:

@@ -67,6 +67,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
+    "reasoning": ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     "a verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
@@ -114,6 +115,18 @@ def test_calls_and_reasoning_belong_to_the_turn_of_the_assistant() -> None:
     assert (second["content"], second["reasoning_content"]) == ("", "because")
     assert [call["id"] for call in second["tool_calls"]] == ["c1"]
     assert [message["content"] for message in said if message["role"] == "tool"] == ["of c1", "of c2", "of c1"]
+
+
+def test_what_one_answer_wrote_is_one_turn() -> None:
+    """Text after a call, and an answer that ended within its reasoning."""
+    user = {"role": "user", "content": "go"}
+    said = [message.for_template() for message in turns(parsed(input=[*CALLS, OUTPUT, user, REASONING, user]).messages)]
+    assert [message["role"] for message in said] == ["assistant", "user", "assistant", "user"]
+    assert said[0]["content"] == "yes"
+    assert [call["id"] for call in said[0]["tool_calls"]] == ["c1", "c2"]
+    assert (said[2]["content"], said[2]["reasoning_content"]) == ("", "because")
+    (last,) = turns(parsed(input=[REASONING]).messages)
+    assert last.reasoning_content == "because"
 
 
 def test_fields_that_do_not_change_tokens_are_accepted() -> None:
