@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from cli import main as orca
 from cli.arguments import Parser, parse_serve
 from cli.serve import _check_port
 from cli.server import add_server, headers, own_url
+from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import Settings
@@ -192,6 +196,14 @@ def test_help_shows_each_setting_once_in_its_section(
     assert " ".join(text.split()).count("(default: ") == len(Settings.model_fields)
     for flag in VLLM_FLAGS:
         assert flag in text
+
+
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-m", "cli", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
