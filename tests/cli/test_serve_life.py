@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,19 +279,6 @@ def test_a_second_server_names_the_port_in_use(server: OrcaServer) -> None:
     second = OrcaServer(server.data_dir, *FLAGS, port=server.port)
     assert second.process.wait(60) == 1
     assert f"port={server.port}" in "".join(second.lines)
-
-
-@pytest.mark.chaos
-def test_a_server_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
-    """Its port is taken after it was found free. Ray is stopped because of that, which is not the cause."""
-    server = OrcaServer(tmp_path, *FLAGS)
-    server.until("starting engines")
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", server.port))
-        server.until("logs are in")
-    assert server.process.wait(PATIENCE) == 1
-    assert "HAProxy" in server.lines[-1]
-    server.__exit__()
 
 
 def test_an_interrupt_lets_streams_end(server: OrcaServer) -> None:
