@@ -17,7 +17,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.child_environment import least
@@ -54,7 +54,7 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
     full = _answer(
         f"The server has {most - refused} connections, its limit, or {share} from your address; try again later."
     )
-    changes = [
+    changes: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         # a request without a route: HAProxy knows no route until Serve's controller has sent them
         (r"^    http-request return status 404 content-type text/plain lf-string .*$", f"    {down}"),
         # Serve's own proxy learns of the gateways later than HAProxy does
@@ -90,7 +90,7 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         ),
     ]
     for pattern, put in changes:
-        config, times = re.subn(pattern, put, config, flags=re.MULTILINE)  # type: ignore[call-overload]
+        config, times = re.subn(pattern, put, config, flags=re.MULTILINE)
         if not times and "backup" not in pattern:  # there is a backup only once Serve has named one
             raise ValueError(f"HAProxy's configuration has no line like {pattern!r}")
     return config

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -20,6 +22,17 @@ FLAGS = {"--help": "this list; after a command, its flags", "--version": "the ve
 
 def main() -> None:
     """Exit status: 0 success, 1 failure, 2 wrong usage or configuration. An error is one line on stderr."""
+    try:
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        sys.exit(128 + signal.SIGPIPE)  # as if the signal had ended the program, which Python ignores
+
+
+def _run() -> None:
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "-h", "--help"):
         print(_help())

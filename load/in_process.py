@@ -13,7 +13,7 @@ from load.trace import Answer, IterationRecord, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
-from services.loop.local_engine import LocalEngine
+from services.loop.local_engine import LocalEngine, LocalSeat
 from services.messages import EngineFigures, Iteration, IterationResult, NewSequence, Submission
 from services.metrics import Counters
 from services.pool.limits import Limits
@@ -33,15 +33,6 @@ class Engine(Protocol):
     def figures(self) -> EngineFigures: ...
     def reset(self, epoch: str) -> None: ...
     def run(self, iteration: Iteration) -> IterationResult: ...
-
-
-@dataclass(slots=True)
-class Seat:
-    """A seat that its scheduler never loses."""
-
-    name: str
-    epoch: str
-    call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,7 @@ class InProcess:
         assert figures.num_blocks <= engine.figures.num_blocks, f"{setup.kv_blocks = } {engine.figures.num_blocks = }"
         scheduler = setup.scheduler(epoch=epoch, figures=figures, knobs=setup.knobs)
         self._local = LocalEngine(self._engine)
-        seat = Seat(SEAT, epoch)
+        seat = LocalSeat(SEAT, epoch)
         self._loop = EngineLoop(
             self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
         )

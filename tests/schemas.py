@@ -11,7 +11,9 @@ import hashlib
 import os
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parents[1] / ".schemas"
 GITHUB = "https://raw.githubusercontent.com"
@@ -40,6 +42,16 @@ def document(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{path} is not there; `make schemas` downloads it")
     return path
+
+
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a schema, or of a part of a document, in which each object is what `change` makes of a copy of it.
+    Inner objects are changed first."""
+    if isinstance(schema, list):
+        return [rewritten(part, change) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return change({key: rewritten(part, change) for key, part in schema.items()})
 
 
 def download(folder: Path, site: str = GITHUB) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-import sys
+import sysconfig
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -76,8 +76,8 @@ def _write_program(folder: Path, settings: Settings) -> Path:
 
 
 def haproxy_program() -> str:
-    """The path of the console script `orca-haproxy`."""
-    return str(Path(sys.executable).with_name("orca-haproxy"))
+    """The path of the console script `orca-haproxy`, which pip need not install beside the interpreter."""
+    return str(Path(sysconfig.get_path("scripts"), "orca-haproxy"))
 
 
 def mark_of(folder: Path) -> str:

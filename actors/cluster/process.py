@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,38 +55,46 @@ class Channel:
         with contextlib.suppress(OSError):  # the supervisor is gone
             self._socket.sendall(json.dumps(values).encode() + b"\n")
 
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Send the error that is raised within, and raise it again."""
+        try:
+            yield
+        except Exception as error:
+            self.send(error=str(error) if isinstance(error, OrcaError) else repr(error))
+            raise
+
 
 def main() -> None:
     channel, folder = Channel(int(sys.argv[1])), Path(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
+        with channel.reporting():
+            settings = load(**channel.receive())
         try:
-            _serve(channel, folder)
-        except Exception as error:
-            channel.send(error=str(error) if isinstance(error, OrcaError) else repr(error))
-            raise
+            with channel.reporting():  # before Ray is stopped, whose end would otherwise be reported as the cause
+                _serve(channel, settings, folder)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _stop(settings, folder)
 
 
-def _serve(channel: Channel, folder: Path) -> NoReturn:
-    settings = load(**channel.receive())
-    try:
-        _start_ray(settings, folder)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
-        channel.send(at="ray")
-        received = channel.receive()
-        update = {
-            "redis_url": SecretStr(received["redis_url"]),
-            "model": received["model"],
-            "durability": "everysec",
-        }
-        settings = settings.model_copy(update=update)
-        _deploy(settings, folder)
-        channel.send(at="serve")
-        while True:
-            signal.pause()
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _stop(settings, folder)
+def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
+    """Start the cluster and keep it until a signal ends this process."""
+    _start_ray(settings, folder)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray installs its own handler
+    channel.send(at="ray")
+    received = channel.receive()
+    update = {
+        "redis_url": SecretStr(received["redis_url"]),
+        "model": received["model"],
+        "durability": "everysec",
+    }
+    settings = settings.model_copy(update=update)
+    _deploy(settings, folder)
+    channel.send(at="serve")
+    while True:
+        signal.pause()
 
 
 def _start_ray(settings: Settings, folder: Path) -> None:

@@ -1,8 +1,9 @@
 """EventReader: reads this gateway's event stream and distributes the events to the buffers of followed requests.
 
 The event stream is a hint; the token storage is authoritative. After a gap, after an outage of the pool, when the pool
-had forgotten this gateway, and for sequences without events for long, the sequences are attached again and read from
-the next index. After an outage the stream is also read from its start, because it may be shorter than it was.
+had forgotten this gateway, and for sequences without events for long, the gateway listens to the sequences again and
+reads them from the next index. After an outage it also reads the stream from its start, because the stream may be
+shorter than it was.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from services.pool.pool import RequestPool
 
 BLOCK = 1.0  # seconds a read waits for events
 SILENCE = 10.0  # seconds without an event after which a sequence is read from token storage
-ATTACH_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
+LISTEN_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
 DISTRIBUTE_AT_ONCE = 1024  # tokens of snapshots, one or two milliseconds, before other tasks run
 PATIENCE = 5.0  # seconds after an outage within which gateways put back what the pool lost
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between tries while the pool is unavailable
@@ -112,13 +113,13 @@ class EventReader:
         await self.reread()
 
     async def reread(self, ids: Iterable[str] | None = None) -> None:
-        """Attach again to `ids`, or to all followed sequences, and add what token storage has of them."""
+        """Listen again to `ids`, or to all followed sequences, and add what token storage has of them."""
         wanted = self._from_indices(self._buffers if ids is None else ids)
         async for snapshot in self._listen(wanted):
             self._catch_up(snapshot, self._buffers.get(snapshot.id, ()))
 
     async def catch_up(self, buffer: EventBuffer) -> None:
-        """Attach for a follower of a request that the pool has, and add what token storage has beyond the follower's
+        """Listen for a follower of a request that the pool has, and add what token storage has beyond the follower's
         events. The other followers of the request have these already. Raises PoolUnavailable."""
         async for snapshot in self._listen(dict(buffer.next)):
             buffer.submitted = True
@@ -129,8 +130,8 @@ class EventReader:
     async def _listen(self, wanted: dict[str, int]) -> AsyncIterator[Snapshot]:
         """What token storage has of these sequences from these indices on. Other tasks run in between."""
         items, distributed = list(wanted.items()), 0
-        for start in range(0, len(items), ATTACH_AT_ONCE):
-            for snapshot in await self._pool.listen(self._gateway, dict(items[start : start + ATTACH_AT_ONCE])):
+        for start in range(0, len(items), LISTEN_AT_ONCE):
+            for snapshot in await self._pool.listen(self._gateway, dict(items[start : start + LISTEN_AT_ONCE])):
                 yield snapshot
                 distributed += len(snapshot.tokens)
                 if distributed > DISTRIBUTE_AT_ONCE:

@@ -100,8 +100,9 @@ class Generations:
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id from its first token, wherever it was submitted.
 
-        Raises ApiError if the pool does not hold it or it belongs to another tenant; PoolUnavailable. If the pool loses
-        the request later and no gateway puts it back within `PATIENCE` seconds, `take` raises ApiError.
+        Raises ApiError if the pool does not hold it or it belongs to another tenant, if it has too many followers, or
+        if too many reads of the tenant wait; PoolUnavailable. If the pool loses the request later and no gateway puts
+        it back within `PATIENCE` seconds, `take` raises ApiError.
         """
         group = await self._group(request, tenant)
         return await self._follow(group, Plan.unpack(group.body), receive)

@@ -34,8 +34,12 @@ class Outcome:
 
 
 class Streams:
-    """Runs requests, with each API key of `keys` in turn, and compares each answer with the undisturbed one in
-    `expected`, if there is one."""
+    """Sends requests, reads their streams, and collects an `Outcome` for each in `outcomes`.
+
+    `expected`: the answers of an undisturbed run by the name of the request, which `learn` fills; a later answer that
+    differs from its one is marked `wrong`. `recorder`: is told when requests are submitted and end. `patience`: seconds
+    for which a broken stream is resumed. `keys`: API keys, which the requests use in turn.
+    """
 
     def __init__(
         self, session: aiohttp.ClientSession, recorder: Recorder | None, patience: float, keys: Sequence[str] = ()

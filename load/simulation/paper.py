@@ -167,7 +167,8 @@ def curves_table(curves: list[Curve]) -> str:
 
 
 def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
-    """The best configuration of each system at the same median normalized latency."""
+    """A markdown table: for each model and each level of the median normalized latency, the highest throughput that
+    FasterTransformer and Orca reach at that latency with any of their configurations, and the ratio of the two."""
     head = ["model", "at, ms", "what that is", "FasterTransformer, requests/s", "Orca, requests/s", "ratio"]
     rows = []
     for name, curves in of_models.items():

@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from load.in_process import Seat
 from load.simulation.engine import Cost, VirtualEngine
 from load.simulation.pool import SimulatedPool
 from load.trace import Answer, Request, run_trace
 from services.loop.clock import RealClock, run_in_virtual_time
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalSeat
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
@@ -60,7 +60,7 @@ class World:
 
     async def _loop(self, name: str, engine: VirtualEngine) -> EngineLoop:
         epoch = (await self.pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
-        seat, counters, clock = Seat(name, epoch), Counters(), RealClock()
+        seat, counters, clock = LocalSeat(name, epoch), Counters(), RealClock()
         scheduler, figures = self._scheduler(epoch), self._figures()
         return EngineLoop(self.pool, scheduler, engine, clock, seat, LEASE, figures, counters, IterationCost())
 

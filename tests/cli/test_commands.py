@@ -1,9 +1,12 @@
-"""The command line of `orca`: flags, aliases, and errors of one line."""
+"""The command line of `orca`: flags, aliases, errors of one line, and secrets that are hidden from `ps`."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from cli import main as orca
 from cli.arguments import Parser, parse_serve
 from cli.serve import _check_port
 from cli.server import add_server, headers, own_url
+from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import Settings
@@ -194,6 +198,14 @@ def test_help_shows_each_setting_once_in_its_section(
         assert flag in text
 
 
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-m", "cli", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_version_and_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"orca {program_version()}\n"
@@ -217,3 +229,27 @@ def test_a_port_in_use_is_reported_before_anything_starts(host: str) -> None:
 def test_a_host_that_is_no_address_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"host=none\.invalid: "):
         _check_port(Settings(host="none.invalid"))
+
+
+HIDING = """
+import sys
+from pathlib import Path
+from cli.arguments import hide_secrets
+print(hide_secrets(), sys.argv[1:], Path("/proc/self/cmdline").read_text().split(chr(0))[3:-1], sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "flags"),
+    [
+        ("m --api-key abc d --port 1 e", "m --api-key *** * --port 1 e", ["--api-key"]),
+        ("--api-key=abc --redis-url=x", "--api-key=*** --redis-url=*", ["--api-key", "--redis-url"]),
+        ("--api-key a --api-key b", "--api-key * --api-key *", ["--api-key"]),
+        ('--api-keys {"a":"é"} -x y', "--api-keys ********** -x y", ["--api-keys"]),
+        ("--api-keys-file f --port 1", "--api-keys-file f --port 1", []),
+    ],
+)
+def test_values_of_secret_flags_become_stars(arguments: str, shown: str, flags: list[str]) -> None:
+    command = [sys.executable, "-c", HIDING, *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().split("|") == [str(flags), str(arguments.split()), str(shown.split())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -183,3 +184,15 @@ def test_a_public_address_is_refused_without_keys(tmp_path: Path) -> None:
     second = OrcaServer(tmp_path, "--host", "0.0.0.0", port=free_port())
     assert second.process.wait(60) == 2
     assert "set api_keys_file, api_keys or api_key, or allow_no_keys" in "".join(second.lines)
+
+
+def test_a_server_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
+    """Its port is taken after it was found free. Ray is stopped because of that, which is not the cause."""
+    server = OrcaServer(tmp_path, "--null-engine")
+    server.until("starting engines")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", server.port))
+        server.until("logs are in")
+    assert server.process.wait(60) == 1
+    assert "HAProxy" in server.lines[-1]
+    server.__exit__()

@@ -1,4 +1,4 @@
-"""The Dockerfile names files that the tree has. The image is not built here: there is no Docker engine."""
+"""The Dockerfile names files that the tree has, and stages of its own. No image is built here: that takes minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tomllib
 from tests.deploy.conftest import ROOT
 
 LINES = re.sub(r"\\\n", " ", (ROOT / "deploy/Dockerfile").read_text()).splitlines()
-COPIED = [source for line in LINES if line.startswith("COPY ") for source in line.split()[1:-1]]
+COPIES = [line.split()[1:-1] for line in LINES if line.startswith("COPY ")]
+COPIED = [source for words in COPIES if not words[0].startswith("--from=") for source in words]
 
 
 def test_what_is_copied_exists_and_is_let_through() -> None:
@@ -18,6 +19,17 @@ def test_what_is_copied_exists_and_is_let_through() -> None:
     for source in COPIED:
         assert (ROOT / source).exists(), source
         assert f"!{source.split('/')[0]}" in ignored
+
+
+def test_stages_are_declared_before_they_are_named() -> None:
+    declared = set[str]()
+    for line in LINES:
+        if line.startswith("FROM "):
+            image, *name = line.removeprefix("FROM ").split(" AS ")
+            assert image in declared or ":" in image, line
+            declared.update(name)
+        if stage := re.search(r"\bfrom=(\w+)", line):
+            assert stage[1] in declared, line
 
 
 def test_all_packages_are_copied() -> None:

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +86,7 @@ class FaultyPool(RuleBasedStateMachine):
         self.full = self.doomed = False
 
     def run(self, coroutine: Awaitable[T]) -> T:
-        return self.loop.run_until_complete(coroutine)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(coroutine)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         """The answer, however often it must be asked; where a kill is due, the server dies under the first try."""
@@ -276,11 +277,11 @@ class FaultyPool(RuleBasedStateMachine):
             return
         self.fill(False)
         for request in list(self.groups):
-            self.ask(lambda request=request: self.pool.cancel(request))  # type: ignore[misc]
+            self.ask(partial(self.pool.cancel, request))
         for seat in self.schedulers:
             self.release(seat, False)
         for request in list(self.groups):
-            self.ask(lambda request=request: self.pool.delete(request))  # type: ignore[misc]
+            self.ask(partial(self.pool.delete, request))
         overview = self.ask(self.pool.overview)
         assert (overview.waiting, overview.running, overview.ended, overview.bytes) == (0, 0, 0, 0)
         left = [key for key in self.run(keys(self.pool)) if not key.startswith(LASTING)]

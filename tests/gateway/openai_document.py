@@ -24,14 +24,14 @@ def whole() -> dict[str, Any]:
 @cache
 def _document() -> dict[str, Any]:
     document = whole()
-    schemas = {name: _as_json_schema(schema) for name, schema in document["components"]["schemas"].items()}
+    by_name = schemas.rewritten(document["components"]["schemas"], _as_json_schema)
     by_path = {_unnamed(path): operations for path, operations in document["paths"].items()}
-    return {"schemas": schemas, "paths": by_path}
+    return {"schemas": by_name, "paths": by_path}
 
 
 def _schemas() -> dict[str, Any]:
-    schemas: dict[str, Any] = _document()["schemas"]
-    return schemas
+    by_name: dict[str, Any] = _document()["schemas"]
+    return by_name
 
 
 def components() -> dict[str, Any]:
@@ -72,13 +72,6 @@ def fields(name: str) -> set[str]:
     return set().union(*inherited, *own)
 
 
-def _as_json_schema(schema: Any) -> Any:
+def _as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """OpenAPI 3.0's `nullable` as JSON Schema."""
-    if isinstance(schema, list):
-        return [_as_json_schema(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _as_json_schema(part) for key, part in schema.items()}
-    if made.pop("nullable", False) is True:
-        return {"anyOf": [{"type": "null"}, made]}
-    return made
+    return {"anyOf": [{"type": "null"}, schema]} if schema.pop("nullable", False) is True else schema

@@ -7,7 +7,6 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from gateway.model import ServedModel
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
-from services.loop.local_engine import LocalEngine
+from services.loop.local_engine import LocalEngine, LocalSeat
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
@@ -35,13 +34,6 @@ T = TypeVar("T")
 NAME = "tiny"
 SEAT = "seat"
 LEASE = 3.0
-
-
-@dataclass
-class OwnedSeat:
-    name: str
-    epoch: str
-    call: int = 0
 
 
 class Background(ABC):
@@ -158,7 +150,7 @@ class Stack(Background):
             scheduler,
             self._engine,
             RealClock(),
-            OwnedSeat(SEAT, epoch),
+            LocalSeat(SEAT, epoch),
             LEASE,
             self.figures,
             Counters(),

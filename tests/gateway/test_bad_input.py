@@ -19,41 +19,6 @@ from services.requests import NO_TOKEN_LEFT, FinishReason
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
-# name -> (path, raw body, status, a word of the message or `param`)
-RAW: dict[str, tuple[str, bytes, int, str]] = {
-    "no body": (COMPLETIONS, b"", 400, "JSON"),
-    "malformed JSON": (COMPLETIONS, b'{"prompt": "hi"', 400, "JSON"),
-    "a JSON list": (COMPLETIONS, b"[1]", 400, "object"),
-    "JSON null": (CHAT, b"null", 400, "object"),
-    "invalid UTF-8": (COMPLETIONS, b'{"prompt": "\xff\xfe"}', 400, "UTF-8"),
-    "half a surrogate pair": (COMPLETIONS, b'{"prompt": "\\ud800"}', 400, "surrogate"),
-    "NaN": (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}', 400, "JSON"),
-    "Infinity": (COMPLETIONS, b'{"prompt": "hi", "temperature": Infinity}', 400, "JSON"),
-    "a number beyond floats": (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e999}', 400, "JSON"),
-    "deep nesting": (CHAT, b'{"messages": ' + b"[" * 30_000 + b"]" * 30_000 + b"}", 400, "depth"),
-    "nesting over the limit": (CHAT, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "128"),
-    "nesting within the limit": (CHAT, b'{"messages": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "messages[0]"),
-    "nesting in metadata": (
-        COMPLETIONS,
-        b'{"prompt":"a","metadata":' + b'{"a":' * 100 + b"1" + b"}" * 101,
-        400,
-        "metad",
-    ),
-    "nesting in a field that is not read": (
-        COMPLETIONS,
-        b'{"prompt":"a","prompt_cache_options":' + b'{"a":' * 300 + b"1" + b"}" * 301,
-        400,
-        "128",
-    ),
-    "nesting in a field of integers": (
-        COMPLETIONS,
-        b'{"prompt":"a","stop_token_ids":' + b"[" * 1000 + b"]" * 1000 + b"}",
-        400,
-        "128",
-    ),
-    "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
-}
-
 # error -> (fields, status, a word of `param` or the message)
 COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "no prompt": ({}, 400, "prompt"),
@@ -263,8 +228,6 @@ OTHER: dict[str, tuple[str, str, Any, int, str]] = {
 
 
 def _cases() -> Iterator[Any]:
-    for name, (path, body, status, named) in RAW.items():
-        yield pytest.param("POST", path, body, status, named, id=name)
     for name, (fields, status, named) in COMPLETION.items():
         yield pytest.param("POST", COMPLETIONS, orjson.dumps(fields), status, named, id=name)
     for name, (fields, status, named) in CHAT_FIELDS.items():
@@ -323,16 +286,6 @@ def test_lengths_have_their_own_code(http: httpx.Client) -> None:
 def test_an_unknown_model_has_openai_s_code(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "hi", "model": "gpt-17"})
     assert check_error(response, 404, "gpt-17")["code"] == "model_not_found"
-
-
-def test_a_chunked_body_over_the_limit(http: httpx.Client) -> None:
-    def parts() -> Iterator[bytes]:
-        yield b'{"prompt": "'
-        for _ in range(200):
-            yield b"a" * 1000
-
-    check_error(http.post(COMPLETIONS, content=parts()), 413, "100000")
-    assert http.post(COMPLETIONS, json={"prompt": "hi"}).status_code == 200
 
 
 def test_a_refusal_is_counted(http: httpx.Client) -> None:

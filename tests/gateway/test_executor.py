@@ -48,6 +48,20 @@ async def test_short_work_is_done_piece_by_piece_between_turns_of_the_loop() -> 
     executor.close()
 
 
+async def test_work_that_is_cancelled_once_its_turn_was_given_does_not_stop_the_turns() -> None:
+    executor, done = FairExecutor(), list[int]()
+    pieces = [asyncio.create_task(executor.run("a", 1, done.append, i)) for i in range(4)]
+    await asyncio.sleep(0)  # the first has run, the others wait
+    await asyncio.sleep(0)
+    assert executor._inline_ran, "the second has its turn"
+    assert done == [0], "and has not run yet"
+    pieces[1].cancel()
+    await asyncio.wait(pieces, timeout=5)
+    assert done == [0, 2, 3]
+    assert pieces[1].cancelled()
+    executor.close()
+
+
 async def test_tenants_take_turns_with_short_work() -> None:
     executor, done = FairExecutor(), list[str]()
     flood = [asyncio.create_task(executor.run("a", 1, done.append, "a")) for _ in range(20)]

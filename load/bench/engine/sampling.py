@@ -68,7 +68,8 @@ def measure_sampling(engine: Engine, device: torch.device, scale: Scale = FULL) 
 
 
 def sampling_table(measured: list[Sampling]) -> str:
-    """Milliseconds, and their share of an iteration."""
+    """A markdown table. Each row has the time in which the sampler draws a token for each of so many requests with such
+    settings, and the share of this time in an iteration of the model, which is empty where the batch does not fit."""
     rows = []
     for one in measured:
         beside = ["does not fit", ""]

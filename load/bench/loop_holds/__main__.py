@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 
 from load.bench.loop_holds.bodies import Attack, attacks, send_batch
-from load.in_process import Seat
 from load.options import Options, add_model, model_folder
 from load.report import machine, table
 from services.engine.null import NullEngine
@@ -25,7 +24,7 @@ from services.engine.settings import EngineSettings
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
-from services.loop.local_engine import LocalEngine
+from services.loop.local_engine import LocalEngine, LocalSeat
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
@@ -82,7 +81,7 @@ async def engine(redis_url: str, model: Path) -> AsyncIterator[None]:
     null.reset(epoch)
     text = TextTables.load(model)
     scheduler = Scheduler(epoch=epoch, figures=null.figures, knobs=Knobs(max_batch_size=256), text=text)
-    local, seat = LocalEngine(null), Seat(SEAT, epoch)
+    local, seat = LocalEngine(null), LocalSeat(SEAT, epoch)
     loop = EngineLoop(pool, scheduler, local, RealClock(), seat, LEASE, null.figures, Counters(), IterationCost())
     running = asyncio.create_task(loop.run())
     try:

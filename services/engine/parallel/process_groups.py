@@ -53,7 +53,7 @@ def connect(store: Store, rank: int, size: int, host: str, device: torch.device)
 
 
 def _gloo(store: Store, rank: int, size: int, host: str) -> Group:
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
     options._timeout = PATIENCE
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     return ProcessGroupGloo(store, rank, size, options)

@@ -72,7 +72,8 @@ def by_anthropic(client: Anthropic) -> None:
         @step(f"anthropic: messages through {MODELS[model]['model'].split('/')[0]}/")
         def _(model: str = model) -> None:
             answer = client.messages.create(model=model, messages=MESSAGES, max_tokens=20)
-            expect(answer.content[0].text, answer)  # type: ignore[union-attr]
+            block = answer.content[0]
+            expect(block.text if block.type == "text" else "", answer)
 
         @step(f"anthropic: messages stream through {MODELS[model]['model'].split('/')[0]}/")
         def _(model: str = model) -> None:

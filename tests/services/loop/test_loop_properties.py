@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from services.loop.clock import run_in_virtual_time
 from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
@@ -33,7 +36,19 @@ knobs = st.sampled_from(
         Knobs(3, token_budget=7, admission="on_demand", order="priority", batches_in_flight=2, prefix_caching=True),
     ]
 )
-exchanges, iterations = st.floats(0.001, 0.3), st.floats(0.01, 0.4)
+
+
+def short_requests(**more: SearchStrategy[Any]) -> SearchStrategy[list[PlannedRequest]]:
+    """Some short requests, of which `more` are further fields."""
+    plan = st.builds(PlannedRequest, moments, prompt=st.integers(1, 100), new=st.integers(1, 20), **more)
+    return st.lists(plan, min_size=1, max_size=8)
+
+
+def scenarios(
+    requests: SearchStrategy[list[PlannedRequest]], **faults: SearchStrategy[Any]
+) -> SearchStrategy[Scenario]:
+    times = {"exchange": st.floats(0.001, 0.3), "iteration": st.floats(0.01, 0.4)}
+    return st.builds(Scenario, kinds, requests, **faults, **times, knobs=knobs)
 
 
 def play(scenario: Scenario) -> None:
@@ -47,16 +62,11 @@ def play(scenario: Scenario) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.builds(
-        Scenario,
-        kinds,
+    scenarios(
         some_plans,
         outages=outages,
         deaths=st.sets(st.integers(1, 60), max_size=2),  # a third one may end a request that is not the cause
         usurper=st.none() | moments,
-        exchange=exchanges,
-        iteration=iterations,
-        knobs=knobs,
     )
 )
 def test_nothing_is_lost_or_duplicated(scenario: Scenario) -> None:
@@ -65,16 +75,11 @@ def test_nothing_is_lost_or_duplicated(scenario: Scenario) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.builds(
-        Scenario,
-        kinds,
+    scenarios(
         some_plans,
         crashes=st.lists(crashes, min_size=1, max_size=2),
         deaths=st.sets(st.integers(1, 60), max_size=2),
         usurper=st.none() | moments,
-        exchange=exchanges,
-        iteration=iterations,
-        knobs=knobs,
     )
 )
 def test_nothing_is_lost_if_the_pool_comes_back_with_an_older_state(scenario: Scenario) -> None:
@@ -82,52 +87,15 @@ def test_nothing_is_lost_if_the_pool_comes_back_with_an_older_state(scenario: Sc
 
 
 @settings(max_examples=60)
-@given(
-    st.builds(
-        Scenario,
-        kinds,
-        st.lists(
-            st.builds(
-                PlannedRequest,
-                moments,
-                prompt=st.integers(1, 100),
-                new=st.integers(1, 20),
-                kills=st.sampled_from([None, None, None, 0, 1, 5]),
-            ),
-            min_size=1,
-            max_size=8,
-        ),
-        outages=outages,
-        exchange=exchanges,
-        iteration=iterations,
-        knobs=knobs,
-    )
-)
+@given(scenarios(short_requests(kills=st.sampled_from([None, None, None, 0, 1, 5])), outages=outages))
 def test_a_request_that_kills_the_engine_fails_alone(scenario: Scenario) -> None:
     play(scenario)
 
 
 @settings(max_examples=100)
 @given(
-    st.builds(
-        Scenario,
-        kinds,
-        st.lists(
-            st.builds(
-                PlannedRequest,
-                moments,
-                prompt=st.integers(1, 100),
-                new=st.integers(1, 20),
-                logprobs=st.booleans(),
-                poison=st.sampled_from(["", "", "", *SITES, PACKING]),
-            ),
-            min_size=1,
-            max_size=8,
-        ),
-        outages=outages,
-        exchange=exchanges,
-        iteration=iterations,
-        knobs=knobs,
+    scenarios(
+        short_requests(logprobs=st.booleans(), poison=st.sampled_from(["", "", "", *SITES, PACKING])), outages=outages
     )
 )
 def test_a_request_that_makes_the_scheduler_raise_fails_alone(scenario: Scenario) -> None:

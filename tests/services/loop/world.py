@@ -12,6 +12,7 @@ from services.errors import EngineLost, PoolUnavailable
 from services.loop.clock import RealClock, run_in_virtual_time
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
+from services.loop.local_engine import LocalSeat
 from services.messages import (
     EngineFigures,
     Exchange,
@@ -139,13 +140,6 @@ class WaitingEngine:
         return [iteration.scheduled for _, iteration in self.ran]
 
 
-@dataclass
-class Seat:
-    name: str
-    epoch: str
-    call: int = 0
-
-
 class World:
     """One pool, one seat, one engine. It must be created in the virtual event loop."""
 
@@ -191,7 +185,7 @@ class World:
             self.scheduler,
             self.engine,
             RealClock(),
-            Seat(seat, epoch),
+            LocalSeat(seat, epoch),
             self.lease,
             self.figures,
             self.counters,

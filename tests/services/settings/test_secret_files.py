@@ -53,6 +53,26 @@ def test_a_key_of_two_tenants_is_an_error(tmp_path: Path) -> None:
         load(api_keys_file="keys", api_keys={"k": "bob"})
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "warned"),
+    [
+        ("api_keys_file", f"bob: {digest_of('x')}\nalice: hidden-word", 0o644, True),
+        ("api_keys_file", "alice: hidden-word", 0o640, False),
+        ("api_keys_file", f"bob: {digest_of('x')}", 0o644, False),
+        ("redis_url_file", URL, 0o604, True),
+        ("redis_url_file", URL, 0o600, False),
+    ],
+)
+def test_a_file_that_everybody_can_read_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, text: str, mode: int, warned: bool
+) -> None:
+    (tmp_path / "secret").write_text(text)
+    (tmp_path / "secret").chmod(mode)
+    load(**{name: "secret"})
+    expected = f"{name}: secret: every user of this machine can read this file (mode {mode:o}); use mode 600"
+    assert caplog.messages == [expected] * warned
+
+
 @pytest.mark.parametrize("name", ["api_keys_file", "redis_url_file"])
 def test_an_unreadable_file_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: none: No such file"):

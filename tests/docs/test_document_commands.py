@@ -1,0 +1,58 @@
+"""The commands and tests that the documents name exist."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+from load.bench.__main__ import parts
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
+MODULE = re.compile(r"\bpython3? -m ([\w.]+)")
+BENCH = re.compile(r"\bload\.bench((?: --part [a-z]\w+)+)")
+TEST = re.compile(r"\btest_\w+\.py\b")
+MAKE = re.compile(r"(?:^|`)make ([a-z][\w-]*)", re.MULTILINE)
+
+
+def texts(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """What `pattern` finds, with the document that has it."""
+    named = ((document.relative_to(ROOT).as_posix(), document.read_text()) for document in DOCUMENTS)
+    return sorted(set(chain.from_iterable(((name, found) for found in pattern.findall(text)) for name, text in named)))
+
+
+def runs(module: str) -> bool:
+    """Whether `python -m MODULE` finds something to run."""
+    try:
+        spec = find_spec(module)
+        return spec is not None and (not spec.submodule_search_locations or find_spec(f"{module}.__main__") is not None)
+    except ModuleNotFoundError:
+        return False
+
+
+def test_the_modules_that_are_run_exist() -> None:
+    named = texts(MODULE)
+    assert len(named) > 10
+    assert [(document, module) for document, module in named if not runs(module)] == []
+
+
+def test_the_parts_of_the_benchmark_exist() -> None:
+    named = [(document, part) for document, found in texts(BENCH) for part in found.replace("--part", "").split()]
+    assert len(named) > 10
+    assert [(document, part) for document, part in named if part not in parts()] == []
+
+
+def test_the_files_of_tests_exist() -> None:
+    files = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+    named = texts(TEST)
+    assert len(named) > 10
+    assert [(document, file) for document, file in named if file not in files] == []
+
+
+def test_the_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = texts(MAKE)
+    assert len(named) > 10
+    assert [(document, target) for document, target in named if target not in targets] == []

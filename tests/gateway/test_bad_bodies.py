@@ -1,0 +1,62 @@
+"""Bodies that cannot be read get an OpenAI error object with the right status, and the server continues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from test_bad_input import CHAT, COMPLETIONS, check_error
+
+# name -> (path, raw body, status, a word of the message or `param`)
+BODIES: dict[str, tuple[str, bytes, int, str]] = {
+    "no body": (COMPLETIONS, b"", 400, "JSON"),
+    "malformed JSON": (COMPLETIONS, b'{"prompt": "hi"', 400, "JSON"),
+    "a JSON list": (COMPLETIONS, b"[1]", 400, "object"),
+    "JSON null": (CHAT, b"null", 400, "object"),
+    "invalid UTF-8": (COMPLETIONS, b'{"prompt": "\xff\xfe"}', 400, "UTF-8"),
+    "half a surrogate pair": (COMPLETIONS, b'{"prompt": "\\ud800"}', 400, "surrogate"),
+    "NaN": (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}', 400, "JSON"),
+    "Infinity": (COMPLETIONS, b'{"prompt": "hi", "temperature": Infinity}', 400, "JSON"),
+    "a number beyond floats": (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e999}', 400, "JSON"),
+    "deep nesting": (CHAT, b'{"messages": ' + b"[" * 30_000 + b"]" * 30_000 + b"}", 400, "depth"),
+    "nesting over the limit": (CHAT, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "128"),
+    "nesting within the limit": (CHAT, b'{"messages": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "messages[0]"),
+    "nesting in metadata": (
+        COMPLETIONS,
+        b'{"prompt":"a","metadata":' + b'{"a":' * 100 + b"1" + b"}" * 101,
+        400,
+        "metad",
+    ),
+    "nesting in a field that is not read": (
+        COMPLETIONS,
+        b'{"prompt":"a","prompt_cache_options":' + b'{"a":' * 300 + b"1" + b"}" * 301,
+        400,
+        "128",
+    ),
+    "nesting in a field of integers": (
+        COMPLETIONS,
+        b'{"prompt":"a","stop_token_ids":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        400,
+        "128",
+    ),
+    "a body over the limit": (COMPLETIONS, b'{"prompt": "' + b"a" * 100_000 + b'"}', 413, "100000"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_cannot_be_read(http: httpx.Client, name: str) -> None:
+    path, body, status, named = BODIES[name]
+    check_error(http.post(path, content=body), status, named)
+    good = http.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 2})
+    assert good.json()["choices"][0]["text"] == "hi"
+
+
+def test_a_chunked_body_over_the_limit(http: httpx.Client) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(200):
+            yield b"a" * 1000
+
+    check_error(http.post(COMPLETIONS, content=parts()), 413, "100000")
+    assert http.post(COMPLETIONS, json={"prompt": "hi"}).status_code == 200
