@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from services.engine.families.tensors import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
-from services.engine.sampling.grammars import GrammarCompiler
+from services.engine.sampling.grammars import GrammarCompiler, load_grammars
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
@@ -81,7 +82,7 @@ class Engine:
         cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
         decoder.bind(cache)
         samples = Layout(settings.tp, settings.pp, rank).samples
-        grammars = GrammarCompiler(folder, info) if samples else None
+        grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
         return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token))
 

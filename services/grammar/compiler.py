@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from threading import Lock
@@ -15,8 +16,12 @@ from services.grammar.vocabulary import Encode, Vocabulary
 from services.text.token_bytes import TextTables
 
 VERSION = llguidance.__version__
-LONGEST = 1 << 18  # bytes of a grammar's text; compiling takes up to the square of the number of its rules
-MOST_RULES = 1_000  # lines of Lark grammars that may define a rule
+# Bounds of a grammar's text. llguidance bounds most of its work itself, but compiling takes the square of the number of
+# terminals that are built from each other, or of the pieces of an expression that may be empty.
+LONGEST = 1 << 18  # bytes
+MOST_LINES = 1_000
+MOST_OPTIONAL = 5_000  # pieces of expressions that may be empty
+_OPTIONAL = re.compile(r"[?*]|\{0|\{,|\(\||\|\)")
 CACHED = 256  # compiled grammars
 CACHED_BYTES = 1 << 22  # of their texts
 
@@ -92,5 +97,8 @@ class Grammars:
 def _check_size(grammar: str) -> None:
     if (size := len(grammar.encode(errors="replace"))) > LONGEST:
         raise GrammarError(f"the grammar has {size:,} bytes; at most {LONGEST:,} are supported")
-    if (rules := grammar.count("\n") + grammar.count("\\n")) > MOST_RULES:
-        raise GrammarError(f"the grammar has {rules:,} lines; at most {MOST_RULES:,} are supported")
+    lines = grammar.count("\n") + grammar.count("\\n")  # the second in JSON
+    if lines > MOST_LINES:
+        raise GrammarError(f"the grammar has {lines:,} lines; at most {MOST_LINES:,} are supported")
+    if (optional := len(_OPTIONAL.findall(grammar))) > MOST_OPTIONAL:
+        raise GrammarError(f"the grammar has {optional:,} optional pieces; at most {MOST_OPTIONAL:,} are supported")

@@ -35,9 +35,14 @@ class Vocabulary:
         return llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=self._eos_token_ids)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of a forced text, whose bytes are exactly `text`: an encoder may add a space before it, or read a
-        special token in it."""
-        ids = self._encode(text.decode()) if self._encode else []
+        """The tokens of a forced text. Their bytes are exactly its own: an encoder may add a space before it.
+
+        A long text is cut: a mask needs the first token only, and llguidance drops tokens from the end as far as the
+        longest token reaches.
+        """
+        beginning = text[: 3 * self._longest].decode(errors="ignore")
+        text = beginning.encode()
+        ids = self._encode(beginning) if self._encode else []
         exact = b"".join(self._bytes.get(id, b"") for id in ids) == text
         return ids if exact else self._longest_tokens(text)
 

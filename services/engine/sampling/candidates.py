@@ -11,8 +11,10 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from services.engine.sampling.logits_chunks import Floats, Ids, LogitsChunks, kth_largest
+from services.engine.sampling.grammars import Words
+from services.engine.sampling.logits_chunks import Floats, Ids, LogitsChunks, chunk_maxima, kth_largest
 from services.engine.sampling.noise import gumbel_of, ids_with_large_noise
 from services.engine.sampling.truncation import Limits, Truncation, weigh
 
@@ -57,6 +59,11 @@ class Search(Protocol):
         ones the lower id comes first."""
         ...
 
+    def masked(self, logits: Floats, requests: Ids, masks: Words) -> tuple[Floats, Floats]:
+        """The logits [requests, vocab] of these requests, -inf for tokens without a bit in `masks` [requests, words];
+        and the maxima of their chunks."""
+        ...
+
 
 class PlainSearch:
     """Search by numpy and torch."""
@@ -78,6 +85,12 @@ class PlainSearch:
     def likeliest(self, logits: Floats, maxima: Floats, requests: Ids, count: int) -> Ids:
         """See Search."""
         return np.stack([LogitsChunks(logits[i], maxima[i]).likeliest(count) for i in requests])
+
+    def masked(self, logits: Floats, requests: Ids, masks: Words) -> tuple[Floats, Floats]:
+        """See Search."""
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        limited = np.where(bits.view(np.bool_), logits[requests], np.float32(-math.inf))
+        return limited, chunk_maxima(torch.from_numpy(limited)).numpy()
 
 
 def find(row: LogitsChunks, limits: Limits, key: np.int64) -> tuple[Ids, Floats]:

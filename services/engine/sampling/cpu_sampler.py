@@ -35,7 +35,7 @@ def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Search)
     if special:
         with _adjusted(numbers, maxima, states, special) as changed:
             _sample_special(sampled, numbers, changed, states, [i for i in special if not states[i].is_limited], search)
-            _sample_allowed(sampled, numbers, states, special, search)
+            _sample_limited(sampled, numbers, states, special, search)
     if asking:
         _add_logprobs(sampled, numbers, maxima, states, np.array(asking), search)
     return sampled
@@ -102,19 +102,37 @@ def _sample_special(
             sampled.tokens[i] = token
 
 
-def _sample_allowed(
+def _sample_limited(
     sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: Search
 ) -> None:
-    """The same for requests with allowed tokens or a grammar, from logits that have only these tokens."""
-    which = [i for i in special if states[i].is_limited]
-    if not which:
-        return
-    limited = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
-    own = [states[i] for i in which]
-    rows = [(i, states[i].allowed, states[i].mask) for i in which]
-    _sample_special(limited, *only_allowed(numbers, rows), own, list(range(len(which))), search)
+    """The same for requests with allowed tokens or with a mask, from logits that have only these tokens."""
+    masked = [(i, mask) for i in special if (mask := states[i].mask) is not None]
+    if masked:
+        which = [i for i, _ in masked]
+        own, maxima = search.masked(numbers, np.array(which), np.stack([mask for _, mask in masked]))
+        both = [(place, allowed) for place, i in enumerate(which) if (allowed := states[i].allowed)]
+        if both:
+            places = [place for place, _ in both]
+            own[places], maxima[places] = only_allowed(own, both)
+        _sample_rows(sampled, own, maxima, states, which, search)
+    allowed_only = [(i, allowed) for i in special if (allowed := states[i].allowed) and states[i].mask is None]
+    if allowed_only:
+        _sample_rows(sampled, *only_allowed(numbers, allowed_only), states, [i for i, _ in allowed_only], search)
+
+
+def _sample_rows(
+    sampled: SampledTokens,
+    numbers: Floats,
+    maxima: Floats,
+    states: Sequence[RequestState],
+    which: list[int],
+    search: Search,
+) -> None:
+    """Tokens of the requests `which`, from logits that have a row for each of them."""
+    rows = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
+    _sample_special(rows, numbers, maxima, [states[i] for i in which], list(range(len(which))), search)
     for place, i in enumerate(which):
-        sampled.tokens[i], sampled.possible[i] = limited.tokens[place], limited.possible[place]
+        sampled.tokens[i], sampled.possible[i] = rows.tokens[place], rows.possible[place]
 
 
 def _draw(numbers: Floats, maxima: Floats, states: Sequence[RequestState], which: Ids, search: Search) -> list[int]:

@@ -5,6 +5,7 @@ llguidance is imported when the first request with a grammar comes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -56,15 +57,15 @@ class OutputGrammar:
 class GrammarCompiler:
     """Compiles the grammars of requests, one after another, in a thread of its own."""
 
-    def __init__(self, folder: Path, model: ModelInfo) -> None:
-        """Reads the tokenizer in `folder` when the first grammar comes. Without a usable one every grammar fails."""
-        self._folder, self._model = folder, model
+    def __init__(self, load: Callable[[], Grammars], vocab_size: int) -> None:
+        """`load` is called when the first grammar comes. If it raises, that request fails."""
+        self._load, self._vocab_size = load, vocab_size
         self._thread = ThreadPoolExecutor(1, "grammars")
 
     def begin(self, grammar: str, output_ids: list[int]) -> OutputGrammar:
         """Start to compile, and to take the tokens that the output already has."""
         compiling = self._thread.submit(self._compile, grammar, output_ids)
-        return OutputGrammar(compiling, len(output_ids), self._model.vocab_size)
+        return OutputGrammar(compiling, len(output_ids), self._vocab_size)
 
     def _compile(self, grammar: str, output_ids: list[int]) -> Matcher:
         matcher = self._grammars.matcher(grammar)
@@ -73,9 +74,14 @@ class GrammarCompiler:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from services.grammar import Grammars
-        from services.text.plain_encoder import plain_encoder
-        from services.text.token_bytes import TextTables
+        return self._load()
 
-        tables, model = TextTables.load(self._folder), self._model
-        return Grammars(tables, model.vocab_size, model.eos_token_ids, encode=plain_encoder(self._folder))
+
+def load_grammars(folder: Path, model: ModelInfo) -> Grammars:
+    """Those of the model in `folder`. Raises ModelError if its tokenizer cannot be used."""
+    from services.grammar import Grammars
+    from services.text.plain_encoder import plain_encoder
+    from services.text.token_bytes import TextTables
+
+    tables = TextTables.load(folder)
+    return Grammars(tables, model.vocab_size, model.eos_token_ids, encode=plain_encoder(folder))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from letters import letters
+
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling.sampler import Sampler
 from services.requests import SamplingParams
@@ -24,14 +26,17 @@ MIX: list[dict[str, Any]] = [
         "allowed_token_ids": (49, 3, 20),
         "bad_words": ((20,), *((last, 3) for last in range(0, 40, 2))),
     },
+    {"temperature": 1.0, "grammar": "start: /[a-z]{2,4}[a-f]*/", "logprobs": 2, "top_p": 0.9},
+    {"temperature": 0.0, "grammar": "start: /[a-z]{2,4}[k-p]*/", "logit_bias": {11: 9.0}},
+    {"temperature": 1.0, "grammar": "start: /[a-z]{2,4}[a-c]*/", "allowed_token_ids": tuple(range(40)), "top_k": 5},
 ]
 
 
 def mixed(count: int, vocab: int) -> list[RequestState]:
-    """Requests of all kinds, in turn, with their adjustments and allowed tokens; of a vocabulary of 50 at least."""
+    """Requests of all kinds, in turn, ready to be sampled; of a vocabulary of 50 at least."""
     rows = []
     for i in range(count):
         sampling = SamplingParams(**{"max_new_tokens": 50, "seed": i * 2**55, **MIX[i % len(MIX)]})
         rows.append(RequestState(str(i), [*range(1, 9), i % 40, i % 40], 8, sampling))
-        Sampler(EOS, vocab)._adjust(rows[-1])
+        Sampler(EOS, vocab, None, letters(vocab))._adjust(rows[-1])
     return rows

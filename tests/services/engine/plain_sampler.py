@@ -28,7 +28,7 @@ def plain_token(logits: torch.Tensor, row: RequestState, eos: frozenset[int]) ->
 
 
 def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None:
-    """Bias, ends held back, bad words, allowed tokens, penalties, an id at a time."""
+    """Bias, ends held back, bad words, allowed tokens, a grammar's mask, penalties, an id at a time."""
     s = row.sampling
     for id, bias in s.logit_bias.items():
         scores[id] += bias
@@ -41,6 +41,9 @@ def change(scores: torch.Tensor, row: RequestState, eos: frozenset[int]) -> None
             scores[last] = -torch.inf
     for id in range(len(scores)) if s.allowed_token_ids else ():
         if id not in s.allowed_token_ids:
+            scores[id] = -torch.inf
+    for id in range(len(scores)) if row.mask is not None else ():
+        if not row.mask[id // 32] >> id % 32 & 1:
             scores[id] = -torch.inf
     for id in set(row.token_ids):
         scores[id] = scores[id] / s.repetition_penalty if scores[id] > 0 else scores[id] * s.repetition_penalty

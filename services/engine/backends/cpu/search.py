@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.engine.batch.buffers import ReusedBuffer
 from services.engine.sampling.candidates import Candidates, Draws
-from services.engine.sampling.logits_chunks import Floats, Ids
+from services.engine.sampling.grammars import Words
+from services.engine.sampling.logits_chunks import Floats, Ids, chunk_size
 from services.engine.sampling.truncation import WHOLE, Truncation
 from services.requests import SamplingParams
 
@@ -37,6 +39,7 @@ class CompiledSearch:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
+        self._masked = ReusedBuffer()
         self._finds = ctypes.c_void_p(library.orca_new_finds())
         weakref.finalize(self, library.orca_delete_finds, self._finds)
 
@@ -62,6 +65,16 @@ class CompiledSearch:
         structs = _structs(draws)
         self._library.orca_likeliest(_at(structs), *self._sizes(draws), count, _at(ids))
         return ids
+
+    def masked(self, logits: Floats, requests: Ids, masks: Words) -> tuple[Floats, Floats]:
+        """See Search. The logits are valid until the next call."""
+        vocab, count = logits.shape[1], len(requests)
+        limited = self._masked(count, vocab).numpy()
+        maxima = np.empty((count, vocab // chunk_size(vocab)), np.float32)
+        sizes = count, vocab, maxima.shape[1], masks.shape[1], min(self._threads, count)
+        places = ctypes.c_void_p(_address(logits)), _at(requests), _at(masks)
+        self._library.orca_mask(*places, *sizes, _at(limited), _at(maxima))
+        return limited, maxima
 
     def _sizes(self, draws: Draws) -> tuple[int, int, int, int]:
         count = len(draws.requests)

@@ -1,6 +1,7 @@
 // Candidates, weights and likeliest tokens of many draws: the functions that Python calls.
 
 #include "candidates.h"
+#include "masks.h"
 
 using Finds = std::vector<Found>;
 
@@ -33,6 +34,18 @@ void orca_found(const Finds* finds, int64_t* ids, float* scores) {
 void orca_weigh(const Draw* draws, int count, int vocab, int chunks, int threads, double* sums) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int i = 0; i < count; ++i) sums[i] = Search(draws[i], vocab, chunks).weight();
+}
+
+// Copies these rows of `logits` [.., vocab] to `masked` [count, vocab], -inf where the row of `masks` [count, words] has
+// no bit, and writes the maxima of their chunks [count, chunks].
+void orca_mask(const float* logits, const int64_t* rows, const uint32_t* masks, int count, int vocab, int chunks,
+               int words, int threads, float* masked, float* maxima) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int i = 0; i < count; ++i) {
+        float* row = masked + int64_t(i) * vocab;
+        mask(logits + rows[i] * vocab, masks + int64_t(i) * words, vocab, row);
+        chunk_maxima(row, vocab, chunks, maxima + int64_t(i) * chunks);
+    }
 }
 
 // The tokens with the `most` largest logits of each.

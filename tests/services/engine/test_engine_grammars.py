@@ -1,0 +1,56 @@
+"""Tokens with a grammar depend on the request alone: not on company, chunks, or a preemption."""
+
+from __future__ import annotations
+
+import random
+from importlib.metadata import version
+
+import pytest
+from driver import Driver, Job
+from letters import letters
+
+from services.engine.engine import Engine
+from services.requests import SamplingParams
+
+GRAMMARS = ["start: /[a-z]{2,40}[a-f]*/", "", 'start: ("ab" | /[k-p]{1,3}/ "zz")*', "start: (", "start: /[a-c]{12}/"]
+
+
+@pytest.fixture
+def engine(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(llama.sampler, "_grammars", letters(llama.figures.vocab_size))
+    return llama
+
+
+def jobs(count: int) -> list[Job]:
+    return [
+        Job(
+            str(i),
+            list(range(10 + i, 25 + 2 * i)),
+            SamplingParams(8, seed=i, temperature=(1.0, 0.0)[i // 5 % 2], grammar=GRAMMARS[i % 5], logprobs=1),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_the_same_alone_and_in_company(engine: Engine, seed: int) -> None:
+    alone = jobs(10)
+    for job in alone:
+        Driver(engine).run([job])
+    together = jobs(10)
+    driver = Driver(engine, random.Random(seed))
+    for _ in range(12):
+        driver.iterate([job for job in together if not job.done])
+    for job in together:
+        if job.sent:  # preempted: its row is made again from its output
+            driver.release(job)
+    driver.run(together)
+    for one, other in zip(alone, together, strict=True):
+        assert one.output == other.output
+        assert one.failed == other.failed
+        assert one.logprobs == other.logprobs
+    assert [job.failed is not None for job in together] == [i % 5 == 3 for i in range(10)]
+
+
+def test_numerics_name_the_library(llama: Engine) -> None:
+    assert f"llguidance-{version('llguidance')}" in llama.figures.numerics.split()
