@@ -9,7 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from gateway.grammars.rules import Rule, choice, json_rule, regex_rule, text_rule, token_rule
 from gateway.schemas.structured import Constraint, ConstraintKind, Structure, TagFields
 from services.errors import GrammarError
-from services.grammar.compiler import MOST_RULES
+from services.grammar.compiler import MOST_LINES
 from services.text import TextTables
 
 ANY_TEXT = r"/(.|\n)*/"  # of ordinary tokens
@@ -40,8 +40,8 @@ def _regex(pattern: str) -> Rule:
 
 def _grammar(text: str) -> Rule:
     """A grammar of the client, in Lark or GBNF. It is a grammar of its own, so its names cannot be those of others."""
-    if (lines := text.count("\n")) > MOST_RULES:  # the converter takes the square of their number
-        raise GrammarError(f"the grammar has {lines:,} lines; at most {MOST_RULES:,} are supported")
+    if (lines := text.count("\n")) > MOST_LINES:  # the converter takes the square of their number
+        raise GrammarError(f"the grammar has {lines:,} lines; at most {MOST_LINES:,} are supported")
     try:
         lark = any_to_lark(text)
     except Exception as error:  # the converter has no exception of its own for all mistakes
