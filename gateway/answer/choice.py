@@ -6,7 +6,7 @@ content, reasoning and calls of tools (`gateway/answer/parsers`). Without a pars
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.answer.parsers.pieces import Parser, Piece
 from gateway.answer.parsers.registry import make_parser
@@ -19,32 +19,30 @@ from services.requests import NO_GRAMMAR, NO_TOKEN_LEFT, FinishReason
 from services.text import Detokenizer, TextTables
 
 UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
-STOP = FinishReason.STOP.value
 TOOL_CALLS = "tool_calls"  # why a choice ended: it calls tools
 TEXT, REASONING, CALL = PartKind
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a choice has gained since the last delta: text that is final, and all tokens. `text`: the content. `number`:
-    that of its last token event, `STRIDE` times. `parsed`: the parts of an answer with a parser."""
+class Delta(NamedTuple):
+    """What a choice has gained since the last delta: text that is final, and all tokens. `text`: the content. `parts`:
+    those of an answer with a parser, otherwise None. It is a tuple, which is made faster than a dataclass: each token
+    of each stream makes one."""
 
     text: str
     tokens: list[int]
     logprobs: list[Logprobs]  # parallel to tokens; empty unless requested
     finish_reason: str | None  # "stop", "tool_calls" or "length" in the last delta
     first: bool  # the first delta of the choice
-    number: int
-    parsed: list[Part] | None
+    parts: list[Part] | None
 
     @property
     def reasoning(self) -> str:
-        return "".join([part.text for part in self.parsed or () if part.kind is REASONING])
+        return "".join([part.text for part in self.parts or () if part.kind is REASONING])
 
     @property
     def calls(self) -> list[Part]:
         """Of each call that the delta begins or continues."""
-        return [part for part in self.parsed or () if part.kind is CALL]
+        return [part for part in self.parts or () if part.kind is CALL]
 
 
 class Choice:
@@ -61,7 +59,7 @@ class Choice:
         "_parser",
         "_pieces",
         "_silent",
-        "_text",
+        "_texts",
         "_tokens",
         "added",
         "called",
@@ -102,7 +100,7 @@ class Choice:
         self._include_reasoning = include_reasoning
         self._pieces: list[tuple[Piece, int]] = []  # with a parser: each piece and its number
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
-        self._text = ""
+        self._texts: list[str] = []  # without a parser
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []
         self._end: End | None = None
@@ -140,32 +138,39 @@ class Choice:
             text += self._finish(event.end)
         if self._parser is not None:
             self._parse(self._parser, text, fresh)
-        elif fresh:
-            self._text += text
+        elif fresh and text:
+            self._texts.append(text)
 
     def take(self, allow_empty: bool = False) -> Delta | None:
         """What came since the last delta. None while there is no text, unless the choice has ended; with
         `allow_empty`, tokens without text also make a delta."""
-        if self.added <= self.sent or not (self._text or self._pieces or self.ended or (allow_empty and self._tokens)):
+        if self.added <= self.sent:
             return None
-        reason = self._end.reason.value if self._end else None
-        if reason == STOP and self.called:
-            reason = TOOL_CALLS
-        parsed = None
-        if self._parser is not None:
-            parsed, self._pieces = _joined(self._pieces), []
-            self._text = "".join([part.text for part in parsed if part.kind is TEXT])
-        delta = Delta(self._text, self._tokens, self._logprobs, reason, not self.sent, STRIDE * self.added, parsed)
-        self._text, self._tokens, self._logprobs = "", [], []
+        end, texts, pieces = self._end, self._texts, self._pieces
+        if end is None and not (texts or pieces or (allow_empty and self._tokens)):
+            return None
+        reason = None if end is None else self._reason(end)
+        if self._parser is None:
+            parts, text = None, texts[0] if len(texts) == 1 else "".join(texts)
+            self._texts = []
+        else:
+            parts, self._pieces = _joined(pieces), []
+            text = "".join([part.text for part in parts if part.kind is TEXT])
+        delta = Delta(text, self._tokens, self._logprobs, reason, not self.sent, parts)
+        self._tokens, self._logprobs = [], []
         self.sent = self.added
         return delta
+
+    def _reason(self, end: End) -> str:
+        return TOOL_CALLS if self.called and end.reason is FinishReason.STOP else end.reason.value
 
     def _parse(self, parser: Parser, text: str, fresh: bool) -> None:
         """Divide the text of the event that was taken last into parts."""
         pieces = parser.push(text) if text else []
         if self._end is not None:
             pieces += parser.finish()
-        for place, piece in enumerate(pieces):
+        assert len(pieces) < STRIDE, f"{len(pieces)} pieces of one token"
+        for number, piece in enumerate(pieces, STRIDE * self.added):
             if piece.kind is CALL:
                 self.called = True
             elif piece.kind is REASONING:
@@ -173,7 +178,7 @@ class Choice:
                 if not self._include_reasoning:
                     continue
             if fresh:
-                self._pieces.append((piece, STRIDE * self.added + min(place, STRIDE - 1)))
+                self._pieces.append((piece, number))
 
     def _finish(self, end: End) -> str:
         self.error = failure(end)

@@ -6,7 +6,9 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
-STRIDE = 64  # numbers of events per token, of answers that are parsed
+# Numbers of events per token, of answers that are parsed. A token brings as much text as a stop string may hold back
+# and its own, and no parser makes a piece of fewer than three characters on average.
+STRIDE = 512
 
 
 class PartKind(StrEnum):
@@ -20,8 +22,7 @@ class Part(NamedTuple):
     tuple, which is made faster than a dataclass: each token of each stream may make one.
 
     `number` is a function of token indices: `STRIDE` times the number of token events (including the end) up to the
-    last piece in it, plus the place of that piece among those of its token. Numbers of an answer never decrease; those
-    of different pieces are different unless a token has more than `STRIDE` of them, whose last ones have one number.
+    last piece in it, plus the place of that piece among those of its token. The numbers of an answer increase.
     """
 
     kind: PartKind

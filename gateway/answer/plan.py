@@ -80,11 +80,6 @@ class Plan:
     def chat(self) -> bool:
         return self.kind is AnswerKind.CHAT
 
-    @property
-    def parsed(self) -> bool:
-        """Whether a parser divides the text."""
-        return bool(self.tool_parser or self.reasoning_parser)
-
     def prompt_of(self, choice: int) -> list[int]:
         """The token ids of a choice's prompt."""
         return self.prompts[choice // self.n]

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.answer.parts import STRIDE
 from gateway.answer.transcript import Item, Transcript
 from services.messages import TokenEvent
 
 PLACES = 8  # numbers of events per number of a part
-CLOSE, OPEN = 1, 4  # places of the first event that closes an item, and of the first one that opens the next
+CLOSE_PLACE, OPEN_PLACE = 1, 4  # of the first event that closes an item, and of the first one that opens the next
 
 
 class Move(Enum):
@@ -33,15 +33,12 @@ class Move(Enum):
     CLOSE = "close"
 
 
-class Step(NamedTuple):
-    """`number`: of its first event; up to two more follow. `text`, `logprobs`: what the item gains, perhaps nothing.
-    It is a tuple, which is made faster than a dataclass: each token of each stream may make one."""
+OPEN, ADD, CLOSE = Move  # reading a member of an enum is slow, and each token of each stream takes this path
 
-    move: Move
-    item: Item
-    number: int
-    text: str = ""
-    logprobs: Sequence[dict[str, Any]] = ()
+
+# The move; its item; the number of its first event, which up to two more follow; and what the item gains, perhaps
+# nothing: text and log probabilities. A plain tuple is made fastest: each token of each stream makes one.
+Step = tuple[Move, Item, int, str, Sequence[dict[str, Any]]]
 
 
 class Steps:
@@ -52,7 +49,8 @@ class Steps:
         self._transcript = transcript
         self._opening = opening
         self._after = after
-        self._scale = PLACES * STRIDE if transcript.parsed else 1  # numbers per token event
+        self._places = PLACES if transcript.parsed else 1  # numbers of events per number of an addition
+        self._scale = PLACES * STRIDE if transcript.parsed else 1  # and per token event
         self._open: Item | None = None if transcript.parsed else transcript.items[0]
         self._last = opening  # the number of the last addition
 
@@ -76,19 +74,17 @@ class Steps:
         if self._open is None:
             return []
         last = self._last if self._transcript.parsed else self.end
-        return [Step(Move.CLOSE, self._open, last + CLOSE)]
+        return [(CLOSE, self._open, last + CLOSE_PLACE, "", ())]
 
     def _add(self, steps: list[Step], allow_empty: bool = False) -> None:
-        parsed = self._transcript.parsed
-        for addition in self._transcript.take(allow_empty):
-            item = addition.item
+        for item, text, number, logprobs in self._transcript.take(allow_empty):
             if item is not self._open:
                 if self._open is not None:
-                    steps.append(Step(Move.CLOSE, self._open, self._last + CLOSE))
-                steps.append(Step(Move.OPEN, item, self._last + OPEN))
+                    steps.append((CLOSE, self._open, self._last + CLOSE_PLACE, "", ()))
+                steps.append((OPEN, item, self._last + OPEN_PLACE, "", ()))
                 self._open = item
-            self._last = self._opening + (PLACES * addition.number if parsed else self._transcript.num_events)
-            steps.append(Step(Move.ADD, item, self._last, addition.text, addition.logprobs))
+            self._last = self._opening + self._places * number
+            steps.append((ADD, item, self._last, text, logprobs))
 
 
 def last_number(parsed: bool, num_events: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.answer.choice import UNANSWERED, Choice, choices_of, failure
 from gateway.answer.logprobs import chat_logprobs
@@ -24,21 +24,25 @@ class Item:
     kind: PartKind
     call: int = -1
     name: str | None = None
-    text: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
     def continued_by(self, part: Part) -> bool:
         return self.kind is part.kind and self.call == part.call
 
+    def add(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        self._texts.append(text)
+        if logprobs:
+            self.logprobs += logprobs
 
-class Addition(NamedTuple):
-    """What an item has gained: text, which is empty if a call has only its name, and log probabilities. `number`:
-    `Part.number` of an answer with a parser."""
 
-    item: Item
-    text: str
-    number: int
-    logprobs: list[dict[str, Any]]
+# What an item has gained: the item; text, which is empty if a call has only its name; `Part.number`, without a parser
+# the number of token events; and log probabilities. A plain tuple is made fastest: each token of each stream makes one.
+Addition = tuple[Item, str, int, list[dict[str, Any]]]
 
 
 class Transcript:
@@ -106,12 +110,15 @@ class Transcript:
         if self._with_logprobs:
             self._tokens += delta.tokens
             self._logprobs += delta.logprobs
-        if delta.parsed is None:
+        if delta.parts is None:
             logprobs = self._take_logprobs(len(self._tokens)) if self._tokens else []
-            return [self._add(self.items[0], delta.text, delta.number, logprobs)] if delta.text or logprobs else []
-        additions = [self._add_part(part) for part in delta.parsed]
+            if not (delta.text or logprobs):
+                return []
+            self.items[0].add(delta.text, logprobs)
+            return [(self.items[0], delta.text, self.num_events, logprobs)]
+        additions = [self._add_part(part) for part in delta.parts]
         if delta.finish_reason is not None and not self.items:
-            additions.append(self._add_part(Part(PartKind.TEXT, "", delta.number)))
+            additions.append(self._add_part(Part(PartKind.TEXT, "", STRIDE * self.num_events)))
         return additions
 
     def _add_part(self, part: Part) -> Addition:
@@ -122,12 +129,10 @@ class Transcript:
         count = part.number // STRIDE - self._scored
         self._scored += count
         logprobs = self._take_logprobs(count) if self._tokens else []
-        return self._add(self.items[-1], part.text, part.number, logprobs if part.kind is PartKind.TEXT else [])
-
-    def _add(self, item: Item, text: str, number: int, logprobs: list[dict[str, Any]]) -> Addition:
-        item.text += text
-        item.logprobs += logprobs
-        return Addition(item, text, number, logprobs)
+        if part.kind is not PartKind.TEXT:
+            logprobs = []
+        self.items[-1].add(part.text, logprobs)
+        return self.items[-1], part.text, part.number, logprobs
 
     def _take_logprobs(self, count: int) -> list[dict[str, Any]]:
         """The log probabilities of the first `count` tokens that wait."""

@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import Request
 
 from gateway.answer.parts import PartKind
-from gateway.answer.steps import Move, Step, Steps, last_number
+from gateway.answer.steps import ADD, OPEN, Steps, last_number
 from gateway.answer.transcript import Item, Transcript, transcript_of
 from gateway.anthropic.objects import MessageHead, message, new_block, stop, usage
 from gateway.errors import ApiError, Kind, anthropic_error_body
@@ -53,6 +53,8 @@ class MessageEventWriter:
         self._request_id = request_id
         self._opened = False
         self._id = b"id: " + head.id.encode() + b":" if with_ids else None
+        self._delta_item: Item | None = None
+        self._delta_head = b""
         self.done = False  # whether the last event has been written
 
     def write(self, events: list[TokenEvent]) -> bytes:
@@ -65,8 +67,11 @@ class MessageEventWriter:
         steps = self._steps.take(events)
         error = transcript.error
         frames = [] if self._opened or (error and transcript.num_events == 1) else self._opening()
-        for step in steps:
-            frames += self._frames_of(step)
+        for move, item, number, text, _ in steps:
+            if move is ADD:
+                frames.append(self._delta(item, number, text))
+            else:
+                frames += self._open(item, number) if move is OPEN else self._close(item, number)
         written = b"".join(frames)
         if transcript.end is None:
             return written
@@ -91,15 +96,6 @@ class MessageEventWriter:
         message_start = self._event("message_start", 0, {"message": message(self._head, None)})
         return [message_start, *begun, self._event("ping", LAST_OPENING, {})]
 
-    def _frames_of(self, step: Step) -> list[bytes]:
-        match step.move:
-            case Move.OPEN:
-                return self._open(step.item, step.number)
-            case Move.CLOSE:
-                return self._close(step.item, step.number)
-            case Move.ADD:
-                return [self._delta(step)] if step.text else []
-
     def _open(self, item: Item, number: int) -> list[bytes]:
         block = {"index": item.index, "content_block": new_block(self._head, item)}
         return [self._event("content_block_start", number, block)]
@@ -117,8 +113,8 @@ class MessageEventWriter:
     def _closing(self) -> list[bytes]:
         """The usage is that of the whole message, because clients overwrite that of `message_start` with it."""
         transcript, frames = self._transcript, []
-        for step in self._steps.close():
-            frames += self._frames_of(step)
+        for _, item, number, _, _ in self._steps.close():
+            frames += self._close(item, number)
         fields = {"delta": stop(transcript), "usage": usage(self._head, transcript)}
         frames.append(self._event("message_delta", self._steps.end + CLOSING, fields))
         return [*frames, _frame(b"message_stop", b'{"type":"message_stop"}')]
@@ -129,13 +125,18 @@ class MessageEventWriter:
             text = f"'Last-Event-ID' is of event {self._after}, the last one of '{self._head.id}' is {last}."
             raise ApiError(Kind.INVALID, text, "Last-Event-ID")
 
-    def _delta(self, step: Step) -> bytes:
-        """The constant parts are not encoded, because every token takes this path."""
-        if step.number <= self._after:
+    def _delta(self, item: Item, number: int, text: str) -> bytes:
+        if number <= self._after or not text:
             return b""
-        delta, text = DELTAS[step.item.kind], orjson.dumps(step.text)
-        data = b'{"type":"content_block_delta","index":%d,%b%b}}' % (step.item.index, delta, text)
-        return _frame(b"content_block_delta", data, self._id_line(step.number))
+        if item is not self._delta_item:
+            self._begin_deltas(item)
+        data = self._delta_head + orjson.dumps(text) + b"}}"
+        return _frame(b"content_block_delta", data, self._id_line(number))
+
+    def _begin_deltas(self, item: Item) -> None:
+        """The constant parts of deltas are made once for each block, because every token takes this path."""
+        self._delta_item = item
+        self._delta_head = b'{"type":"content_block_delta","index":%d,%b' % (item.index, DELTAS[item.kind])
 
     def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
         if number <= self._after:

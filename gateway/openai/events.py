@@ -44,7 +44,6 @@ class ChunkWriter:
         plan = answer.plan
         self._answer = answer
         self._chat = plan.chat
-        self._parsed = plan.parsed
         self._with_token_ids = plan.return_token_ids
         self._include_usage = plan.include_usage
         self._continuous_usage = plan.include_usage and plan.continuous_usage
@@ -110,7 +109,7 @@ class ChunkWriter:
         return frames
 
     def _chunk(self, choice: Choice, delta: Delta) -> bytes:
-        if self._parsed:
+        if delta.parts is not None:
             said = b'"delta":' + orjson.dumps(self._answer.delta(choice, delta))
         else:
             text = orjson.dumps(self._answer.text(choice, delta))

@@ -6,13 +6,14 @@ parser 2 and 3 open the message before its first token; with a parser an item is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from gateway.answer.choice import UNANSWERED
 from gateway.answer.parts import PartKind
-from gateway.answer.steps import Move, Step, Steps
+from gateway.answer.steps import ADD, OPEN, Steps
 from gateway.answer.transcript import Item, Transcript
 from gateway.errors import ApiError
 from gateway.responses.objects import ResponseHead, content_part, empty_response, new_item, output_item, response
@@ -39,7 +40,9 @@ class ResponseEventWriter:
         self._created = self._opened = self._failed = False
         self._last = max(after, 0)  # the number of the last event written
         self._id = b"id: " + head.id.encode() + b":" if with_ids else None
-        self._delta_head: tuple[Item, bytes] | None = None
+        self._delta_item: Item | None = None
+        self._delta_kind = self._delta_head = b""
+        self._scored = False  # deltas of the item have log probabilities
 
     @property
     def done(self) -> bool:
@@ -60,8 +63,11 @@ class ResponseEventWriter:
             frames += self._opening()
         if end is not None and end.reason is not FinishReason.ERROR and self._opened:
             steps += self._steps.close()
-        for step in steps:
-            frames += self._frames_of(step)
+        for move, item, number, text, logprobs in steps:
+            if move is ADD:
+                frames.append(self._delta(item, number, text, logprobs))
+            else:
+                frames += self._open(item, number) if move is OPEN else self._close(item, number)
         if end is not None:
             frames.append(self._closing(end.reason))
         return b"".join(frames)
@@ -79,15 +85,6 @@ class ResponseEventWriter:
         frames = [self._event("response.in_progress", 1, {"response": empty_response(self._head, "in_progress")})]
         return frames if self._transcript.parsed else frames + self._open(self._transcript.items[0], 2)
 
-    def _frames_of(self, step: Step) -> list[bytes]:
-        match step.move:
-            case Move.OPEN:
-                return self._open(step.item, step.number)
-            case Move.CLOSE:
-                return self._close(step.item, step.number)
-            case Move.ADD:
-                return [self._delta(step)] if step.text or step.logprobs else []
-
     def _open(self, item: Item, number: int) -> list[bytes]:
         """A call has no content part."""
         added = {"output_index": item.index, "item": new_item(self._head, item)}
@@ -98,14 +95,15 @@ class ResponseEventWriter:
         return frames
 
     def _close(self, item: Item, number: int) -> list[bytes]:
+        text = item.text
         done, place = DELTAS[item.kind] + ".done", self._place(item)
         if item.kind is PartKind.CALL:
-            frames = [self._event(done, number, place | {"name": item.name, "arguments": item.text})]
+            frames = [self._event(done, number, place | {"name": item.name, "arguments": text})]
         else:
             logprobs = {"logprobs": item.logprobs} if item.kind is PartKind.TEXT else {}
-            part = {"part": content_part(item.kind, item.text, item.logprobs)}
+            part = {"part": content_part(item.kind, text, item.logprobs)}
             frames = [
-                self._event(done, number, place | {"text": item.text} | logprobs),
+                self._event(done, number, place | {"text": text} | logprobs),
                 self._event("response.content_part.done", number + 1, place | part),
             ]
         whole = {"output_index": item.index, "item": output_item(self._head, self._transcript, item)}
@@ -121,18 +119,21 @@ class ResponseEventWriter:
         place = {"item_id": self._head.id_of(item), "output_index": item.index}
         return place if item.kind is PartKind.CALL else place | {"content_index": 0}
 
-    def _delta(self, step: Step) -> bytes:
-        """The constant parts are encoded once for each item, because every token takes this path."""
-        if step.number <= self._after:
+    def _delta(self, item: Item, number: int, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+        if number <= self._after or not (text or logprobs):
             return b""
-        kind = DELTAS[step.item.kind].encode() + b".delta"
-        if self._delta_head is None or self._delta_head[0] is not step.item:
-            place = orjson.dumps(self._place(step.item))[1:-1]
-            self._delta_head = (step.item, b'{"type":"%s",%s,"delta":' % (kind, place))
-        data = self._delta_head[1] + orjson.dumps(step.text)
-        if step.item.kind is PartKind.TEXT:
-            data += b',"logprobs":' + (orjson.dumps(step.logprobs) if step.logprobs else b"[]")
-        return self._frame(kind, step.number, data + b',"sequence_number":%d}' % step.number)
+        if item is not self._delta_item:
+            self._begin_deltas(item)
+        data = self._delta_head + orjson.dumps(text)
+        if self._scored:
+            data += b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]")
+        return self._frame(self._delta_kind, number, data + b',"sequence_number":%d}' % number)
+
+    def _begin_deltas(self, item: Item) -> None:
+        """The constant parts of deltas are encoded once for each item, because every token takes this path."""
+        self._delta_item, self._scored = item, item.kind is PartKind.TEXT
+        self._delta_kind = DELTAS[item.kind].encode() + b".delta"
+        self._delta_head = b'{"type":"%s",%s,"delta":' % (self._delta_kind, orjson.dumps(self._place(item))[1:-1])
 
     def _event(self, kind: str, number: int, fields: dict[str, Any]) -> bytes:
         if number <= self._after:

@@ -11,12 +11,11 @@ from frames import REQUEST, answer, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answer.choice import Choice
-from gateway.answer.parsers.pieces import CALL, TEXT, Piece
-from gateway.answer.parts import STRIDE, Part
+from gateway.answer.parts import Part
 from gateway.model import ServedModel
 from gateway.openai.answer import Answer
 from gateway.openai.events import DONE, ChunkWriter
+from gateway.schemas.generation import MAX_STOP_BYTES
 from services.messages import End, Logprobs, TokenEvent
 from services.requests import FinishReason
 
@@ -176,7 +175,7 @@ def test_parts_have_the_numbers_of_their_last_pieces(model: ServedModel, text: s
             for event in left[:size]:
                 choice.add(event)
             delta, left = choice.take(), left[size:]
-            given += delta.parsed or [] if delta else []
+            given += delta.parts or [] if delta else []
         return given
 
     single, grouped = parts(1), parts(9)
@@ -192,23 +191,16 @@ def test_parts_have_the_numbers_of_their_last_pieces(model: ServedModel, text: s
     assert before == max(numbers, default=-1)
 
 
-class ManyPieces:
-    """A parser that makes a piece of each character."""
-
-    def push(self, text: str) -> list[Piece]:
-        return [Piece(TEXT, c) if c.isspace() else Piece(CALL, c, place, "x") for place, c in enumerate(text)]
-
-    def finish(self) -> list[Piece]:
-        return []
-
-
-def test_numbers_of_more_pieces_than_a_token_has_numbers(model: ServedModel) -> None:
-    text = "a b" * STRIDE
-    choice = Choice(0, model.tokenizer.tables, (text,), frozenset(), parser=ManyPieces())
-    for event in events(model, text):
-        choice.add(event)  # the whole text is held back, as it may be the stop string, and comes with the end
+def test_a_stop_string_holds_back_many_calls(model: ServedModel) -> None:
+    """They come with one token, and each of them has a number of its own."""
+    text = "<tool_call>[" + '{"name":"a"},' * 77
+    choice = answer(model, tool_parser="hermes", stop=(text + "?",)).choices[0]
+    for event in events(model, text, reason=FinishReason.LENGTH):
+        assert not choice.take()
+        choice.add(event)
     delta = choice.take()
     assert delta is not None
-    numbers = [part.number - STRIDE * choice.added for part in delta.parsed or ()]
-    assert numbers == [min(place, STRIDE - 1) for place in range(3 * STRIDE)]
-    assert "".join(part.text for part in delta.parsed or ()) == text
+    assert delta.parts is not None
+    assert len(text) < MAX_STOP_BYTES
+    assert len(delta.parts) == 77
+    assert len({part.number for part in delta.parts}) == 77

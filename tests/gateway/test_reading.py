@@ -94,11 +94,12 @@ async def test_reasoning_follows_from_the_prompt(folder: Path, fields: dict[str,
 
 async def test_a_completion_is_not_parsed(folder: Path) -> None:
     fields = validate(CompletionRequest, {"prompt": "<think>", "max_tokens": 5})
-    assert not (await validator(folder).completion(fields, Caller("tenant"))).plan.parsed
+    made = (await validator(folder).completion(fields, Caller("tenant"))).plan
+    assert (made.tool_parser, made.reasoning_parser) == ("", "")
 
 
 async def test_settings_choose_the_parsers(folder: Path) -> None:
-    assert not (await plan(validator(folder, reasoning_parser="none"))).parsed
+    assert (await plan(validator(folder, reasoning_parser="none"))).reasoning_parser == ""
     plain = validator(folder, "{{ messages[0].content }}", reasoning_parser="qwen3", tool_call_parser="mistral")
     made = await plan(plain, tools=TOOLS)
     assert (made.reasoning_parser, made.tool_parser) == ("qwen3", "mistral")
