@@ -4,7 +4,9 @@
 beginning of the answer, or after `<|python_tag|>`; further ones after `;`.
 
 What turns out not to be a call before its arguments begin is content. What follows then is read as written: arguments
-are not checked. They end with their last bracket or, if that is missing, with the mark of the end.
+are not checked. They end with their last bracket or, if that is missing, with the mark of the end. An answer that ends
+within an object after a mark has this call if its name is complete; otherwise the object is content, or if calls
+precede it, left out.
 """
 
 from __future__ import annotations
@@ -58,9 +60,11 @@ class JsonCalls:
         if self._begun:
             self._read_object(held)
             held = self._mark
+        if self._in_block and self._read == self._in_object and self._object.name and not self._begun:
+            self._begin_call()
         if self._begun:
             self._end_call()
-        elif self._read != self._between or not self._called:
+        elif not (self._in_block and self._calls) or self._read == self._text:
             self._content.add("".join(self._raw) + held)
         self._content.finish()
         return self._writer.take()
