@@ -63,5 +63,5 @@ def plan_of(
         reasoning_parser=reading.reasoning_parser,
         reasoning_open=reading.reasoning_open,
         parallel_tool_calls=reading.parallel_tool_calls,
-        include_reasoning=fields.include_reasoning is not False,
+        include_reasoning=fields.shows_reasoning,
     )

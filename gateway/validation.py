@@ -143,7 +143,7 @@ class Validator:
         prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
-        self._check_effort(fields)
+        self._check_reasoning(fields)
         request = kind.prefix + caller.request_name(digest)
         reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
         grammar = self._grammars.grammar_of(fields, reading)
@@ -168,10 +168,10 @@ class Validator:
         )
         return ValidatedRequest(submission, plan, bool(fields.stream))
 
-    def _check_effort(self, fields: GenerationFields) -> None:
-        if fields.effort not in (None, "none") and not self._reading.reasoning_parser:
-            param = "reasoning_effort" if "reasoning_effort" in fields.model_fields_set else "reasoning"
-            text = f"Invalid '{param}': effort '{fields.effort}', but this model does not reason; leave it out."
+    def _check_reasoning(self, fields: GenerationFields) -> None:
+        param = fields.reasoning_field
+        if param is not None and not self._reading.reasoning_parser:
+            text = f"Invalid '{param}': it asks for reasoning, but this model does not reason; leave it out."
             raise ApiError(Kind.INVALID, text, param)
 
     def truncated(

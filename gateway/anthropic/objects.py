@@ -109,17 +109,20 @@ def stop(transcript: Transcript | None) -> dict[str, str | None]:
     return {"stop_reason": "tool_use" if transcript.called else "end_turn", "stop_sequence": None}
 
 
-def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, int]:
+def usage(head: MessageHead, transcript: Transcript | None) -> dict[str, Any]:
     """`input_tokens`: the prompt tokens that were computed; `cache_read_input_tokens`: those from the prefix cache,
     known after the end. `cache_creation_input_tokens` is always 0: writing to the cache is free."""
     end = transcript.end if transcript else None
     cached = end.cached if end else 0
-    return {
+    made: dict[str, Any] = {
         "input_tokens": head.plan.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": transcript.completion_tokens if transcript else 0,
     }
+    if head.plan.reasoning_parser:
+        made["output_tokens_details"] = {"thinking_tokens": transcript.reasoning_tokens if transcript else 0}
+    return made
 
 
 def _tier(plan: Plan) -> str:

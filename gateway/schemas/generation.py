@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -87,6 +87,8 @@ class StreamOptions(Strict):
 
 class GenerationFields(ConstraintFields, ABC):
     """Fields of every request for tokens; null means the default, as in OpenAI's API."""
+
+    effort_field: ClassVar[str] = "reasoning_effort"  # which `effort` comes from
 
     model: str | None = None  # the served model by default
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -202,6 +204,16 @@ class GenerationFields(ConstraintFields, ABC):
     def effort(self) -> Effort | None:
         """How much the model is to reason."""
         return None
+
+    @property
+    def reasoning_field(self) -> str | None:
+        """The field that asks the model to reason, if one does."""
+        return None if self.effort in (None, "none") else self.effort_field
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the answer has the model's reasoning."""
+        return self.include_reasoning is not False
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
@@ -13,6 +13,7 @@ from gateway.schemas.chat import Message
 from gateway.schemas.generation import Count, GenerationFields, stop_strings
 from gateway.schemas.strict import Strict, no_options, only
 from gateway.schemas.structured import Constraint, ConstraintKind, OutputFormat
+from gateway.schemas.thinking import Effort, TemplateKwargs, ThinkingConfig, template_variables
 from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
 from gateway.tools import ToolUse
 
@@ -36,7 +37,7 @@ def _tier(value: Any) -> Any:
 
 class OutputConfig(Strict):
     format: OutputFormat | None = None
-    effort: Annotated[None, only("none")] = None
+    effort: Effort | None = None
 
 
 class Conversation(Strict):
@@ -51,11 +52,12 @@ class Conversation(Strict):
     tools: MessageTools | None = None
     tool_choice: MessageToolChoice | None = None
     mcp_servers: Annotated[None, only([])] = None
-    thinking: Annotated[None, only({"type": "disabled"})] = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     context_management: Annotated[None, BeforeValidator(no_options)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
     @model_validator(mode="after")
     def _known_tools(self) -> Conversation:
@@ -68,6 +70,16 @@ class Conversation(Strict):
         if asked is None:
             return ToolUse(tools)
         return ToolUse(tools, asked.choice, not asked.disable_parallel_tool_use)
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.output_config.effort if self.output_config else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables that the request gives to the chat template."""
+        asked = self.thinking.variables if self.thinking else {}
+        return template_variables(asked | (self.chat_template_kwargs or {}), self.effort)
 
     @property
     def turns(self) -> list[Message]:
@@ -89,6 +101,8 @@ class MessageRequest(Conversation, GenerationFields):
     """Anthropic's fields, and those that Orca adds to chat except for several choices, log probabilities and token
     ids."""
 
+    effort_field = "output_config"
+
     max_tokens: Count
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = Field((), validation_alias="stop_sequences")
@@ -107,6 +121,16 @@ class MessageRequest(Conversation, GenerationFields):
         if self.output_config is None or self.output_config.format is None:
             return None
         return Constraint("output_config.format", ConstraintKind.JSON, self.output_config.format.schema_)
+
+    @property
+    def reasoning_field(self) -> str | None:
+        enabled = self.thinking is not None and self.thinking.type == "enabled"
+        return "thinking" if enabled else super().reasoning_field
+
+    @property
+    def shows_reasoning(self) -> bool:
+        omitted = self.thinking is not None and self.thinking.display == "omitted"
+        return super().shows_reasoning and not omitted
 
     @property
     def requested_logprobs(self) -> int | None:
@@ -136,11 +160,16 @@ class ToolUseBlock(TypedDict):
     input: dict[str, Any]
 
 
+class ThinkingTokens(TypedDict):
+    thinking_tokens: int
+
+
 class MessageUsage(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: NotRequired[ThinkingTokens]  # of a model that reasons
     service_tier: Literal["standard", "priority"]
 
 

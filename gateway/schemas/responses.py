@@ -143,6 +143,8 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationFields):
     """OpenAI's fields, and those that Orca adds to chat except for several choices and token ids."""
 
+    effort_field = "reasoning"
+
     input: Annotated[
         list[InputItem],
         BeforeValidator(_items, str | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]),

@@ -40,6 +40,19 @@ class Reasoning(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the older name
 
 
+class ThinkingConfig(Strict):
+    """Anthropic's `thinking`. `adaptive` leaves it to the model, as does a request without it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None  # no effect: `max_tokens` limits thinking and answer
+    display: Literal["summarized", "omitted"] | None = None  # a summary is what the model wrote
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template that it sets."""
+        return {} if self.type == "adaptive" else {"enable_thinking": self.type == "enabled"}
+
+
 def template_variables(kwargs: dict[str, Any] | None, effort: Effort | None) -> dict[str, Any]:
     """The variables that a request gives to the chat template. As in vLLM, an effort is one of them, and it sets
     `enable_thinking` unless `kwargs` do."""

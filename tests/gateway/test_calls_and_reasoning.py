@@ -136,7 +136,15 @@ def joined(events: list[Any]) -> list[Any]:
 def test_a_message_and_its_stream(calling: Stack) -> None:
     say: Any = [{"role": "user", "content": WRITTEN}]
     with anthropic.Anthropic(base_url=calling.url, api_key="none", max_retries=0) as client:
-        made = client.messages.create(model=NAME, max_tokens=120, messages=say, tools=BLOCK_TOOLS)
+        made = client.messages.create(
+            model=NAME,
+            max_tokens=120,
+            messages=say,
+            tools=BLOCK_TOOLS,
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        )
+        assert made.usage.output_tokens_details is not None
+        assert 0 < made.usage.output_tokens_details.thinking_tokens < made.usage.output_tokens
         with client.messages.stream(model=NAME, max_tokens=120, messages=say, tools=BLOCK_TOOLS) as stream:
             streamed = stream.get_final_message()
         assert [block.type for block in made.content] == ["thinking", "text", "tool_use"]

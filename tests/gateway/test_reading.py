@@ -19,6 +19,7 @@ from gateway.http.headers import Caller
 from gateway.model import ServedModel
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.validation import ValidatedRequest, Validator
 from services.messages import EngineFigures
 from services.models import ModelInfo
@@ -139,6 +140,41 @@ async def test_an_answer_in_a_format_may_begin_with_reasoning(folder: Path) -> N
     ]
     assert ["think" in grammar for grammar in grammars] == [True, True, False]
     assert ["<think>" in grammar for grammar in grammars] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "field", "shown"),
+    [
+        ({}, {}, None, True),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, {"enable_thinking": True}, "thinking", True),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}, None, True),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, {}, None, False),
+        (
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
+            {"enable_thinking": True, "reasoning_effort": "max"},
+            "output_config",
+            True,
+        ),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+            {"enable_thinking": False, "reasoning_effort": "low"},
+            "output_config",
+            True,
+        ),
+        (
+            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False},
+            "thinking",
+            True,
+        ),
+    ],
+)
+def test_thinking_of_a_message(asked: Any, variables: Any, field: str | None, shown: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5} | asked
+    fields = validate(MessageRequest, body)
+    assert (fields.template_variables, fields.reasoning_field, fields.shows_reasoning) == (variables, field, shown)
+    counted = validate(CountTokensRequest, {name: value for name, value in body.items() if name != "max_tokens"})
+    assert counted.template_variables == variables
 
 
 async def test_without_reasoning(folder: Path) -> None:
