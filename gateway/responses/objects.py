@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +81,11 @@ def new_item(head: ResponseHead, item: Item) -> dict[str, Any]:
 
 
 def output_item(head: ResponseHead, transcript: Transcript, item: Item) -> dict[str, Any]:
-    """The item with what it has so far. The last item is complete if the answer has ended by itself; the others are."""
+    """The item with what it has so far. The last item is complete if the answer has ended by itself, or if it is a call
+    whose arguments are whole; the others are."""
     end, status = transcript.end, "completed"
     if item is transcript.items[-1] and (end is None or end.reason is not FinishReason.STOP):
-        status = "incomplete" if end else "in_progress"
+        status = "in_progress" if end is None else "completed" if _whole(item) else "incomplete"
     return _item(head, item, status, item.text, [content_part(item.kind, item.text, item.logprobs)])
 
 
@@ -104,6 +106,17 @@ def _item(head: ResponseHead, item: Item, status: str, text: str, content: list[
         case PartKind.CALL:
             call = {"call_id": head.call_id(item), "name": item.name, "arguments": text}
             return {"id": id, "type": "function_call", "status": status, **call}
+
+
+def _whole(item: Item) -> bool:
+    """Whether it is a call whose arguments are JSON."""
+    if item.kind is not PartKind.CALL:
+        return False
+    try:
+        json.loads(item.text)
+    except ValueError:
+        return False
+    return True
 
 
 def _output(head: ResponseHead, transcript: Transcript) -> list[dict[str, Any]]:
