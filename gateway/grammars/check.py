@@ -43,7 +43,8 @@ class GrammarCheck:
         tables = self._model.tokenizer.tables
         try:
             answer = None if constraint is None else rule_of(constraint, tables)
-            rule = tool_rule(use, reading.tool_parser, tables, answer)
+            thinks = bool(reading.reasoning_parser) and not reading.reasoning_open
+            rule = tool_rule(use, reading.tool_parser, tables, answer, thinks)
             if rule is None:
                 return ""
             for name in CONTRADICTING:

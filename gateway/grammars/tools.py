@@ -12,6 +12,7 @@ from services.text import TextTables
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 TEXT = r"/(.|\n)*/"  # ordinary tokens; a grammar that allows text only does not allow special tokens
+NO_THINKING = r" & ~/\s*<think>(.|\n)*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,11 @@ SYNTAXES = {  # by the name of the parser that reads them
 }
 
 
-def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None) -> Rule | None:
+def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None, thinks: bool = False) -> Rule | None:
     """The rule of an answer with the tools of a request; None if any text may follow. `answer`: the rule of an answer
-    without calls, if the request has one. `family`: the parser that reads the calls.
+    without calls, if the request has one. `family`: the parser that reads the calls. `thinks`: the output may begin
+    with thinking, which is not part of the rule: free text does not begin like it, so that a mark within the thinking
+    does not begin a call.
 
     Calls follow the schemas of their tools where calls are required or the tool is strict; otherwise the arguments are
     any object."""
@@ -58,7 +61,7 @@ def tool_rule(use: ToolUse, family: str, tables: TextTables, answer: Rule | None
         return _calls(syntax, use, tables)
     if answer is not None:
         return choice([_calls(syntax, use, tables), answer])
-    return _text_or_calls(syntax, use, tables) if use.constrains else None
+    return _text_or_calls(syntax, use, tables, thinks) if use.constrains else None
 
 
 def _calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:
@@ -68,16 +71,16 @@ def _calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:
     return Rule("@calls", (("calls", "\n".join(lines)),))
 
 
-def _text_or_calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:
+def _text_or_calls(syntax: Syntax, use: ToolUse, tables: TextTables, thinks: bool) -> Rule:
     """Free text, and calls after it. What follows the mark of a call is a call."""
-    rest = _after_mark(syntax, use, tables)
+    rest, limit = _after_mark(syntax, use, tables), NO_THINKING if thinks else ""
     if not syntax.begin:  # text that does not begin like a call
-        lines = ["start: after_mark | OTHER", r"OTHER: /(\s*[^\s{](.|\n)*)?/"]
+        lines = ["start: after_mark | OTHER", r"OTHER: /(\s*[^\s{](.|\n)*)?/" + limit]
     elif is_special(syntax.begin, tables):  # not part of text
         mark = token_rule(syntax.begin, tables).expression
-        lines = [f"start: TEXT | TEXT {mark} after_mark", f"TEXT: {TEXT}"]
+        lines = [f"start: TEXT | TEXT {mark} after_mark", f"TEXT: {TEXT}{limit}"]
     else:  # lazy: the first mark begins calls
-        lines = ["start: TEXT | begun after_mark", f"begun[lazy]: TEXT {_text(syntax.begin)}", f"TEXT: {TEXT}"]
+        lines = ["start: TEXT | begun after_mark", f"begun[lazy]: TEXT {_text(syntax.begin)}", f"TEXT: {TEXT}{limit}"]
     return Rule("@calls", (("calls", "\n".join([*lines, *rest])),))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ import pytest
 from gateway.answer.parsers.registry import make_parser
 from gateway.answer.parts import PartKind
 from gateway.grammars.rules import json_rule
+from gateway.grammars.thinking import with_reasoning
 from gateway.grammars.tools import SYNTAXES, tool_rule
 from gateway.tools import Tool, ToolChoice, ToolUse
 from services.errors import GrammarError
@@ -57,9 +59,10 @@ def grammar(use: ToolUse, family: str, answer: Any = None) -> str:
     return rule.grammar()
 
 
-def drawn(grammar: str, rng: random.Random) -> str:
-    """A text of the grammar, with special tokens spelled out."""
-    matcher, tokens = GRAMMARS.matcher(grammar), list[int]()
+def drawn(grammar: str, rng: random.Random, begun: Sequence[int] = ()) -> str:
+    """A text of the grammar that begins with the tokens `begun`, with special tokens spelled out."""
+    matcher, tokens = GRAMMARS.matcher(grammar), list(begun)
+    matcher.consume(tokens)
     while not matcher.ended:
         mask = int.from_bytes(matcher.mask(), "little")
         allowed = [id for id in range(len(SPELLED)) if mask >> id & 1]
@@ -172,6 +175,52 @@ def test_calls_or_an_answer_in_a_format(family: str) -> None:
     for text in ("It rains.", '{"b": 1}', written(family, WRONG)):
         assert not accepts(either, text), text
     assert not accepts(grammar(USES["required"], family, answer), '{"a": 1}')
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["in thinking", "before it"])
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_calls_in_thinking_are_not_calls(family: str, opened: bool) -> None:
+    rule = tool_rule(ToolUse(TOOLS), family, TABLES, None, thinks=not opened)
+    assert rule is not None
+    free, begin = with_reasoning(rule, TABLES, opened).grammar(), "" if opened else "<think>"
+    wrong, right = written(family, WRONG), written(family, RIGHT)
+    if SYNTAXES[family].begin.encode() in MARKS:  # thinking has no special tokens
+        thoughts = ["Hm."]
+    else:
+        thoughts = ["", "Hm.", wrong, f"I call {wrong} or {right}", "<tool_call>"]
+    for thought in thoughts:
+        thinking = f"{begin}{thought}</think>"
+        for text in ("", "It rains.", right):
+            assert accepts(free, thinking + text), thinking + text
+        assert not accepts(free, thinking + wrong), thinking + wrong
+        assert not accepts(free, thinking + "\n\n" + wrong)
+    if not opened:
+        for text in ("", "It rains <think>", "<thin", right):
+            assert accepts(free, text)
+        assert not accepts(free, wrong)
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_drawn_texts_with_thinking_have_right_calls(family: str) -> None:
+    rule, rng = tool_rule(ToolUse(TOOLS), family, TABLES, None, thinks=True), random.Random(family)
+    assert rule is not None
+    text_of, schemas, seen = with_reasoning(rule, TABLES, False).grammar(), {tool.name: tool for tool in TOOLS}, 0
+    mark = SYNTAXES[family].begin.encode() or b"{"
+    begun = [SPELLED.index(mark)] if mark in MARKS else list(mark)
+    for lead in (b"<think>so </think>", b"<think><tool_call>{so</think>", b""):
+        for _ in range(3):
+            parser = make_parser(family, "qwen3", False, True)
+            assert parser is not None
+            text = drawn(text_of, rng, [*lead, *begun])
+            calls: dict[int, list[str]] = {}
+            for piece in [*parser.push(text), *parser.finish()]:
+                if piece.kind is PartKind.CALL:
+                    calls.setdefault(piece.call, [piece.name or ""]).append(piece.text)
+            for name, *arguments in calls.values():
+                seen += 1
+                if schemas[name].strict:
+                    jsonschema.validate(json.loads("".join(arguments)), schemas[name].schema)
+    assert seen
 
 
 def test_what_needs_no_grammar() -> None:
