@@ -9,10 +9,13 @@ from gateway.answer.parsers.thinking import BEGIN, END
 from gateway.errors import ApiError, Kind
 from gateway.grammars.rules import is_special
 from gateway.tools import ToolUse
+from services.errors import ModelError
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
 AUTO, NONE = "auto", "none"  # of the settings
+FALLBACK = "smollm2"  # the parser for templates that do not know tools (see `tool_fallback`)
+READ_FALLBACK = (FALLBACK, "hermes")  # which read the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,11 @@ class ModelReading:
     chat template writes."""
 
     def __init__(self, tokenizer: Tokenizer, settings: Settings) -> None:
+        """Raises ModelError for a parser that does not read the calls that the model is asked for."""
         self._tokenizer = tokenizer
+        if not tokenizer.template_knows_tools and settings.tool_call_parser not in (AUTO, NONE, *READ_FALLBACK):
+            text = f"tool_call_parser={settings.tool_call_parser}: the model's chat template does not know tools, and"
+            raise ModelError(f"{text} the server describes calls in the syntax that '{FALLBACK}' reads")
         self.tool_parser = _chosen(settings.tool_call_parser, tool_family(tokenizer))
         self.reasoning_parser = _chosen(settings.reasoning_parser, reasoning_family(tokenizer))
 
@@ -61,7 +68,7 @@ def tool_family(tokenizer: Tokenizer) -> str:
     """The parser of the calls that the chat template writes in the history; empty if it is of no known family. A
     template that does not know tools gets text in the syntax of `smollm2`."""
     if not tokenizer.template_knows_tools:
-        return "smollm2"
+        return FALLBACK
     text = tokenizer.config.tool_template or tokenizer.config.chat_template or ""
     if "[TOOL_CALLS]" in text:
         return "mistral"

@@ -21,6 +21,7 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.messages import CountTokensRequest, MessageRequest
 from gateway.validation import ValidatedRequest, Validator
+from services.errors import ModelError
 from services.messages import EngineFigures
 from services.models import ModelInfo
 from services.settings.settings import Settings
@@ -101,9 +102,11 @@ async def test_a_completion_is_not_parsed(folder: Path) -> None:
 
 async def test_settings_choose_the_parsers(folder: Path) -> None:
     assert (await plan(validator(folder, reasoning_parser="none"))).reasoning_parser == ""
-    plain = validator(folder, "{{ messages[0].content }}", reasoning_parser="qwen3", tool_call_parser="mistral")
+    plain = validator(folder, "{{ messages[0].content }}", reasoning_parser="qwen3", tool_call_parser="hermes")
     made = await plan(plain, tools=TOOLS)
-    assert (made.reasoning_parser, made.tool_parser) == ("qwen3", "mistral")
+    assert (made.reasoning_parser, made.tool_parser) == ("qwen3", "hermes")
+    with pytest.raises(ModelError, match="tool_call_parser=mistral: the model's chat template does not know tools"):
+        validator(folder, "{{ messages[0].content }}", tool_call_parser="mistral")
     with pytest.raises(ApiError, match="how this model writes calls"):
         await plan(validator(folder, tool_call_parser="none"), tools=TOOLS)
 
