@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -99,3 +100,19 @@ def told(events: Iterable[Event]) -> list[Any]:
 
 def numbers(events: Iterable[Event]) -> list[int]:
     return [event.number for event in events if event.number is not None]
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def object_of(text: str) -> dict[str, Any]:
+    try:
+        made = json.loads(text)
+    except ValueError:
+        return {}
+    return made if isinstance(made, dict) else {}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lives import grouped
-from parsed_lives import ARGUMENTS, CALL, STOP, Event, ParsedLife, numbers, parsed_lives, told
+from parsed_lives import ARGUMENTS, CALL, STOP, Event, ParsedLife, is_json, numbers, object_of, parsed_lives, told
 from pydantic import TypeAdapter
 
 from gateway.answer.plan import AnswerKind, Plan
@@ -239,22 +239,6 @@ def test_the_order_is_anthropic_s(tokenizer: Tokenizer, life: ParsedLife) -> Non
     assert blocks == Messages().items(tokenizer, life)
     ends = {FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
     assert events[-1]["delta"]["stop_reason"] == ends[reason]
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def object_of(text: str) -> dict[str, Any]:
-    try:
-        made = json.loads(text)
-    except ValueError:
-        return {}
-    return made if isinstance(made, dict) else {}
 
 
 # --- objects -------------------------------------------------------------------------------------------------
