@@ -1,0 +1,19 @@
+"""Whether a text is JSON that is valid by a schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+
+
+def error_of(text: str, schema: dict[str, Any] | bool) -> str:
+    """Why `text` is no JSON that is valid by `schema`; empty if it is. The draft is the schema's, or 2020-12."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        return f"no JSON, {error}"
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    worst = jsonschema.exceptions.best_match(validator.iter_errors(document))
+    return str(worst.message) if worst else ""
