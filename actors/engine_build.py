@@ -14,6 +14,7 @@ SOURCES = (
     "services/engine",
     "services/grammar",
     "services/models",
+    "services/text",
     "services/background.py",
     "services/child_environment.py",
     "services/errors.py",

@@ -66,15 +66,16 @@ def chat_tokens(
     param: str = "messages",
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> list[int]:
     """The prompt of a conversation. `param`: the field with the messages. By default the prompt ends with the beginning
-    of an answer unless the final message is continued.
+    of an answer unless the final message is continued. `tools`: as chat templates expect them.
 
     Raises ApiError if the chat template refuses the messages or the prompt exceeds the context length."""
     begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     conversation = [message.for_template() for message in messages]
     try:
-        text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message)
+        text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message, tools)
         return text_tokens(model, [text], add_special_tokens, param)[0]
     except ValueError as error:
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None

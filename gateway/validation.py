@@ -94,6 +94,7 @@ class Validator:
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
+            tools=fields.tool_use.for_template(),
         )
         return self.request(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-NO_TOKEN_LEFT = "logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
+NO_TOKEN_LEFT = (
+    "the grammar, logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
+)
 BATCH_CLASS = 9  # the class of lines of batches, later than all classes that a request can ask for
 
 

@@ -1,34 +1,56 @@
-"""One choice of an answer: tokens become deltas of text, held back while a stop string or a character is incomplete.
+"""One choice of an answer: tokens become deltas, held back while a stop string, a character or a mark is incomplete.
 
-The events of all three APIs are made of these deltas. A parser of what a model family writes besides text (tool calls,
-reasoning) belongs between the detokenizer and `Delta`.
+The events of all APIs are made of these deltas. Between the detokenizer and a delta, a parser may divide the text into
+content, reasoning and calls of tools (`gateway/answer/parsers`). Without a parser all of it is content.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gateway.answer.logprobs import chat_logprobs
+from gateway.answer.parsers.pieces import Parser
+from gateway.answer.parsers.registry import make_parser
+from gateway.answer.parts import STRIDE, Part, PartKind
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from services.messages import End, Logprobs, PromptLogprobs, TokenEvent
 from services.requests import NO_TOKEN_LEFT, FinishReason
-from services.text import Detokenizer, TextTables, Tokenizer
+from services.text import Detokenizer, TextTables
 
 UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
+STOP = FinishReason.STOP.value
+TOOL_CALLS = "tool_calls"  # why a choice ended: it calls tools
+TEXT, REASONING, CALL = PartKind
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a choice has gained since the last delta: text that is final, and all tokens."""
+    """What a choice has gained since the last delta: text that is final, and all tokens. `text`: the content. `number`:
+    that of its last token event, `STRIDE` times. `parsed`: the parts of an answer with a parser."""
 
     text: str
     tokens: list[int]
     logprobs: list[Logprobs]  # parallel to tokens; empty unless requested
-    finish_reason: str | None = None  # "stop" or "length" in the last delta
-    first: bool = False  # the first delta of the choice
+    finish_reason: str | None  # "stop", "tool_calls" or "length" in the last delta
+    first: bool  # the first delta of the choice
+    number: int
+    parsed: list[Part] | None
+
+    @property
+    def parts(self) -> list[Part]:
+        if self.parsed is not None:
+            return self.parsed
+        return [Part(TEXT, self.text, self.number, begin=self.number)] if self.text else []
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([part.text for part in self.parsed or () if part.kind is REASONING])
+
+    @property
+    def calls(self) -> list[Part]:
+        """Of each call that the delta begins or continues."""
+        return [part for part in self.parsed or () if part.kind is CALL]
 
 
 class Choice:
@@ -41,14 +63,18 @@ class Choice:
         "_detokenizer",
         "_end",
         "_logprobs",
+        "_parser",
+        "_parts",
         "_silent",
         "_text",
         "_tokens",
         "added",
+        "called",
         "completion_tokens",
         "error",
         "index",
         "prompt_logprobs",
+        "reasoning_tokens",
         "sent",
     )
 
@@ -61,17 +87,22 @@ class Choice:
         sent: int = 0,
         include_stop: bool = False,
         silent: bool = False,
+        parser: Parser | None = None,
     ) -> None:
         """`stop_ids`: the tokens that end this choice, including EOS. Their text is removed from the answer
         (`End.cut`) unless `include_stop` is set, which also keeps the text of a stop string. `silent`: the tokens are
-        not part of the answer."""
+        not part of the answer. `parser`: divides the text; without it, all of the text is content."""
         self.index = index
         self.sent = sent
         self.added = 0  # number of events taken
         self.completion_tokens = 0
         self.error: ApiError | None = None  # why the choice ended without an answer
         self.prompt_logprobs: PromptLogprobs | None = None  # arrive with the first token, if requested
+        self.reasoning_tokens = 0  # completion tokens up to the end of the reasoning
+        self.called = False  # whether the text so far has a call
         self._silent = silent
+        self._parser = parser
+        self._parts: list[Part] = []  # with a parser
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._text = ""
         self._tokens: list[int] = []
@@ -104,19 +135,42 @@ class Choice:
                     self._logprobs.append(event.logprobs)
         if event.end is not None:
             text += self._finish(event.end)
-        if fresh:
+        if self._parser is not None:
+            self._parse(self._parser, text, fresh)
+        elif fresh:
             self._text += text
 
     def take(self, allow_empty: bool = False) -> Delta | None:
         """What came since the last delta. None while there is no text, unless the choice has ended; with
         `allow_empty`, tokens without text also make a delta."""
-        if self.added <= self.sent or not (self._text or self.ended or (allow_empty and self._tokens)):
+        if self.added <= self.sent or not (self._text or self._parts or self.ended or (allow_empty and self._tokens)):
             return None
         reason = self._end.reason.value if self._end else None
-        delta = Delta(self._text, self._tokens, self._logprobs, reason, first=not self.sent)
+        if reason == STOP and self.called:
+            reason = TOOL_CALLS
+        parsed = None
+        if self._parser is not None:
+            parsed, self._parts = self._parts, []
+        delta = Delta(self._text, self._tokens, self._logprobs, reason, not self.sent, STRIDE * self.added, parsed)
         self._text, self._tokens, self._logprobs = "", [], []
         self.sent = self.added
         return delta
+
+    def _parse(self, parser: Parser, text: str, fresh: bool) -> None:
+        """Divide the text of the event that was taken last into parts."""
+        pieces = parser.push(text) if text else []
+        if self._end is not None:
+            pieces += parser.finish()
+        for place, piece in enumerate(pieces):
+            if piece.kind is CALL:
+                self.called = True
+            elif piece.kind is REASONING:
+                self.reasoning_tokens = self.completion_tokens
+            if fresh:
+                if piece.kind is TEXT:
+                    self._text += piece.text
+                number = STRIDE * self.added + min(place, STRIDE - 1)
+                add_part(self._parts, Part(piece.kind, piece.text, number, piece.call, piece.name, number))
 
     def _finish(self, end: End) -> str:
         self.error = failure(end)
@@ -126,57 +180,13 @@ class Choice:
         return self._detokenizer.finish(end.cut)
 
 
-class Transcript:
-    """The text and log probabilities of an answer with one choice so far, a function of its token events.
-
-    `num_events` counts the events taken, including the end.
-    """
-
-    def __init__(self, choice: Choice, tokenizer: Tokenizer, with_logprobs: bool) -> None:
-        self._choice = choice
-        self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
-        self.num_events = 0
-        self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
-        self.end: End | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        return self._choice.completion_tokens
-
-    @property
-    def error(self) -> ApiError | None:
-        """Why the request ended without an answer."""
-        return failure(self.end) if self.end else None
-
-    def add(self, event: TokenEvent) -> None:
-        """Take the next event. An end without an answer leaves the text as it is."""
-        self.num_events = event.index + 1
-        if event.end is not None:
-            self.end = event.end
-            if event.end.reason in UNANSWERED:
-                return
-        self._choice.add(event)
-
-    def add_all(self, events: list[TokenEvent]) -> None:
-        for event in events:
-            self.add(event)
-
-    def take(self, allow_empty: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """The text that became final since the last call, and the log probabilities of its tokens.
-
-        Tokens without text wait for the next token with text, unless `allow_empty` is set or the answer has ended.
-        """
-        delta = self._choice.take(allow_empty or self.end is not None)
-        if delta is None:
-            return "", []
-        logprobs = []
-        if self._with_logprobs:
-            logprobs = chat_logprobs(self._tokenizer, delta.tokens, delta.logprobs)["content"]
-        self.text += delta.text
-        self.logprobs += logprobs
-        return delta.text, logprobs
+def add_part(parts: list[Part], part: Part) -> None:
+    """Append `part`, joined with the last one if it continues it."""
+    last = parts[-1] if parts else None
+    if last is not None and last.kind is part.kind and last.call == part.call:
+        parts[-1] = Part(last.kind, last.text + part.text, part.number, last.call, last.name, last.begin)
+    else:
+        parts.append(part)
 
 
 def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> list[Choice]:
@@ -185,14 +195,11 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
     eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
     stop_ids = eos.union(plan.stop_token_ids)
     counts = [*sent, *[0] * (plan.choices - len(sent))]
-    return [
-        Choice(i, tables, plan.stop, stop_ids, counts[i], plan.include_stop, plan.silent) for i in range(plan.choices)
-    ]
-
-
-def transcript_of(plan: Plan, model: ServedModel) -> Transcript:
-    """An empty transcript for the events of a request with one choice."""
-    return Transcript(choices_of(plan, model)[0], model.tokenizer, plan.with_logprobs)
+    choices = []
+    for i in range(plan.choices):
+        parser = make_parser(plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls)
+        choices.append(Choice(i, tables, plan.stop, stop_ids, counts[i], plan.include_stop, plan.silent, parser))
+    return choices
 
 
 def tables_of(plan: Plan, model: ServedModel) -> TextTables:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from gateway.answer.choice import Transcript, transcript_of
+from gateway.answer.transcript import Transcript, transcript_of
 from gateway.anthropic.objects import MessageHead, message, stop, text_block, usage
 from gateway.errors import ApiError, Kind, anthropic_error_body
 from gateway.http.headers import Position
@@ -60,7 +60,8 @@ class MessageEventWriter:
                 transcript.take(allow_empty=True)
         error = transcript.error
         frames = [] if self._opened or (error and transcript.num_events == 1) else self._opening()
-        text, _ = transcript.take()
+        parts, _ = transcript.take()
+        text = "".join([part.text for part in parts])
         if text:
             frames.append(self._delta(text))
         written = b"".join(frames)

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import orjson
 
-from gateway.answer.choice import Transcript, transcript_of
 from gateway.answer.plan import Plan
+from gateway.answer.transcript import Transcript, transcript_of
 from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.pool_client.generation import Generation

@@ -94,4 +94,5 @@ def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     gateway.validator.check_model(fields.model)
     turns = fields.turns
     continues = turns[-1].role == "assistant"
-    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues)
+    tools = fields.tool_use.for_template()
+    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues, tools=tools)

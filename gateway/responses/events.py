@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from gateway.answer.choice import UNANSWERED, Transcript
+from gateway.answer.choice import UNANSWERED
+from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError
 from gateway.responses.objects import ResponseHead, empty_response, message, response, text_part
 from services.messages import TokenEvent
@@ -54,7 +55,8 @@ class ResponseEventWriter:
         end = self._transcript.end
         if not self._opened and (end is None or end.reason not in UNANSWERED or self._transcript.num_events > 1):
             frames += self._opening()
-        text, logprobs = self._transcript.take()
+        parts, logprobs = self._transcript.take()
+        text = "".join([part.text for part in parts])
         if text or logprobs:
             frames.append(self._delta(text, logprobs))
         if end is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answer.choice import Transcript, failure
+from gateway.answer.choice import failure
 from gateway.answer.plan import AnswerKind
+from gateway.answer.transcript import Transcript
 from gateway.errors import Kind
 from services.messages import End
 from services.requests import FinishReason

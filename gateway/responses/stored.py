@@ -11,8 +11,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
-from gateway.answer.choice import transcript_of
 from gateway.answer.plan import AnswerKind
+from gateway.answer.transcript import transcript_of
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.gateway import Gateway
 from gateway.model import ServedModel

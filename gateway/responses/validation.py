@@ -81,7 +81,8 @@ async def _conversation(
 
 def _prompt(gateway: Gateway, fields: ResponseRequest, conversation: list[Message]) -> list[int]:
     instructions = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
-    return chat_tokens(gateway.model, [*instructions, *turns(conversation)], param="input")
+    tools = fields.tool_use.for_template()
+    return chat_tokens(gateway.model, [*instructions, *turns(conversation)], param="input", tools=tools)
 
 
 async def _earlier(gateway: Gateway, id: str, tenant: str) -> tuple[list[Message], list[str]]:

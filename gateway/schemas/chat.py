@@ -12,6 +12,8 @@ from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, 
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, only, too_deep
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
+from gateway.tools import ToolChoice, ToolUse
 
 TEXT_PARTS = TextParts(
     {"text": "text", "refusal": "refusal"},
@@ -127,11 +129,11 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[None, only({"type": "text"})] = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
-    parallel_tool_calls: bool | None = None  # no effect without tools
-    functions: Annotated[None, only([])] = None
-    function_call: Annotated[None, only("none", "auto")] = None
+    tools: ChatTools | None = None
+    tool_choice: ChatToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[None, only([], instead="tools")] = None
+    function_call: Annotated[None, only("none", "auto", instead="tool_choice")] = None
     modalities: Annotated[None, only(["text"])] = None
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
@@ -152,7 +154,13 @@ class ChatRequest(GenerationFields):
             raise contradiction("continue_final_message", OPEN)
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
+        check_tools(self.tool_use)
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools = [tool.tool for tool in self.tools or ()]
+        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.schemas.strict import Strict, contradiction, no_options, only
+from gateway.tools import NO_TOOLS, ToolUse
 from services.requests import SamplingParams
 
 MAX_STOPS = 16
@@ -190,6 +191,11 @@ class GenerationFields(Strict, ABC):
     def echoes(self) -> bool:
         """Whether the answer's text begins with the prompt."""
         return False
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """The tools and how they may be called."""
+        return NO_TOOLS
 
     @property
     def scored(self) -> int | None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from gateway.schemas.blocks import TEXT_BLOCKS, InputMessage, turn
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import Count, GenerationFields, stop_strings
 from gateway.schemas.strict import Strict, no_options, only
-from gateway.schemas.text_parts import TextParts
+from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
+from gateway.tools import ToolUse
 
-SEPARATOR = "\n\n"  # between consecutive messages of one role, which form one turn
-TEXT_BLOCKS = TextParts(
-    {"text": "text"},
-    ignored=frozenset({"cache_control"}),
-    noun="block",
-    unsupported="has a block of type '{kind}'; this server takes text alone, and no tools yet",
-)
 TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -38,13 +33,6 @@ def _tier(value: Any) -> Any:
     return value and TIERS[value]
 
 
-class InputMessage(Strict):
-    """One message, its content as one text."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(TEXT_BLOCKS.text)]
-
-
 class Conversation(Strict):
     """The fields that determine the prompt, and those that would if they were supported.
 
@@ -54,8 +42,8 @@ class Conversation(Strict):
     model: str | None = None  # the served model by default
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]
     system: Annotated[str | None, BeforeValidator(TEXT_BLOCKS.optional_text)] = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only({"type": "none"}, {"type": "auto"})] = None  # equivalent without tools
+    tools: MessageTools | None = None
+    tool_choice: MessageToolChoice | None = None
     mcp_servers: Annotated[None, only([])] = None
     thinking: Annotated[None, only({"type": "disabled"})] = None
     output_config: Annotated[None, BeforeValidator(no_options)] = None
@@ -63,14 +51,27 @@ class Conversation(Strict):
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _known_tools(self) -> Conversation:
+        check_tools(self.tool_use)
+        return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools, asked = [tool.tool for tool in self.tools or ()], self.tool_choice
+        if asked is None:
+            return ToolUse(tools)
+        return ToolUse(tools, asked.choice, not asked.disable_parallel_tool_use)
+
     @property
     def turns(self) -> list[Message]:
         """The conversation as a chat: the system prompt first, consecutive messages of one role merged as in
         Anthropic's API. An empty last message of the assistant is dropped, because there is nothing to continue."""
-        system = [InputMessage(role="system", content=self.system)] if self.system else []
+        system = [InputMessage.model_validate({"role": "system", "content": self.system})] if self.system else []
         groups = groupby([*system, *self.messages], key=lambda message: message.role)
-        turns = [Message(role=role, content=SEPARATOR.join(m.content for m in group)) for role, group in groups]
-        empty = turns[-1].role == "assistant" and not turns[-1].text.strip() and len(turns) > 1
+        turns = [made for role, group in groups for made in turn(role, list(group))]
+        last = turns[-1]
+        empty = last.role == "assistant" and not last.text.strip() and not last.tool_calls and len(turns) > 1
         return turns[:-1] if empty else turns
 
 

@@ -11,6 +11,8 @@ from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools
+from gateway.tools import ToolChoice, ToolUse
 
 TEXT_PARTS = TextParts(
     {
@@ -154,10 +156,10 @@ class ResponseRequest(GenerationFields):
     text: TextOptions | None = None
     truncation: Annotated[None, only("disabled")] = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None  # equivalent without tools
-    parallel_tool_calls: bool | None = None  # no effect without tools
-    max_tool_calls: Count | None = None  # no effect without tools
+    tools: ResponseTools | None = None
+    tool_choice: ResponseToolChoice = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None  # no effect: it limits calls of tools that the server runs
     conversation: Annotated[None, only()] = None
     context_management: Annotated[None, only([])] = None
     prompt: Annotated[None, only()] = None
@@ -174,9 +176,15 @@ class ResponseRequest(GenerationFields):
     def _consistent(self) -> ResponseRequest:
         if self.background and self.store is False:
             raise contradiction("background", "'background' needs 'store', which is false")
+        check_tools(self.tool_use)
         if self.top_logprobs and not self.include:
             raise contradiction("top_logprobs", f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'")
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        tools = [tool.tool for tool in self.tools or ()]
+        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
 
     @property
     def requested_max_tokens(self) -> int | None:

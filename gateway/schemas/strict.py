@@ -15,12 +15,14 @@ LONG_LISTS = frozenset({"prompt", "tokens", "allowed_token_ids"})  # token ids, 
 MAX_DEPTH = 128  # levels of lists and objects; pydantic can write at most 255, Python read about 1,000
 
 
-def only(*neutral: Any) -> BeforeValidator:
-    """An unsupported field that could change tokens: only null and its `neutral` values are accepted, as null."""
+def only(*neutral: Any, instead: str = "") -> BeforeValidator:
+    """An unsupported field that could change tokens: only null and its `neutral` values are accepted, as null.
+    `instead`: the field that the server supports."""
+    advice = f"use '{instead}'" if instead else "leave it out"
 
     def check(value: Any) -> None:
         if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
-            raise unsupported("is not supported by this server; leave it out")
+            raise unsupported(f"is not supported by this server; {advice}")
 
     return BeforeValidator(check, Annotated[Any, WithJsonSchema({"enum": [None, *neutral]})])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from services.engine.families.tensors import Tensors
 from services.engine.parallel.decoder import RankDecoder
 from services.engine.parallel.layout import Layout
 from services.engine.parallel.links import Links
+from services.engine.sampling.grammars import GrammarCompiler
 from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
@@ -73,11 +75,14 @@ class Engine:
             num_blocks=blocks,
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
-            numerics=f"{info.revision} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
+            numerics=f"{info.revision} llguidance-{version('llguidance')} {str(dtype).removeprefix('torch.')} "
+            f"{device.type} {decoder.path}",
         )
         cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
         decoder.bind(cache)
-        sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device))
+        samples = Layout(settings.tp, settings.pp, rank).samples
+        grammars = GrammarCompiler(folder, info) if samples else None
+        sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
         return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token))
 
     def link(self, links: Links) -> None:
@@ -105,6 +110,9 @@ class Engine:
         self._learn(earlier)
         if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
+        for new in iteration.new:
+            if new.sampling.grammar:
+                self.sampler.begin(self._requests[new.id])
         scheduled = self._requests.scheduled(iteration)
         output = SamplerOutput()
         if scheduled:

@@ -26,7 +26,8 @@ class _Counters:
 
 
 class NullEngine:
-    """Has the interface of Engine. A token is a function of request id and position. Imports no torch."""
+    """Has the interface of Engine. A token is a function of request id and position, whatever the settings and the
+    grammar of the request. Imports no torch."""
 
     def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None) -> None:
         self.figures = figures

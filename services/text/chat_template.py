@@ -12,13 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import ModelError
 from services.text.tokenizer_config import TokenizerConfig
+from services.text.tool_fallback import with_tools_as_text
 
 # The mark is appended to the message that is continued, to find its end in the rendered text. It is random, so no
 # message contains it. If the space at its end is missing afterwards, the template strips contents.
@@ -26,11 +27,19 @@ _MARK = f"<<{secrets.token_hex(16)}>> "
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens that it may use (`bos_token`, ...)."""
+    """A compiled chat template and the special tokens that it may use (`bos_token`, ...).
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    `tool_source`: the template for requests with tools, if it is another one. `uses_tools`: whether the template of
+    such requests knows tools; otherwise they are described in text (see `tool_fallback`).
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
+        environment = _environment()
+        with_tools = source if tool_source is None else tool_source
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(with_tools)
+            self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except TemplateError as error:
             raise ModelError(f"the chat template is not valid: {error}") from None
         self._special_tokens = dict(special_tokens)
@@ -39,16 +48,21 @@ class ChatTemplate:
     def load(cls, folder: Path) -> ChatTemplate | None:
         """Return the template in chat_template.jinja or in tokenizer_config.json; None if there is neither."""
         config = TokenizerConfig.load(folder)
-        return None if config.chat_template is None else cls(config.chat_template, config.named_tokens)
+        if config.chat_template is None:
+            return None
+        return cls(config.chat_template, config.named_tokens, config.tool_template)
 
     def apply(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt for `messages`. Fields that are None count as absent. With `continue_final_message`, the
-        prompt ends with the content of the last message, so that the model continues it.
+        prompt ends with the content of the last message, so that the model continues it. `tools`: in OpenAI's form of
+        chat. `kwargs`: further variables of the template.
 
         Raises ValueError with the template's own message if it refuses the messages (`raise_exception`), or with the
         reason why they cannot be rendered.
@@ -56,27 +70,32 @@ class ChatTemplate:
         if not messages:
             raise ValueError("a chat needs at least one message")
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        variables = {
+            **self._special_tokens,
+            **(kwargs or {}),
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template = self._tool_template if tools else self._template
+        if tools and not self.uses_tools:
+            given = with_tools_as_text(given, tools)
         if not continue_final_message:
-            return self._render(given, add_generation_prompt)
+            return _render(template, given, variables)
         content = given[-1].get("content")
         if not isinstance(content, str):
             raise ValueError("the last message has no text to continue")
         given[-1]["content"] = content + _MARK
-        return _open(self._render(given, add_generation_prompt), content)
+        return _open(_render(template, given, variables), content)
 
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except _RefusedError as error:
-            raise ValueError(str(error)) from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
+
+def _render(template: Template, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    try:
+        return template.render({**variables, "messages": messages})
+    except _RefusedError as error:
+        raise ValueError(str(error)) from None
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"the model's chat template cannot render these messages: {error}") from None
 
 
 def _open(text: str, content: str) -> str:

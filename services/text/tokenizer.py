@@ -99,10 +99,12 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of the prompt for a chat, see `ChatTemplate.apply`. Raises ValueError if the template refuses
         the messages or if the model has no template.
         """
         if self._template is None:
             raise ValueError("this model has no chat template; use completions, which take plain text")
-        return self._template.apply(messages, add_generation_prompt, continue_final_message)
+        return self._template.apply(messages, add_generation_prompt, continue_final_message, tools, kwargs)

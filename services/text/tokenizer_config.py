@@ -1,4 +1,4 @@
-"""TokenizerConfig: the class, special tokens and chat template in a model's tokenizer_config.json."""
+"""TokenizerConfig: the class, special tokens and chat templates in a model's tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ DEFAULT_CLASS = "PreTrainedTokenizerFast"  # what transformers uses if only toke
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """`named_tokens`: `bos_token`, `eos_token` etc. as text. `chat_template`: the source of the template, or None."""
+    """`named_tokens`: `bos_token`, `eos_token` etc. as text. `chat_template`: the source of the template, or None.
+    `tool_template`: the source of the one for requests with tools, if the model has two."""
 
     tokenizer_class: str
     named_tokens: dict[str, str]
     chat_template: str | None
+    tool_template: str | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Load the config of the model in `folder`. A missing file counts as empty. Raises ModelError if a file is not
         JSON.
 
-        chat_template.jinja takes precedence over the template in tokenizer_config.json.
+        chat_template.jinja takes precedence over the templates in tokenizer_config.json.
         """
         config = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
+        file, template = folder / "chat_template.jinja", config.get("chat_template")
+        written = file.exists()
         return cls(
             str(config.get("tokenizer_class") or DEFAULT_CLASS),
             _named_tokens(_read_json(folder / "special_tokens_map.json") | config),
-            file.read_text(encoding="utf-8") if file.exists() else _default_of(config.get("chat_template")),
+            file.read_text(encoding="utf-8") if written else _template_of(template, "default"),
+            None if written or isinstance(template, str) else _template_of(template, "tool_use"),
         )
 
 
@@ -47,10 +51,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _default_of(template: Any) -> str | None:
-    """Return the template, which is a string, or the one with the name `default` in a list of templates."""
+def _template_of(template: Any, name: str) -> str | None:
+    """Return the template, which is a string, or the one with this name in a list of templates."""
     if isinstance(template, list):
-        return next((t["template"] for t in template if t["name"] == "default"), None)
+        return next((t["template"] for t in template if t["name"] == name), None)
     return template if isinstance(template, str) else None
 
 

@@ -95,6 +95,19 @@ COMPLETION: dict[str, tuple[dict[str, Any], int, str]] = {
     "prompt over the KV slots": ({"prompt": [5] * 400}, 400, "400"),
 }
 
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def choice(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [choice(name) for name in names]}}
+
+
 CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
     "no messages": ({"messages": None}, 400, "messages"),
     "empty messages": ({"messages": []}, 400, "messages"),
@@ -134,10 +147,22 @@ CHAT_FIELDS: dict[str, tuple[dict[str, Any], int, str]] = {
     "top_logprobs alone": ({"top_logprobs": 2}, 400, "top_logprobs"),
     "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     "logprobs as a number": ({"logprobs": 2}, 400, "logprobs"),
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
-    "tool_choice": ({"tool_choice": "required"}, 400, "tool_choice"),
-    "functions": ({"functions": [{"name": "f"}]}, 400, "functions"),
-    "function_call": ({"function_call": {"name": "f"}}, 400, "function_call"),
+    "a tool of another type": ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 400, "custom"),
+    "a tool without a name": ({"tools": [{"type": "function", "function": {}}]}, 400, "tools[0].function.name"),
+    "a tool's name with a space": ({"tools": [tool("a b")]}, 400, "tools[0].function.name"),
+    "a tool's name of 65 letters": ({"tools": [tool("a" * 65)]}, 400, "tools[0].function.name"),
+    "parameters that are a list": ({"tools": [tool("f", {"type": "array"})]}, 400, "tools[0].function.parameters"),
+    "129 tools": ({"tools": [tool(f"f{i}") for i in range(129)]}, 400, "tools"),
+    "two tools of one name": ({"tools": [tool("f"), tool("f")]}, 400, "'f'"),
+    "required without tools": ({"tool_choice": "required"}, 400, "tool_choice"),
+    "required among no tools": ({"tools": [], "tool_choice": "required"}, 400, "tool_choice"),
+    "an unknown tool": ({"tools": [tool("f")], "tool_choice": choice("g")}, 400, "'g'"),
+    "an unknown choice": ({"tools": [tool("f")], "tool_choice": "always"}, 400, "tool_choice"),
+    "a choice of another type": ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, 400, "custom"),
+    "an allowed tool that is unknown": ({"tools": [tool("f")], "tool_choice": allowed("auto", "f", "g")}, 400, "'g'"),
+    "no allowed tools": ({"tools": [tool("f")], "tool_choice": allowed("auto")}, 400, "tool_choice"),
+    "functions": ({"functions": [{"name": "f"}]}, 400, "'tools'"),
+    "function_call": ({"function_call": {"name": "f"}}, 400, "'tool_choice'"),
     "JSON mode": ({"response_format": {"type": "json_object"}}, 400, "response_format"),
     "audio": ({"audio": {"voice": "x", "format": "wav"}}, 400, "audio"),
     "modalities": ({"modalities": ["text", "audio"]}, 400, "modalities"),

@@ -32,15 +32,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number as content": ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     "a block that is no object": ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
-    "a tool result": (
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
-        "'tool_result'",
+    "a result of no tool": (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+        "messages[0].content[0].tool_result.tool_use_id",
+    ),
+    "a result with an image": (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}]},
+        "'image'",
+    ),
+    "a result by the assistant": (
+        {"messages": [*SAY, {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+        "role 'assistant' cannot have a block of type 'tool_result'",
+    ),
+    "a search of the server": (
+        {"messages": [*SAY, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "t"}]}]},
+        "'server_tool_use'",
     ),
     "citations": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": [{}]}]}]},
         "text block",
     ),
-    "tools": ({"tools": [TOOL]}, "tools"),
+    "a tool without a schema": ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    "a tool of the server": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+    "a choice of another tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
+    "a choice of no tool": ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "must have the 'name'"),
     "a tool choice": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     "an output format": ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
@@ -117,7 +132,7 @@ def test_other_errors(http: httpx.Client) -> None:
 def test_count_tokens_refuses_what_a_message_would(http: httpx.Client) -> None:
     assert "max_tokens" in check(http.post(COUNT, json=BODY), 400, "invalid_request_error")
     check(http.post(COUNT, json={"messages": SAY, "model": "claude-17"}), 404, "not_found_error")
-    check(http.post(COUNT, json={"messages": SAY, "tools": [TOOL]}), 400, "invalid_request_error")
+    check(http.post(COUNT, json={"messages": SAY, "tools": [TOOL, TOOL]}), 400, "invalid_request_error")
     check(http.post(COUNT, json={"messages": [{"role": "user", "content": "refuse me"}]}), 400, "invalid_request_error")
 
 

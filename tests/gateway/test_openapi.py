@@ -24,7 +24,7 @@ from gateway.schemas import answers
 from gateway.schemas.responses import LOGPROBS
 
 # Values of the fields shared with OpenAI that Orca does not accept: a kind of value, a word, or values beyond a bound.
-TOOLS = {"tools: any array but []", "tool_choice: 'required'", "tool_choice: object"}
+TOOLS = {"tools: maxItems 128"}
 LENGTHS = {"max_tokens: minimum 1", "seed: minimum -9223372036854775808"}  # OpenAI's document rounds the latter
 CONVERSATION = {
     "conversation: object",

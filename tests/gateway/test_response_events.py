@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lives import CACHED, Life, NumberedEvents, events_of, grouped, lives
 
-from gateway.answer.choice import Choice, Transcript
+from gateway.answer.choice import Choice
+from gateway.answer.transcript import Transcript
 from gateway.errors import ApiError, Kind
 from gateway.responses.events import ResponseEventWriter
 from gateway.responses.objects import ResponseHead

@@ -66,7 +66,6 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
-    "a tool choice": ({"tool_choice": "required"}, "tool_choice"),
     "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
     "a format": ({"text": {"format": {"type": "json_object"}}}, "text.format"),
     "truncation": ({"truncation": "auto"}, "truncation"),

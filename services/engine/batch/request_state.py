@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.engine.sampling.adjustments import Adjustments, AllowedTokens
+from services.engine.sampling.grammars import OutputGrammar, Words
 from services.messages import Iteration, NewRequest, PromptLogprobs
 from services.requests import SamplingParams
 
@@ -31,6 +32,7 @@ class RequestState:
     blocks: array[int] = field(default_factory=lambda: array("i"))
     adjustments: Adjustments | None = None  # of its logits; set by the sampler
     allowed: AllowedTokens | None = None  # the only tokens that may be sampled; None: all. Set by the sampler
+    grammar: OutputGrammar | None = None  # of its output; set by the sampler
     prompt_scores: PromptScores | None = (
         None  # until the first output token, if the prompt's log probabilities are asked
     )
@@ -61,7 +63,17 @@ class RequestState:
     @property
     def is_plain_greedy(self) -> bool:
         """Whether its next token is the one with the largest logit."""
-        return self.sampling.temperature <= 0.0 and self.adjustments is None and self.allowed is None
+        return self.sampling.temperature <= 0.0 and self.adjustments is None and not self.is_limited
+
+    @property
+    def mask(self) -> Words | None:
+        """The tokens that its grammar allows next, a bit each; None: all."""
+        return self.grammar.mask if self.grammar else None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only some tokens may be sampled next."""
+        return self.allowed is not None or self.mask is not None
 
 
 class RequestStates:

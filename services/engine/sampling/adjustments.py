@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from services.engine.batch.buffers import send
-from services.engine.sampling.logits_chunks import Floats, chunk_size
+from services.engine.sampling.grammars import Words
+from services.engine.sampling.logits_chunks import Floats, chunk_maxima, chunk_size
 from services.requests import SamplingParams
 
 COLUMNS = 5
@@ -199,12 +200,27 @@ class AllowedTokens:
         maxima[self._chunks] = np.maximum.reduceat(values, self._starts)
 
 
-def only_allowed(logits: Floats, which: Sequence[tuple[int, AllowedTokens]]) -> tuple[Floats, Floats]:
+Limited = tuple[int, AllowedTokens | None, Words | None]  # a row, its allowed tokens, the mask of its grammar
+
+
+def only_allowed(logits: Floats, which: Sequence[Limited]) -> tuple[Floats, Floats]:
     """New logits [which, vocab] from these rows of `logits`, -inf for tokens that are not allowed; and the maxima of
     their chunks [which, chunks]."""
     vocab_size = logits.shape[1]
     limited = np.full((len(which), vocab_size), -np.inf, np.float32)
     maxima = np.full((len(which), vocab_size // chunk_size(vocab_size)), -np.inf, np.float32)
-    for place, (i, allowed) in enumerate(which):
-        allowed.copy(logits[i], limited[place], maxima[place])
+    for place, (i, allowed, mask) in enumerate(which):
+        row = logits[i]
+        if mask is not None:
+            row = np.where(unpacked(mask, vocab_size), row, np.float32(-np.inf))
+        if allowed:
+            allowed.copy(row, limited[place], maxima[place])
+        else:
+            limited[place] = row
+            maxima[place] = chunk_maxima(torch.from_numpy(row)).numpy()
     return limited, maxima
+
+
+def unpacked(mask: Words, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[vocab], from a bit for each token."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)

@@ -36,6 +36,8 @@ class OnDevice:
     limited: torch.Tensor  # [limited]: which of the special requests have allowed tokens
     limits: DeviceTruncation  # [draws]
     forbidden: torch.Tensor  # [limited, vocab], bool
+    masked: torch.Tensor  # [masked]: which of the special requests have the mask of a grammar
+    masks: torch.Tensor  # [masked, ceil(vocab / 32)], int32: a bit for each token that the grammar allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class Batch:
         changes = adjustments.gather([state.adjustments for state in special], vocab_size)
         limited = [(i, state.allowed) for i, state in enumerate(special) if state.allowed]
         forbidden = [allowed.forbidden(device) for _, allowed in limited]
+        masks = [(i, mask) for i, state in enumerate(special) if (mask := state.mask) is not None]
         positions = (len(state.token_ids) for state in drawing)
-        first, index, columns, values, noise_keys, asking, places, *limits = send(
+        first, index, columns, values, noise_keys, asking, places, masked, words, *limits = send(
             [
                 np.array(self.special, np.int64),
                 changes.index,
@@ -78,6 +81,8 @@ class Batch:
                 keys((s.seed for s in settings), (s.choice for s in settings), positions),
                 np.array(self.asking, np.int64),
                 np.array([i for i, _ in limited], np.int64),
+                np.array([i for i, _ in masks], np.int64),
+                np.array([mask for _, mask in masks], np.int32).reshape(len(masks), -(-vocab_size // 32)),
                 *Truncation.of(settings, vocab_size).arrays(),
             ],
             device,
@@ -94,6 +99,8 @@ class Batch:
             forbidden=torch.stack(forbidden)
             if forbidden
             else torch.empty(0, vocab_size, dtype=torch.bool, device=device),
+            masked=masked,
+            masks=words,
         )
 
     def parts(self, vocab_size: int) -> Iterator[slice]:
@@ -130,6 +137,9 @@ def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
         if len(there.limited):
             left = scores.index_select(0, there.limited).masked_fill_(there.forbidden, -torch.inf)
             scores.index_copy_(0, there.limited, left)
+        if len(there.masked):
+            left = scores.index_select(0, there.masked).masked_fill_(_forbidden(there.masks, raw.shape[1]), -torch.inf)
+            scores.index_copy_(0, there.masked, left)
         tops, chosen = scores.max(dim=-1)
         results.append(tops.double().view(torch.int64))
         if draws := len(batch.groups):
@@ -141,6 +151,12 @@ def launch(logits: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:
         own = logs.gather(1, tokens.index_select(0, there.asking)[:, None])
         results += [torch.cat([own, values], dim=1).double().view(torch.int64).view(-1), ids.view(-1)]
     return torch.cat(results) if len(results) > 1 else results[0]
+
+
+def _forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[masked, vocab], bool, from a bit for each token that is allowed."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    return bits.flatten(1)[:, :vocab_size] == 0
 
 
 def _draw(scores: torch.Tensor, tops: torch.Tensor, batch: Batch, there: OnDevice) -> torch.Tensor:

@@ -34,7 +34,7 @@ def sample(logits: torch.Tensor, states: Sequence[RequestState], search: Search)
     numbers = logits.float().contiguous().numpy()
     if special:
         with _adjusted(numbers, maxima, states, special) as changed:
-            _sample_special(sampled, numbers, changed, states, [i for i in special if not states[i].allowed], search)
+            _sample_special(sampled, numbers, changed, states, [i for i in special if not states[i].is_limited], search)
             _sample_allowed(sampled, numbers, states, special, search)
     if asking:
         _add_logprobs(sampled, numbers, maxima, states, np.array(asking), search)
@@ -105,14 +105,15 @@ def _sample_special(
 def _sample_allowed(
     sampled: SampledTokens, numbers: Floats, states: Sequence[RequestState], special: list[int], search: Search
 ) -> None:
-    """The same for requests with allowed tokens, from logits that have only these."""
-    which = [(i, allowed) for i in special if (allowed := states[i].allowed)]
+    """The same for requests with allowed tokens or a grammar, from logits that have only these tokens."""
+    which = [i for i in special if states[i].is_limited]
     if not which:
         return
     limited = SampledTokens([0] * len(which), [True] * len(which), [True] * len(which), {})
-    own = [states[i] for i, _ in which]
-    _sample_special(limited, *only_allowed(numbers, which), own, list(range(len(which))), search)
-    for place, (i, _) in enumerate(which):
+    own = [states[i] for i in which]
+    rows = [(i, states[i].allowed, states[i].mask) for i in which]
+    _sample_special(limited, *only_allowed(numbers, rows), own, list(range(len(which))), search)
+    for place, i in enumerate(which):
         sampled.tokens[i], sampled.possible[i] = limited.tokens[place], limited.possible[place]
 
 

@@ -1,0 +1,231 @@
+"""CallObject: the JSON object of one call, read character by character: its name, and its arguments as written."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Callable
+
+ARGUMENTS = ("arguments", "parameters")
+SPACE = " \t\r\n"
+IN_STRING = re.compile(r'[^"\\]*')
+OUTSIDE = re.compile(r'[^"{}\[\]<]*')
+SCALAR = frozenset(string.ascii_letters + string.digits + "+-.")
+
+
+class Composite:
+    """Where a JSON object or array ends, after its opening bracket."""
+
+    def __init__(self) -> None:
+        self._depth = 1
+        self._escaped = False
+        self.in_string = False
+
+    def run(self, text: str, at: int) -> int:
+        """Where the next character is that needs `ends`, from place `at` of `text` on. Marks begin with `<`."""
+        if self._escaped:
+            return at
+        found = (IN_STRING if self.in_string else OUTSIDE).match(text, at)
+        assert found is not None
+        return found.end()
+
+    def ends(self, character: str) -> bool:
+        """Whether `character`, the next one, is its last one."""
+        if self.in_string:
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self.in_string = False
+        elif character == '"':
+            self.in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+        return self._depth == 0
+
+
+class CallObject:
+    """`{"name": ..., "arguments": {...}}` after its opening brace; `parameters` is the same as `arguments`, other
+    fields are ignored. Arguments that are a string hold the JSON of the arguments, arguments that are null count as
+    missing.
+
+    `name`: empty until it is known. `argued`: the arguments have begun. `ended`: the object is complete. `broken`: it
+    is not such an object; the last character read does not belong to it.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        """`name`: it is known, and the arguments follow alone."""
+        self.name = name
+        self._alone = bool(name)
+        self.argued = self.ended = self.broken = False
+        self._read: Callable[[str], None] = self._value if name else self._key
+        self._after_string: Callable[[str], None] = self._end_key
+        self._written: list[str] = []  # of the string or scalar that is being read
+        self._field = ARGUMENTS[0]
+        self._composite: Composite | None = None
+        self._escaped = False
+        self._escape = ""  # of arguments that are a string
+        self._arguments: list[str] = []
+
+    @property
+    def in_string(self) -> bool:
+        if self._composite is not None:
+            return self._composite.in_string
+        return self._read in (self._string, self._string_of_arguments)
+
+    def read(self, character: str) -> None:
+        """The next character; not after `ended` or `broken`."""
+        self._read(character)
+
+    def run(self, text: str, at: int) -> int:
+        """Read from place `at` of `text` on what is part of the arguments for sure. Returns where it ends."""
+        if self._composite is None or self._read != self._composite_of_arguments:
+            return at
+        end = self._composite.run(text, at)
+        self._arguments.append(text[at:end])
+        return end
+
+    def take_arguments(self, last: bool = False) -> str:
+        """The arguments since the last call. Half of a character is held back unless it is the `last` call."""
+        taken = "".join(self._arguments)
+        self._arguments.clear()
+        if taken and not last and "\ud800" <= taken[-1] <= "\udbff":
+            self._arguments.append(taken[-1])
+            taken = taken[:-1]
+        return taken if taken.isascii() else _whole(taken)
+
+    def _key(self, c: str) -> None:
+        if c == '"':
+            self._begin_string(self._end_key)
+        elif c == "}":
+            self.ended = True
+        elif c not in SPACE:
+            self.broken = True
+
+    def _end_key(self, key: str) -> None:
+        self._field = key
+        self._read = self._colon
+
+    def _colon(self, c: str) -> None:
+        if c == ":":
+            self._read = self._value
+        elif c not in SPACE:
+            self.broken = True
+
+    def _value(self, c: str) -> None:
+        if c in SPACE:
+            return
+        arguments = self._field in ARGUMENTS and not self.argued
+        naming = self._field == "name" and not self.name
+        if (naming and c != '"') or (self._alone and c != "{"):
+            self.broken = True
+        elif c in "{[":
+            self._composite = Composite()
+            self._read = self._composite_of_arguments if arguments else self._skipped_composite
+            self._argue(c, arguments)
+        elif c == '"' and arguments:
+            self._argue("", True)
+            self._read = self._string_of_arguments
+        elif c == '"':
+            self._begin_string(self._end_name if naming else self._end_value)
+        elif c in SCALAR:
+            self._written = [c]
+            self._read = self._scalar
+        else:
+            self.broken = True
+
+    def _next(self, c: str) -> None:
+        if c == ",":
+            self._read = self._key
+        elif c == "}":
+            self.ended = True
+        elif c not in SPACE:
+            self.broken = True
+
+    def _begin_string(self, then: Callable[[str], None]) -> None:
+        self._written, self._escaped = [], False
+        self._after_string = then
+        self._read = self._string
+
+    def _string(self, c: str) -> None:
+        if c == '"' and not self._escaped:
+            self._after_string(_unescaped("".join(self._written)))
+            return
+        self._escaped = c == "\\" and not self._escaped
+        self._written.append(c)
+
+    def _end_name(self, name: str) -> None:
+        self.name = _whole(name)
+        self.broken = not name
+        self._read = self._next
+
+    def _end_value(self, _: str) -> None:
+        self._read = self._next
+
+    def _scalar(self, c: str) -> None:
+        if c in SCALAR:
+            self._written.append(c)
+            return
+        written = "".join(self._written)
+        if self._field in ARGUMENTS and not self.argued and written != "null":
+            self._argue(written, True)
+        self._read = self._next
+        self._next(c)
+
+    def _skipped_composite(self, c: str) -> None:
+        assert self._composite is not None
+        if self._composite.ends(c):
+            self._composite, self._read = None, self._next
+            self.ended = self._alone
+
+    def _composite_of_arguments(self, c: str) -> None:
+        self._arguments.append(c)
+        self._skipped_composite(c)
+
+    def _argue(self, text: str, arguments: bool) -> None:
+        if arguments:
+            self.argued = True
+            self._arguments.append(text)
+
+    def _string_of_arguments(self, c: str) -> None:
+        """An escape is held back until it is complete; one that is not JSON is kept as written."""
+        escape = self._escape
+        if not escape:
+            if c == '"':
+                self._read = self._next
+            elif c == "\\":
+                self._escape = c
+            else:
+                self._arguments.append(c)
+        elif len(escape) == 1:
+            self._escape = escape + c if c == "u" else ""
+            if c != "u":
+                self._arguments.append(_unescaped(escape + c))
+        elif c not in string.hexdigits:
+            self._arguments.append(escape)
+            self._escape = ""
+            self._string_of_arguments(c)
+        else:
+            self._escape = escape + c
+            if len(self._escape) == 6:
+                self._arguments.append(_unescaped(self._escape))
+                self._escape = ""
+
+
+def _unescaped(written: str) -> str:
+    """The text of what is written between the quotes of a JSON string; as written if it is not one. It may contain a
+    half of a character that is written as two escapes."""
+    try:
+        text: str = json.loads(f'"{written}"', strict=False)
+    except ValueError:
+        return written
+    return text
+
+
+def _whole(text: str) -> str:
+    """`text` with its surrogates joined to characters, those without another half replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

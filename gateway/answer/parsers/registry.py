@@ -1,0 +1,40 @@
+"""Which parser reads the answers of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.answer.parsers.json_calls import JsonCalls
+from gateway.answer.parsers.mistral import MistralCalls
+from gateway.answer.parsers.pieces import Parser, Piece
+from gateway.answer.parsers.thinking import Thinking
+
+# by vLLM's names
+TOOL_PARSERS: dict[str, Callable[[], Parser]] = {
+    "hermes": lambda: JsonCalls("<tool_call>", "</tool_call>"),
+    "smollm2": lambda: JsonCalls("<tool_call>", "</tool_call>"),
+    "llama3_json": lambda: JsonCalls("<|python_tag|>", bare=True, needs_arguments=True),
+    "mistral": MistralCalls,
+}
+REASONING_PARSERS = ("deepseek_r1", "qwen3")
+
+
+def make_parser(tool_parser: str, reasoning_parser: str, reasoning_open: bool, parallel: bool) -> Parser | None:
+    """A parser for one choice, by the fields of its plan; None if all of its text is content."""
+    parser = TOOL_PARSERS[tool_parser]() if tool_parser else None
+    if parser is not None and not parallel:
+        parser = FirstCall(parser)
+    return Thinking(parser, reasoning_open) if reasoning_parser else parser
+
+
+class FirstCall:
+    """A `Parser` that leaves out the calls after the first one."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> list[Piece]:
+        return [piece for piece in self._parser.push(text) if piece.call <= 0]
+
+    def finish(self) -> list[Piece]:
+        return [piece for piece in self._parser.finish() if piece.call <= 0]

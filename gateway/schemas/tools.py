@@ -1,0 +1,229 @@
+"""`tools` and `tool_choice` of the three APIs. What they have in common is checked here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import TypedDict
+
+from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.tools import Tool, ToolChoice, ToolUse
+
+MAX_TOOLS = 128
+MAX_NAME = 128  # characters, Anthropic's and Responses' maximum; chat's is 64
+NAME_PATTERN = r"^[a-zA-Z0-9_-]+$"
+
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=NAME_PATTERN)]
+ChatToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAME_PATTERN)]
+
+
+def _parameters(value: Any) -> Any:
+    """Arguments are an object, so their schema must be one of an object."""
+    if isinstance(value, dict) and value.get("type", "object") != "object":
+        raise ValueError("must be a JSON Schema of type 'object'")
+    return value
+
+
+Parameters = Annotated[dict[str, Any], BeforeValidator(_parameters, dict[str, Any])]
+
+
+def _of_type(known: str) -> BeforeValidator:
+    """Tools of the client. The error for a tool of another type names it."""
+
+    def check(value: Any) -> Any:
+        for tool in value if isinstance(value, list) else ():
+            kind = tool.get("type", known) if isinstance(tool, dict) else known
+            if isinstance(kind, str) and kind != known:
+                raise unsupported(f"has a tool of type '{kind[:64]}'; this server takes tools of type '{known}' alone")
+        return value
+
+    return BeforeValidator(check)
+
+
+class FunctionObject(Strict):
+    """The function of a tool of chat."""
+
+    name: ChatToolName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+class ChatTool(Strict):
+    type: Literal["function"]
+    function: FunctionObject
+
+    @property
+    def tool(self) -> Tool:
+        made = self.function
+        return Tool(made.name, made.description, made.parameters, bool(made.strict))
+
+
+class ResponseTool(Strict):
+    """A function tool of Responses. `output_schema` describes results, which are text here."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None  # no effect
+    defer_loading: Annotated[None, only(False)] = None
+    allowed_callers: Annotated[None, only(["direct"])] = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, self.parameters, bool(self.strict))
+
+
+class MessageTool(Strict):
+    """A tool of Anthropic's messages that the client runs."""
+
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: str | None = None
+    input_schema: Parameters
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None  # no effect
+    eager_input_streaming: bool | None = None  # no effect: arguments are always streamed
+    defer_loading: Annotated[None, only(False)] = None
+    allowed_callers: Annotated[None, only(["direct"])] = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+
+
+ChatTools = Annotated[list[ChatTool], _of_type("function"), Field(max_length=MAX_TOOLS)]
+ResponseTools = Annotated[list[ResponseTool], _of_type("function"), Field(max_length=MAX_TOOLS)]
+MessageTools = Annotated[list[MessageTool], _of_type("custom"), Field(max_length=MAX_TOOLS)]
+
+# --- tool_choice: the types below describe it in the document ------------------------------------------------
+
+Mode = Literal["none", "auto", "required"]
+
+
+class FunctionName(TypedDict):
+    name: str
+
+
+class NamedChatTool(TypedDict):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(TypedDict):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class AllowedChatTools(TypedDict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+class NamedResponseTool(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedResponseTools(AllowedTools):
+    type: Literal["allowed_tools"]
+
+
+def _chat_choice(value: Any) -> ToolChoice | None:
+    match value:
+        case None | ToolChoice():
+            return value
+        case "none" | "auto" | "required":
+            return ToolChoice(value)
+        case {"type": "function", "function": {"name": str(name), **rest}, **others} if not rest and not others:
+            return ToolChoice.of_name(name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools), **rest}, **others} if (
+            not rest and not others
+        ):
+            return _allowed(mode, [_function_name(tool, "function") for tool in tools])
+    raise _not_a_choice(value, "{'type': 'function', 'function': {'name': ...}}")
+
+
+def _response_choice(value: Any) -> ToolChoice | None:
+    match value:
+        case None | ToolChoice():
+            return value
+        case "none" | "auto" | "required":
+            return ToolChoice(value)
+        case {"type": "function", "name": str(name), **others} if not others:
+            return ToolChoice.of_name(name)
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools), **others} if not others:
+            return _allowed(mode, [_function_name(tool) for tool in tools])
+    raise _not_a_choice(value, "{'type': 'function', 'name': ...}")
+
+
+def _allowed(mode: Any, names: list[str]) -> ToolChoice:
+    if mode not in ("auto", "required") or not names:
+        raise ValueError("allowed_tools must have a 'mode', which is 'auto' or 'required', and one or more 'tools'")
+    return ToolChoice(mode, tuple(dict.fromkeys(names)))
+
+
+def _function_name(tool: Any, *path: str) -> str:
+    """The name in an allowed tool; `path` leads to the object that has it."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    for step in path:
+        tool = tool.get(step) if isinstance(tool, dict) else None
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if kind != "function" or not isinstance(name, str):
+        raise ValueError("allowed_tools has a tool that is not a function with a name")
+    return name
+
+
+def _not_a_choice(value: Any, named: str) -> Exception:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+        return unsupported(f"has the type '{kind[:64]}'; this server has function tools alone")
+    return ValueError(f"must be 'none', 'auto', 'required', {named} or a choice of type 'allowed_tools'")
+
+
+ChatToolChoice = Annotated[
+    ToolChoice | None, BeforeValidator(_chat_choice, Mode | NamedChatTool | AllowedChatTools | None)
+]
+ResponseToolChoice = Annotated[
+    ToolChoice | None, BeforeValidator(_response_choice, Mode | NamedResponseTool | AllowedResponseTools | None)
+]
+
+
+class MessageToolChoice(Strict):
+    """`tool_choice` of Anthropic's messages."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> MessageToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise contradiction("name", "a choice of type 'tool', and no other, must have the 'name' of the tool")
+        return self
+
+    @property
+    def choice(self) -> ToolChoice:
+        match self.type:
+            case "tool":
+                return ToolChoice.of_name(self.name or "")
+            case "any":
+                return ToolChoice("required")
+            case _:
+                return ToolChoice(self.type)
+
+
+def check_tools(use: ToolUse) -> None:
+    """Raises PydanticCustomError for two tools of one name, and a choice that the tools do not have."""
+    names, choice = [tool.name for tool in use.tools], use.choice
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise contradiction("tools", f"two tools have the name '{twice}'")
+    if not use.tools and (choice.mode == "required" or choice.names is not None):
+        raise contradiction("tool_choice", "'tool_choice' is only allowed when 'tools' are given")
+    unknown = sorted(set(choice.names or ()) - set(names))
+    if unknown:
+        raise contradiction("tool_choice", f"'tool_choice' names '{unknown[0][:64]}', which is not one of the tools")

@@ -1,0 +1,226 @@
+"""Parsers give the same for any cut of a text, never raise, and lose nothing but marks and whitespace beside them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.answer.parsers.pieces import CALL, REASONING, TEXT, Parser, Piece, PieceWriter
+from gateway.answer.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser
+
+WEATHER = '{"name": "weather", "arguments": {"city": "Oslo", "days": [1, 2]}}'
+TIME = '{"name": "time", "arguments": {}}'
+SKY = '{"city": "Oslo", "days": [1, 2]}'
+
+
+def parser(name: str, thinking: bool = False, open: bool = False, parallel: bool = True) -> Parser:
+    made = make_parser(name, "qwen3" if thinking else "", open, parallel)
+    assert made is not None
+    return made
+
+
+def read(parser: Parser, *texts: str) -> list[Piece]:
+    writer = PieceWriter()
+    for piece in [p for text in texts for p in parser.push(text)] + parser.finish():
+        writer.add(piece.kind, piece.text, piece.call, piece.name)
+    return writer.take()
+
+
+def said(text: str) -> Piece:
+    return Piece(TEXT, text)
+
+
+def thought(text: str) -> Piece:
+    return Piece(REASONING, text)
+
+
+def call(index: int, name: str, arguments: str) -> Piece:
+    return Piece(CALL, arguments, index, name)
+
+
+CALLED = [call(0, "weather", SKY)]
+BOTH = [*CALLED, call(1, "time", "{}")]
+H = f"<tool_call>\n{WEATHER}\n</tool_call>"
+
+CASES = {
+    "no call": ("hermes", "Hello <b>you</b> \n", [said("Hello <b>you</b> \n")]),
+    "a call": ("hermes", H, CALLED),
+    "text before a call": ("hermes", f"I look.\n\n{H}\n", [said("I look."), *CALLED]),
+    "text after a call": ("hermes", f"{H}\n\n So. \n", [*CALLED, said("So. \n")]),
+    "two calls": ("hermes", f"{H}\n<tool_call>{TIME}</tool_call>", BOTH),
+    "two in a mark": ("hermes", f"<tool_call>{WEATHER}\n{TIME}</tool_call>", BOTH),
+    "a list": ("smollm2", f"<tool_call>[{WEATHER}, {TIME}]</tool_call>", BOTH),
+    "arguments first": ("hermes", f'<tool_call>{{"arguments": {SKY}, "name": "weather"}}</tool_call>', CALLED),
+    "other fields": (
+        "hermes",
+        f'<tool_call>{{"id": 7, "x": [{{}}], "name": "weather", "arguments": {SKY}, "y": "z"}}</tool_call>',
+        CALLED,
+    ),
+    "arguments in a string": (
+        "hermes",
+        f'<tool_call>{{"name": "weather", "arguments": {json.dumps(SKY)}}}</tool_call>',
+        CALLED,
+    ),
+    "escapes in that string": (
+        "hermes",
+        r'<tool_call>{"name": "a", "arguments": "\"\\ud83d\ud83d\udc33\ud83d\u12x\/\n\""}</tool_call>',
+        [call(0, "a", '"\\ud83d🐳�\\u12x/\n"')],
+    ),
+    "no arguments": ("hermes", '<tool_call>{"name": "time"}</tool_call>', [call(0, "time", "{}")]),
+    "null arguments": ("hermes", '<tool_call>{"name": "time", "arguments": null}', [call(0, "time", "{}")]),
+    "a mark in a string": (
+        "hermes",
+        '<tool_call>{"name": "a", "arguments": {"x": "</tool_call>\\""}}</tool_call>',
+        [call(0, "a", '{"x": "</tool_call>\\""}')],
+    ),
+    "no mark at the end": ("hermes", f"<tool_call>{WEATHER}", CALLED),
+    "a bracket too many": ("hermes", f"<tool_call>{WEATHER}}}\n</tool_call> So.", [*CALLED, said("So.")]),
+    "a bracket too few": ("hermes", f"<tool_call>{WEATHER[:-1]}</tool_call>So.", [*CALLED, said("So.")]),
+    "cut in the arguments": ("hermes", f"<tool_call>{WEATHER[:-4]}", [call(0, "weather", SKY[:-3])]),
+    "cut in the name": ("hermes", 'So <tool_call>{"name": "wea', [said('So <tool_call>{"name": "wea')]),
+    "cut in a mark": ("hermes", "So <tool_c", [said("So <tool_c")]),
+    "no JSON": ("hermes", "<tool_call>weather()</tool_call>", [said("<tool_call>weather()</tool_call>")]),
+    "JSON of something else": ("hermes", "<tool_call>{}</tool_call>", [said("<tool_call>{}</tool_call>")]),
+    "broken, then right": ("hermes", f"<tool_call>{{'a'\n{H}", [said("<tool_call>{'a'"), *CALLED]),
+    "broken after the call": (
+        "hermes",
+        '<tool_call>{"name": "a", "arguments": {"x": tru oops</tool_call>',
+        [call(0, "a", '{"x": tru oops')],
+    ),
+    "text after the object": ("hermes", f"<tool_call>{WEATHER} so</tool_call>", [*CALLED, said("so")]),
+    "llama": ("llama3_json", WEATHER.replace("arguments", "parameters"), CALLED),
+    "llama, with its mark": ("llama3_json", f"I look.<|python_tag|>{WEATHER}; {TIME}", [said("I look."), *BOTH]),
+    "llama, JSON as an answer": ("llama3_json", '{"name": "Bob"}', [said('{"name": "Bob"}')]),
+    "llama, JSON in an answer": ("llama3_json", f"So: {WEATHER}", [said(f"So: {WEATHER}")]),
+    "mistral's list": ("mistral", f"[TOOL_CALLS] [{WEATHER}, {TIME}]", BOTH),
+    "mistral's names": (
+        "mistral",
+        f"I look.[TOOL_CALLS]weather[ARGS]{SKY}[TOOL_CALLS]time{{}}",
+        [said("I look."), *BOTH],
+    ),
+    "mistral's ids": ("mistral", f"[TOOL_CALLS]weather[CALL_ID]aB3[ARGS]{SKY}", CALLED),
+    "mistral, broken": ("mistral", "[TOOL_CALLS]weather[ARG]{}", [said("[TOOL_CALLS]weather[ARG]{}")]),
+    "mistral, no call": ("mistral", "[1] [TOOL", [said("[1] [TOOL")]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_calls(case: str, whole: bool) -> None:
+    name, text, expected = CASES[case]
+    assert read(parser(name), *([text] if whole else text)) == expected
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("open", "text", "expected"),
+    [
+        (False, "<think>\nHm <b>. \n</think>\n\nSo. ", [thought("Hm <b>."), said("So. ")]),
+        (False, "\n<think>Hm", [thought("Hm")]),
+        (False, "\n <thin", [said("\n <thin")]),
+        (False, "\n So <think>", [said("\n So <think>")]),
+        (True, "\nHm.</think>So.</think>", [thought("Hm."), said("So.</think>")]),
+        (True, "Hm.</thi ", [thought("Hm.</thi ")]),
+        (False, "<think>\n\n</think>\n\nSo.", [said("So.")]),
+        (True, f"Hm.{H}</think>\n{H}", [thought(f"Hm.{H}"), *CALLED]),
+        (False, H, CALLED),
+    ],
+)
+def test_reasoning(open: bool, text: str, expected: list[Piece], whole: bool) -> None:
+    assert read(parser("hermes", True, open), *([text] if whole else text)) == expected
+    alone = make_parser("", "deepseek_r1", open, True)
+    if not any(piece.kind is CALL for piece in expected):
+        assert alone is not None
+        assert read(alone, *([text] if whole else text)) == expected
+
+
+def test_only_the_first_call() -> None:
+    text = f"{H} a <tool_call>{TIME}</tool_call> b"
+    assert read(parser("hermes", parallel=False), text) == [*CALLED, said("ab")]
+
+
+def test_a_call_is_given_while_it_is_written() -> None:
+    reader = parser("hermes")
+    texts = ["I look.", "\n<tool_call>", '{"name": "weather', '", "arguments": {"ci', 'ty": "Oslo', '"}}\n</tool_call>']
+    given = [reader.push(text) for text in texts]
+    first = Piece(CALL, '{"ci', 0, "weather")
+    assert given == [[said("I look.")], [], [], [first], [Piece(CALL, 'ty": "Oslo', 0)], [Piece(CALL, '"}', 0)]]
+
+
+MARKS = ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"]
+BITS = [
+    *MARKS,
+    WEATHER,
+    TIME,
+    SKY,
+    '{"name": "a", "arguments": ',
+    '"\\ud83d',
+    "null}",
+    "<",
+    "[",
+    "{",
+    "}",
+    '"',
+    "\\",
+    ";",
+]
+BITS += [" ", "\n", "a", "héllo", "🐳"]
+ANSWERS = st.lists(st.sampled_from(BITS), max_size=12).map("".join)
+
+
+@settings(max_examples=300)
+@given(
+    text=ANSWERS,
+    name=st.sampled_from([*TOOL_PARSERS, ""]),
+    reasoning=st.sampled_from([*REASONING_PARSERS, ""]),
+    open=st.booleans(),
+    data=st.data(),
+)
+def test_any_cut_gives_the_same(text: str, name: str, reasoning: str, open: bool, data: st.DataObject) -> None:
+    def made() -> Parser:
+        return make_parser(name or "hermes", reasoning, open, True) or parser("hermes")
+
+    whole = read(made(), text)
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
+    assert read(made(), *(text[a:b] for a, b in pairwise(cuts))) == whole
+    assert read(made(), *text) == whole
+    calls = [piece for piece in whole if piece.kind is CALL]
+    assert [piece.call for piece in calls] == list(range(len(calls)))
+    assert all(piece.name for piece in calls)
+    for piece in whole:
+        piece.text.encode()
+    kept = iter("".join(text.split()))
+    told = "".join("".join(piece.text for piece in whole if piece.kind is not CALL).split())
+    assert all(character in kept for character in told), "content and reasoning are in the text, in this order"
+    if not calls and "think>" not in text:
+        assert "".join(piece.text for piece in whole).strip() == text.strip()
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[str, list[Piece]]:
+    """An answer in the syntax of `hermes` with thinking, and what it says."""
+    words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"], exclude_characters="<[{"), min_size=1)
+    schemaless = st.dictionaries(st.text(), st.recursive(st.integers() | st.text(), lambda v: st.lists(v, max_size=3)))
+    text, expected = "", []
+    if draw(st.booleans()):
+        thoughts = draw(words)
+        text, expected = f"<think>\n{thoughts}\n</think>\n", [thought(thoughts)]
+    if draw(st.booleans()):
+        expected.append(said(draw(words)))
+        text += expected[-1].text
+    for index in range(draw(st.integers(0, 3))):
+        name, arguments = draw(words), json.dumps(draw(schemaless), ensure_ascii=draw(st.booleans()))
+        text += f'\n<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        expected.append(call(index, name, arguments))
+    return text, expected
+
+
+@settings(max_examples=100)
+@given(conversation=conversations(), size=st.integers(1, 9))
+def test_what_was_meant_is_read(conversation: tuple[str, list[Piece]], size: int) -> None:
+    text, expected = conversation
+    assert read(parser("hermes", True), *(text[i : i + size] for i in range(0, len(text), size))) == expected

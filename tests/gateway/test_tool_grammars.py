@@ -1,0 +1,179 @@
+"""The grammars of calls: texts that are drawn at random from their masks are calls of the tools, valid by schema."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gateway.grammars.rules import json_rule
+from gateway.grammars.tools import SYNTAXES, tool_rule
+from gateway.tools import Tool, ToolChoice, ToolUse
+from services.errors import GrammarError
+from services.grammar import Grammars
+from services.text import TextTables
+
+BYTES = [bytes([i]) for i in range(256)]
+WORDS = [b'{"name": "', b'"}', b"}\n</tool", b"_call>", b', "', b": ", b"]", b"so "]
+MARKS = [b"[TOOL_CALLS]", b"<|python_tag|>"]  # special tokens
+SPELLED = [*BYTES, *WORDS, *MARKS, b"<eos>"]
+EOS = len(SPELLED) - 1
+SPECIAL = frozenset(range(len(BYTES) + len(WORDS), len(SPELLED)))
+TABLES = TextTables(
+    [b"" if i in SPECIAL else text for i, text in enumerate(SPELLED)], SPECIAL, TextTables(SPELLED, frozenset())
+)
+GRAMMARS = Grammars(TABLES, len(SPELLED), [EOS])
+CLOSING = {b'"', b"}", b"]", b'"}', b"\n", b"<eos>"}  # without a liking for them, texts would be long
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 9},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", "The weather.", CITY, strict=True), Tool("weather_2", None, CITY), Tool("time")]
+USES = {
+    "required": ToolUse(TOOLS, ToolChoice("required")),
+    "required, one call": ToolUse(TOOLS, ToolChoice("required"), parallel=False),
+    "a name": ToolUse(TOOLS, ToolChoice.of_name("weather_2")),
+    "two allowed": ToolUse(TOOLS, ToolChoice("required", ("time", "weather"))),
+}
+Call = tuple[str, dict[str, Any]]
+
+
+def grammar(use: ToolUse, family: str, answer: Any = None) -> str:
+    rule = tool_rule(use, family, TABLES, answer)
+    assert rule is not None
+    return rule.grammar()
+
+
+def drawn(grammar: str, rng: random.Random) -> str:
+    """A text of the grammar, with special tokens spelled out."""
+    matcher, tokens = GRAMMARS.matcher(grammar), list[int]()
+    while not matcher.ended:
+        mask = int.from_bytes(matcher.mask(), "little")
+        allowed = [id for id in range(len(SPELLED)) if mask >> id & 1]
+        closing = [id for id in allowed if SPELLED[id] in CLOSING]
+        tokens.append(rng.choice(closing if closing and rng.random() < 0.4 else allowed))
+        matcher.consume(tokens[-1:])
+    return b"".join(SPELLED[id] for id in tokens if id != EOS).decode()
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether `text` is a whole text of the grammar. Marks that are special tokens must be these."""
+    matcher, marks = GRAMMARS.matcher(grammar), "|".join(re.escape(mark.decode()) for mark in MARKS)
+    tokens: list[int] = []
+    for piece in re.split(f"({marks})", text):
+        tokens += [SPELLED.index(piece.encode())] if piece.encode() in MARKS else piece.encode()
+    try:
+        matcher.consume(tokens)
+    except GrammarError:
+        return False
+    return matcher.complete
+
+
+def calls_of(family: str, text: str) -> list[Call]:
+    """The calls in a text that has nothing else."""
+    match family:
+        case "hermes":
+            objects = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+        case "llama3_json":
+            objects = [text]
+        case _:
+            objects = [json.dumps(call) for call in json.loads(re.sub(r"</?tool_call>|\[TOOL_CALLS\]", "", text))]
+    name = "parameters" if family == "llama3_json" else "arguments"
+    made = [json.loads(object) for object in objects]
+    assert all(set(call) == {"name", name} for call in made)
+    return [(call["name"], call[name]) for call in made]
+
+
+def written(family: str, *calls: Call) -> str:
+    """Calls as templates of the family write them."""
+    objects = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    match family:
+        case "hermes":
+            return "\n".join(f"<tool_call>\n{object}\n</tool_call>" for object in objects)
+        case "llama3_json":
+            return "; ".join(object.replace("arguments", "parameters") for object in objects)
+        case "mistral":
+            return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    return f"<tool_call>[{', '.join(objects)}]</tool_call>"
+
+
+RIGHT: Call = ("weather", {"city": "né", "days": -3, "unit": "C"})
+WRONG: Call = ("weather", {"city": 5, "unit": "C"})
+LOOSE: Call = ("weather_2", {"anything": [1]})
+TIME: Call = ("time", {})
+
+
+@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_drawn_calls_are_valid(family: str, name: str) -> None:
+    use, rng = USES[name], random.Random(f"{family}{name}")
+    schemas = {tool.name: tool.schema for tool in use.callable}
+    text_of = grammar(use, family)
+    for _ in range(12):
+        text = drawn(text_of, rng)
+        calls = calls_of(family, text)
+        assert written(family, *calls) == text or "\\" in text  # escapes can be written in several ways
+        for called, arguments in calls:
+            jsonschema.validate(arguments, schemas[called])
+        assert 1 <= len(calls) <= (1 if family == "llama3_json" else use.max_calls)
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_required_calls_follow_all_schemas(family: str) -> None:
+    required = grammar(ToolUse(TOOLS, ToolChoice("required")), family)
+    assert accepts(required, written(family, RIGHT))
+    assert accepts(required, written(family, TIME))
+    assert accepts(required, written(family, RIGHT, TIME, RIGHT)) == (family != "llama3_json")
+    assert not accepts(required, written(family, WRONG))
+    assert not accepts(required, written(family, LOOSE))
+    assert not accepts(required, written(family, ("other", {})))
+    for text in ("", "It rains.", "It rains.\n" + written(family, RIGHT), written(family, RIGHT) + " It"):
+        assert not accepts(required, text)
+    one = grammar(ToolUse(TOOLS, ToolChoice("required"), parallel=False), family)
+    assert accepts(one, written(family, RIGHT))
+    assert not accepts(one, written(family, RIGHT, RIGHT))
+    assert not accepts(grammar(USES["a name"], family), written(family, TIME))
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_free_calls_follow_the_schemas_of_strict_tools(family: str) -> None:
+    free = grammar(ToolUse(TOOLS), family)
+    for text in ("", "It rains.", "a { b <tool_cal", written(family, RIGHT), written(family, LOOSE)):
+        assert accepts(free, text), text
+    assert accepts(free, "It rains.\n" + written(family, RIGHT))
+    assert accepts(free, written(family, RIGHT, LOOSE)) == (family != "llama3_json")
+    for call in (WRONG, ("other", {})):
+        assert not accepts(free, written(family, call))
+        assert family == "llama3_json" or not accepts(free, "It rains.\n" + written(family, call))
+    allowed = grammar(ToolUse(TOOLS, ToolChoice("auto", ("time",))), family)
+    assert accepts(allowed, written(family, TIME))
+    assert not accepts(allowed, written(family, RIGHT))
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_calls_or_an_answer_in_a_format(family: str) -> None:
+    answer = json_rule({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False})
+    either = grammar(ToolUse(TOOLS), family, answer)
+    for text in ('{"a": 1}', written(family, RIGHT), written(family, LOOSE)):
+        assert accepts(either, text), text
+    for text in ("It rains.", '{"b": 1}', written(family, WRONG)):
+        assert not accepts(either, text), text
+    assert not accepts(grammar(USES["required"], family, answer), '{"a": 1}')
+
+
+def test_what_needs_no_grammar() -> None:
+    answer = json_rule(True)
+    for use in (ToolUse(), ToolUse(TOOLS, ToolChoice("none")), ToolUse(TOOLS[1:])):
+        assert tool_rule(use, "hermes", TABLES, None) is None
+    assert tool_rule(ToolUse(TOOLS, ToolChoice("none")), "hermes", TABLES, answer) == answer
