@@ -52,7 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--together", type=int, default=16, help="requests at once")
     parser.add_argument("--ended", type=int, default=300, help="answers that must end by themselves")
     parser.add_argument("--url", help="a server that runs already (default: start one)")
-    parser.add_argument("serve", nargs="*", help="further flags of `orca serve`, after --")
     given = parser.parse_args(arguments)
     each, left = divmod(given.count, len(given.suites))
     cases = [
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case in sample(read(folder), each + (place < left), given.seed)
     ]
     print(f"Measured on {machine()}.\n", flush=True)
-    with _server(given.url, given.serve) as url:
+    with _server(given.url) as url:
         replies = asyncio.run(ask_all(url, cases, given.max_tokens, given.seed, given.together))
     print(report(replies))
     for reply in replies:
@@ -72,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _server(url: str | None, flags: list[str]) -> Iterator[str]:
+def _server(url: str | None) -> Iterator[str]:
     if url:
         yield url
         return
-    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder)) as server:
         yield server.url
 
 
