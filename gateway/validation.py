@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
 from gateway.errors import ApiError, Kind
-from gateway.executor import FairExecutor
+from gateway.executor import INLINE, FairExecutor
 from gateway.feasibility import check_choice, check_logprobs
+from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
 from gateway.schemas.chat import ChatRequest
@@ -54,21 +55,25 @@ class Validator:
         self._settings = settings
         self._executor = executor
         self._figures = figures
+        self._grammars = GrammarCheck(model)
 
     async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
         """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
         size = caller.size + SEQUENCE_SIZE * fields.choices * len(fields.prompt)
-        return await self.validate(caller, size, lambda figures: self._completion(fields, figures, caller))
+        return await self.validate(caller, size, fields, lambda figures: self._completion(fields, figures, caller))
 
     async def chat(self, fields: ChatRequest, caller: Caller) -> ValidatedRequest:
         """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
         size = caller.size + SEQUENCE_SIZE * fields.choices
-        return await self.validate(caller, size, lambda figures: self._chat(fields, figures, caller))
+        return await self.validate(caller, size, fields, lambda figures: self._chat(fields, figures, caller))
 
     async def validate(
-        self, caller: Caller, size: int, work: Callable[[EngineFigures], ValidatedRequest]
+        self, caller: Caller, size: int, fields: GenerationFields, work: Callable[[EngineFigures], ValidatedRequest]
     ) -> ValidatedRequest:
-        """The result of `work`, which handles about `size` bytes, from the executor."""
+        """The result of `work`, which handles about `size` bytes, from the executor. A small grammar can take seconds
+        to compile, so a request with a grammar is never handled on the event loop."""
+        if fields.constrained:
+            size = max(size, INLINE + 1)
         figures = await self._figures()
         return await self._executor.run(caller.work_queue, size, work, figures)
 
@@ -122,7 +127,8 @@ class Validator:
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
         request = kind.prefix + caller.request_name(digest)
-        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words)
+        grammar = self._grammars.grammar_of(fields)
+        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words, grammar)
         check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
         check_logprobs(kind, fields, prompts, sequences)
         tier = _service_tier(kind, fields, self._settings.order)
@@ -170,6 +176,7 @@ class Validator:
         figures: EngineFigures,
         seed: int,
         bad_words: Words,
+        grammar: str,
     ) -> list[NewSequence]:
         """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
         sequences: list[NewSequence] = []
@@ -177,7 +184,7 @@ class Validator:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
-            sampling = fields.sampling(limit, seed, bad_words)
+            sampling = replace(fields.sampling(limit, seed, bad_words), grammar=grammar)
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")

@@ -86,7 +86,7 @@ async def _validate(gateway: Gateway, fields: MessageRequest, caller: Caller) ->
         prompt = _prompt(gateway, fields)
         return gateway.validator.request(AnswerKind.MESSAGE, fields, [prompt], "messages", figures, caller)
 
-    return await gateway.validator.validate(caller, caller.size, work)
+    return await gateway.validator.validate(caller, caller.size, fields, work)
 
 
 def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,11 @@ def token_rule(text: str, tables: TextTables) -> Rule:
 
 def regex_rule(pattern: str) -> Rule:
     """The texts that match the whole of `pattern`, in the syntax of Rust's regex crate."""
-    return Rule("/" + pattern.replace("/", "\\/") + "/")
+    if not pattern:
+        return text_rule("")
+    # an unescaped slash would end the expression
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0].endswith("/") else found[0], pattern, flags=re.DOTALL)
+    return Rule(f"/{escaped}/")
 
 
 def sequence(*rules: Rule) -> Rule:

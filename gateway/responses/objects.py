@@ -106,7 +106,6 @@ def _response(head: ResponseHead, status: str, output: list[dict[str, Any]]) -> 
         "output": output,
         "error": None,
         "incomplete_details": None,
-        "text": {"format": {"type": "text"}},
         "tools": [],
         "tool_choice": "auto",
         "truncation": "disabled",

@@ -34,7 +34,7 @@ async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: C
         extra = Extra(fields.echo, conversation, ids).pack()
         return gateway.validator.request(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
 
-    return await gateway.validator.validate(caller, caller.size + conversation_size(conversation), work)
+    return await gateway.validator.validate(caller, caller.size + conversation_size(conversation), fields, work)
 
 
 async def input_token_count(gateway: Gateway, fields: ResponseRequest, caller: Caller) -> int:

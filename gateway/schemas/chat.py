@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
 from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
 from gateway.tools import ToolChoice, ToolUse
@@ -128,7 +129,7 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[None, only({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     tools: ChatTools | None = None
     tool_choice: ChatToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -161,6 +162,10 @@ class ChatRequest(GenerationFields):
     def tool_use(self) -> ToolUse:
         tools = [tool.tool for tool in self.tools or ()]
         return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        return self.response_format.constraint("response_format") if self.response_format else None
 
     @property
     def requested_max_tokens(self) -> int | None:

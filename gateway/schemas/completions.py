@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from gateway.schemas.answers import FinishReason, PromptLogprobs, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, GenerationFields, Id
 from gateway.schemas.strict import contradiction, integral, only
+from gateway.schemas.structured import Constraint, ResponseFormat
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -43,6 +44,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     max_tokens: Id | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None  # vLLM's field
     suffix: Annotated[None, only("")] = None
 
     @model_validator(mode="after")
@@ -50,6 +52,10 @@ class CompletionRequest(GenerationFields):
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", NOT_IN_STREAMS)
         return self
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        return self.response_format.constraint("response_format") if self.response_format else None
 
     @property
     def requested_logprobs(self) -> int | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.schemas.strict import Strict, contradiction, no_options, only
+from gateway.schemas.structured import ConstraintFields
 from gateway.tools import NO_TOOLS, ToolUse
 from services.requests import SamplingParams
 
@@ -83,7 +84,7 @@ class StreamOptions(Strict):
         return bool(self.include_usage or self.continuous_usage_stats)
 
 
-class GenerationFields(Strict, ABC):
+class GenerationFields(ConstraintFields, ABC):
     """Fields of every request for tokens; null means the default, as in OpenAI's API."""
 
     model: str | None = None  # the served model by default

@@ -12,6 +12,7 @@ from gateway.schemas.blocks import TEXT_BLOCKS, InputMessage, turn
 from gateway.schemas.chat import Message
 from gateway.schemas.generation import Count, GenerationFields, stop_strings
 from gateway.schemas.strict import Strict, no_options, only
+from gateway.schemas.structured import Constraint, ConstraintKind, OutputFormat
 from gateway.schemas.tools import MessageToolChoice, MessageTools, check_tools
 from gateway.tools import ToolUse
 
@@ -33,6 +34,11 @@ def _tier(value: Any) -> Any:
     return value and TIERS[value]
 
 
+class OutputConfig(Strict):
+    format: OutputFormat | None = None
+    effort: Annotated[None, only("none")] = None
+
+
 class Conversation(Strict):
     """The fields that determine the prompt, and those that would if they were supported.
 
@@ -46,7 +52,7 @@ class Conversation(Strict):
     tool_choice: MessageToolChoice | None = None
     mcp_servers: Annotated[None, only([])] = None
     thinking: Annotated[None, only({"type": "disabled"})] = None
-    output_config: Annotated[None, BeforeValidator(no_options)] = None
+    output_config: OutputConfig | None = None
     context_management: Annotated[None, BeforeValidator(no_options)] = None
     speed: Annotated[None, only("standard")] = None
     cache_control: dict[str, Any] | None = None
@@ -94,6 +100,12 @@ class MessageRequest(Conversation, GenerationFields):
     n: Annotated[None, only(1)] = None
     stream_options: Annotated[None, only()] = None  # the usage is always included
     return_token_ids: Annotated[None, only(False)] = None
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        return Constraint("output_config.format", ConstraintKind.JSON, self.output_config.format.schema_)
 
     @property
     def requested_logprobs(self) -> int | None:

@@ -109,7 +109,11 @@ class IncompleteDetails(TypedDict):
 
 
 class TextFormat(TypedDict):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    name: NotRequired[str]
+    schema: NotRequired[dict[str, Any]]
+    strict: NotRequired[bool]
+    description: NotRequired[str]
 
 
 class ResponseText(TypedDict):

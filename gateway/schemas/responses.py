@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
 from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
+from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools
 from gateway.tools import ToolChoice, ToolUse
@@ -130,7 +131,7 @@ def _included(value: Any) -> bool:
 
 
 class TextOptions(Strict):
-    format: Annotated[None, only({"type": "text"})] = None
+    format: ResponseTextFormat | None = None
     verbosity: Annotated[None, only("medium")] = None
 
 
@@ -187,6 +188,10 @@ class ResponseRequest(GenerationFields):
         return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
 
     @property
+    def format_constraint(self) -> Constraint | None:
+        return self.text.format.constraint("text.format") if self.text and self.text.format else None
+
+    @property
     def requested_max_tokens(self) -> int | None:
         return self.max_output_tokens
 
@@ -214,6 +219,7 @@ class ResponseRequest(GenerationFields):
         optional = {"user": self.user} if self.user is not None else {}
         return optional | {
             "instructions": self.instructions,
+            "text": {"format": self.text.format.echo() if self.text and self.text.format else {"type": "text"}},
             "max_output_tokens": self.max_output_tokens,
             "previous_response_id": self.previous_response_id,
             "background": bool(self.background),

@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a choice of no tool": ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "must have the 'name'"),
     "a tool choice": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-    "an output format": ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+    "an output format": ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config"),
     "effort": ({"output_config": {"effort": "high"}}, "output_config"),
     "temperature 1.5": ({"temperature": 1.5}, "temperature"),
     "a number as system": ({"system": 5}, "system"),

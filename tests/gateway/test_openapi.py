@@ -55,7 +55,6 @@ NARROWED: dict[str, set[str]] = {
         "moderation: object",
         "prediction: object",
         "web_search_options: object",
-        "response_format: any object but {'type': 'text'}",
         "modalities: any array but ['text']",
         *(f"reasoning_effort: '{word}'" for word in ("minimal", "low", "medium", "high", "xhigh", "max")),
         *(f"verbosity: '{word}'" for word in ("low", "high")),

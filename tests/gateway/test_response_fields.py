@@ -67,7 +67,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
     "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
-    "a format": ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+    "a verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a prompt of the dashboard": ({"prompt": {"id": "pmpt_1"}}, "prompt"),

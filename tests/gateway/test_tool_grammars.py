@@ -10,6 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gateway.answer.parsers.registry import make_parser
+from gateway.answer.parts import PartKind
 from gateway.grammars.rules import json_rule
 from gateway.grammars.tools import SYNTAXES, tool_rule
 from gateway.tools import Tool, ToolChoice, ToolUse
@@ -81,18 +83,18 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def calls_of(family: str, text: str) -> list[Call]:
-    """The calls in a text that has nothing else."""
-    match family:
-        case "hermes":
-            objects = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
-        case "llama3_json":
-            objects = [text]
-        case _:
-            objects = [json.dumps(call) for call in json.loads(re.sub(r"</?tool_call>|\[TOOL_CALLS\]", "", text))]
-    name = "parameters" if family == "llama3_json" else "arguments"
-    made = [json.loads(object) for object in objects]
-    assert all(set(call) == {"name", name} for call in made)
-    return [(call["name"], call[name]) for call in made]
+    """The calls that the family's parser reads in a text that has nothing else."""
+    parser = make_parser(family, "", False, True)
+    assert parser is not None
+    names, arguments = list[str](), list[str]()
+    for piece in [*parser.push(text), *parser.finish()]:
+        assert piece.kind is PartKind.CALL, piece
+        if piece.call == len(names):
+            assert piece.name is not None
+            names.append(piece.name)
+            arguments.append("")
+        arguments[piece.call] += piece.text
+    return list(zip(names, map(json.loads, arguments), strict=True))
 
 
 def written(family: str, *calls: Call) -> str:
