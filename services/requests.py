@@ -12,6 +12,7 @@ from enum import StrEnum
 NO_TOKEN_LEFT = (
     "the grammar, logit_bias, allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token to choose"
 )
+NO_GRAMMAR = "the grammar cannot be followed"  # begins such errors of a request
 BATCH_CLASS = 9  # the class of lines of batches, later than all classes that a request can ask for
 
 

@@ -15,7 +15,7 @@ from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from services.messages import End, Logprobs, PromptLogprobs, TokenEvent
-from services.requests import NO_TOKEN_LEFT, FinishReason
+from services.requests import NO_GRAMMAR, NO_TOKEN_LEFT, FinishReason
 from services.text import Detokenizer, TextTables
 
 UNANSWERED = (FinishReason.CANCELLED, FinishReason.ERROR)
@@ -213,7 +213,7 @@ def failure(end: End) -> ApiError | None:
         return ApiError(
             Kind.QUEUE_TIMEOUT, "The request timed out: no engine had begun it by the end of its queue timeout."
         )
-    if end.error == NO_TOKEN_LEFT:
+    if end.error is not None and end.error.startswith((NO_TOKEN_LEFT, NO_GRAMMAR)):
         return ApiError(Kind.INVALID, f"The request was stopped: {end.error}.")
     if end.reason is FinishReason.ERROR:
         return ApiError(Kind.FAILED, f"The generation failed: {end.error or 'no reason given'}")

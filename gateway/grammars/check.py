@@ -8,6 +8,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from gateway.errors import ApiError, Kind
+from gateway.grammars.multiples import check_multiples
 from gateway.grammars.response_format import rule_of
 from gateway.grammars.rules import Rule
 from gateway.model import ServedModel
@@ -15,7 +16,6 @@ from gateway.schemas.generation import GenerationFields
 from services.errors import GrammarError
 from services.grammar import Grammars
 
-MAX_BYTES = 128 << 10  # of a grammar; 115 KB of properties compile in 1.5 s
 KNOWN = 1024  # outcomes
 MAX_REASON = 400  # characters
 CONTRADICTING = ("ignore_eos", "min_tokens")  # the end of the grammar is the end of the output
@@ -43,18 +43,18 @@ class GrammarCheck:
         try:
             return self.checked(rule_of(constraint, self._model.tokenizer.tables))
         except GrammarError as error:
-            raise ApiError(Kind.INVALID, f"Invalid '{constraint.param}': {error}.", constraint.param) from None
+            text = f"Invalid '{constraint.param}': {readable(str(error))}."
+            raise ApiError(Kind.INVALID, text, constraint.param) from None
 
     def checked(self, rule: Rule) -> str:
-        """The grammar of an output that is a text of `rule`. Raises GrammarError with a reason for the client."""
+        """The grammar of an output that is a text of `rule`. Raises GrammarError if it does not compile within the
+        limits. Outcomes are kept, so that neither a good grammar nor a bad one costs anything the second time."""
         grammar = rule.grammar()
-        if (size := len(grammar.encode())) > MAX_BYTES:
-            raise GrammarError(f"its grammar has {size} bytes, at most {MAX_BYTES} are accepted")
         key = hashlib.sha256(grammar.encode()).digest()
         with self._lock:
             reason = self._outcomes.get(key)
         if reason is None:
-            reason = self._compile(grammar)
+            reason = self._compile(rule, grammar)
             with self._lock:
                 self._outcomes[key] = reason
                 while len(self._outcomes) > KNOWN:
@@ -63,25 +63,26 @@ class GrammarCheck:
             raise GrammarError(reason)
         return grammar
 
-    def _compile(self, grammar: str) -> str:
+    def _compile(self, rule: Rule, grammar: str) -> str:
         """What is wrong with a grammar; empty if nothing is."""
         try:
-            mask = self._compiler().matcher(grammar).mask()
+            for text in (rule.expression, *(lark for _, lark in rule.grammars)):
+                check_multiples(text)
+            self._compiler().matcher(grammar)
         except GrammarError as error:
-            return readable(str(error))
-        return "" if any(mask) else "no token can be the first of the output"
+            return str(error)
+        return ""
 
     def _compiler(self) -> Grammars:
         with self._lock:
             if self._grammars is None:
-                info = self._model.info
-                tables = self._model.tokenizer.tables
+                info, tables = self._model.info, self._model.tokenizer.tables
                 self._grammars = Grammars(tables, info.vocab_size, info.eos_token_ids, slack=1)
             return self._grammars
 
 
 def readable(error: str) -> str:
-    """An error of llguidance without the lines of the grammar, which the client has not written, on one line."""
+    """An error of llguidance on one line, without the text of the grammar, most of which the client has not written."""
     first, *others = [line.strip() for line in error.strip().splitlines()] or [""]
     kept = [re.sub(r"^(at )?\d+\(\d+\): ", "", first), *(line for line in others if line.startswith("error: "))]
     return " ".join(kept)[:MAX_REASON].rstrip(".")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from services.errors import OrcaError
 from services.models.info import ModelInfo
+from services.requests import NO_GRAMMAR
 
 if TYPE_CHECKING:
     from services.grammar import Grammars, Matcher
@@ -47,9 +48,9 @@ class OutputGrammar:
             if not self._matcher.ended:  # a token after the end was drawn ahead, and nobody reads it
                 self.mask = np.frombuffer(self._matcher.mask(), np.int32, -(-self._vocab_size // 32))
         except OrcaError as error:
-            self.error = f"the grammar cannot be followed: {error}"
+            self.error = f"{NO_GRAMMAR}: {error}"
         except Exception as error:  # whatever it is, it is about this request alone
-            self.error = f"the grammar cannot be followed: {error!r}"
+            self.error = f"{NO_GRAMMAR}: {error!r}"
 
 
 class GrammarCompiler:
