@@ -23,6 +23,7 @@ from load.schemas.libraries import LIBRARIES
 from load.schemas.reasons import kinds_of
 from load.schemas.suites import Case, read, sample
 from load.schemas.trial import Trial, run
+from load.schemas.vocabularies import Vocabulary
 
 REASONS = 8  # rows
 
@@ -47,17 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     names = given.libraries.split(",")
     print(f"Measured on {machine()}; {', '.join(f'{name} {version(name)}' for name in names)}.\n", flush=True)
-    times, counts, refused = [], [], []
     for folder, cases in suites.items():
-        suite = "/".join(folder.resolve().parts[-2:])
-        for vocabulary in measured:
-            for name in names:
-                trials = list(run(name, vocabulary, cases, given.limit))
-                times.append([f"{name}, {suite}, {vocabulary.size:,} ids", *times_of(trials)])
-                if vocabulary is measured[0]:  # what is taken does not depend on the vocabulary
-                    counts.append([f"{name}, {suite}", *counts_of(cases, trials)])
-                    refused += [[f"{name}, {suite}", *row] for row in reasons_of(trials)]
-    print(table(TIMES, times) + "\n\n" + table(COUNTS, counts) + "\n\n" + table(REFUSED, refused))
+        print(
+            f"## {'/'.join(folder.resolve().parts[-2:])}\n\n{compare(cases, measured, names, given.limit)}\n",
+            flush=True,
+        )
+
+
+def compare(cases: Sequence[Case], measured: Sequence[Vocabulary], names: Sequence[str], limit: float) -> str:
+    """The tables of one suite."""
+    times, counts, refused = [], [], []
+    for vocabulary in measured:
+        for name in names:
+            trials = list(run(name, vocabulary, cases, limit))
+            times.append([f"{name}, {vocabulary.size:,} ids", *times_of(trials)])
+            counts.append([f"{name}, {vocabulary.size:,} ids", *counts_of(cases, trials)])
+            if vocabulary is measured[0]:  # what is refused does not depend on the vocabulary
+                refused += [[name, *row] for row in reasons_of(trials)]
+    return table(TIMES, times) + "\n\n" + table(COUNTS, counts) + "\n\n" + table(REFUSED, refused)
 
 
 TIMES = ["", "schemas", "compile, ms: p50", "p99", "masks", "a mask, µs: mean", "p50", "p99", "max"]
