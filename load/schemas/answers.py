@@ -24,12 +24,13 @@ import httpx
 from load.report import machine, table
 from load.schemas.reasons import kinds_of
 from load.schemas.suites import Case, read, sample
-from load.schemas.validity import error_of
+from load.schemas.validity import NotJudged, error_of
 from load.server import OrcaServer
 
 QUOTED = 600  # characters of the schema that the prompt quotes
 TIMEOUT = 600.0  # seconds for one answer
-ENDED, CUT, INVALID, REFUSED, FAILED = "ended, valid", "cut at max_tokens", "ended, invalid", "refused", "failed"
+ENDED, INVALID, UNJUDGED = "ended, valid", "ended, invalid", "ended, jsonschema cannot tell"
+CUT, REFUSED, FAILED = "cut at max_tokens", "refused", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replies = asyncio.run(ask_all(url, cases, given.max_tokens, given.seed, given.together))
     print(report(replies))
     for reply in replies:
-        if reply.outcome in (INVALID, FAILED):
+        if reply.outcome in (INVALID, UNJUDGED, FAILED):
             print(f"{reply.outcome}: {reply.case.name}: {reply.what[:500]}")
     counts = Counter(reply.outcome for reply in replies)
     sys.exit(int(counts[INVALID] + counts[FAILED] > 0 or counts[ENDED] < given.ended))
@@ -120,7 +121,11 @@ def reply_of(case: Case, status: int, answer: dict[str, Any]) -> Reply:
     text = choice["message"]["content"]
     if choice["finish_reason"] != "stop":
         return Reply(case, FAILED, f"finish_reason {choice['finish_reason']!r} after {text!r}")
-    if wrong := error_of(text, case.schema):
+    try:
+        wrong = error_of(text, case.schema)
+    except NotJudged as error:
+        return Reply(case, UNJUDGED, str(error))
+    if wrong:
         return Reply(case, INVALID, f"{wrong}: {text}")
     return Reply(case, ENDED)
 
@@ -134,7 +139,7 @@ def group_of(case: Case) -> str:
 
 def report(replies: Sequence[Reply]) -> str:
     """The table of outcomes by group of schemas, and that of the reasons of refusals."""
-    outcomes = (ENDED, INVALID, CUT, REFUSED, FAILED)
+    outcomes = (ENDED, INVALID, UNJUDGED, CUT, REFUSED, FAILED)
     groups = Counter(group_of(reply.case) for reply in replies)
     counts = Counter((group_of(reply.case), reply.outcome) for reply in replies)
     rows: list[list[object]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from load.schemas.answers import CUT, ENDED, FAILED, INVALID, REFUSED, Reply, body, reply_of, report
+from load.schemas.answers import CUT, ENDED, FAILED, INVALID, REFUSED, UNJUDGED, Reply, body, reply_of, report
 from load.schemas.suites import Case
 
 CASE = Case("", {"type": "integer"})
@@ -36,14 +36,19 @@ def test_an_old_draft_is_validated_as_such() -> None:
     assert reply_of(Case("", old), 200, answer("4")).outcome == ENDED
 
 
+def test_an_answer_that_jsonschema_cannot_judge_is_counted_apart() -> None:
+    for schema in ({"pattern": r"\p{Letter}"}, {"$ref": "http://localhost/a.json"}):
+        assert reply_of(Case("", schema), 200, answer('"a"')).outcome == UNJUDGED
+
+
 def test_the_report_counts_groups_and_reasons() -> None:
     remote = Case("", {"$ref": "http://localhost/a.json"})
     replies = [Reply(CASE, ENDED), Reply(Case("", True), CUT), Reply(remote, REFUSED, 'Unimplemented keys: ["not"]')]
     lines = report(replies).splitlines()
-    assert "| others | 1 | 1 | 0 | 0 | 0 | 0 |" in lines
-    assert "| boolean or empty | 1 | 0 | 0 | 1 | 0 | 0 |" in lines
-    assert "| refers to another document | 1 | 0 | 0 | 0 | 1 | 0 |" in lines
-    assert "| all | 3 | 1 | 0 | 1 | 1 | 0 |" in lines
+    assert "| others | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in lines
+    assert "| boolean or empty | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in lines
+    assert "| refers to another document | 1 | 0 | 0 | 0 | 0 | 1 | 0 |" in lines
+    assert "| all | 3 | 1 | 0 | 0 | 1 | 1 | 0 |" in lines
     assert lines[-1] == "| keyword not | 1 |"
 
 
