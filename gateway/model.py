@@ -5,7 +5,7 @@ Tokenizing a long text takes long: it is done by the executor, off the event loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -67,15 +67,17 @@ def chat_tokens(
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
     tools: Sequence[dict[str, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The prompt of a conversation. `param`: the field with the messages. By default the prompt ends with the beginning
-    of an answer unless the final message is continued. `tools`: as chat templates expect them.
+    of an answer unless the final message is continued. `tools`: as chat templates expect them. `kwargs`: further
+    variables of the template.
 
     Raises ApiError if the chat template refuses the messages or the prompt exceeds the context length."""
     begin = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     conversation = [message.for_template() for message in messages]
     try:
-        text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message, tools)
+        text = model.tokenizer.apply_chat_template(conversation, begin, continue_final_message, tools, kwargs)
         return text_tokens(model, [text], add_special_tokens, param)[0]
     except ValueError as error:
         raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}", param) from None

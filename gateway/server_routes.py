@@ -112,6 +112,8 @@ def _tokens(gateway: Gateway, fields: TokenizeRequest) -> dict[str, object]:
             fields.add_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
+            tools=fields.tool_use.for_template(),
+            kwargs=fields.chat_template_kwargs,
         )
     else:
         (tokens,) = text_tokens(model, [fields.prompt or ""], fields.add_special_tokens is not False, "prompt")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.answer.plan import AnswerKind, Plan
+from gateway.answer.reading import PLAIN, ModelReading, Reading
 from gateway.errors import ApiError, Kind
 from gateway.executor import INLINE, FairExecutor
 from gateway.feasibility import check_choice, check_logprobs
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
+from gateway.planning import plan_of, service_tier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
@@ -33,6 +34,20 @@ class ValidatedRequest:
     submission: Submission
     plan: Plan
     stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the model and its tokenizer make of the fields about the output. `bad_words`: token ids of each word."""
+
+    bad_words: Words
+    grammar: str
+    reading: Reading
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """The sampling of the request, with these."""
+        skip = sampling.skip_special_tokens and not self.reading.spelled
+        return replace(sampling, grammar=self.grammar, skip_special_tokens=skip)
 
 
 class Validator:
@@ -56,6 +71,7 @@ class Validator:
         self._executor = executor
         self._figures = figures
         self._grammars = GrammarCheck(model)
+        self._reading = ModelReading(model.tokenizer, settings)
 
     async def completion(self, fields: CompletionRequest, caller: Caller) -> ValidatedRequest:
         """Raises ApiError naming the field, its value and the limit; PoolUnavailable."""
@@ -72,7 +88,7 @@ class Validator:
     ) -> ValidatedRequest:
         """The result of `work`, which handles about `size` bytes, from the executor. A small grammar can take seconds
         to compile, so a request with a grammar is never handled on the event loop."""
-        if fields.constrained:
+        if fields.constrained or fields.tool_use.required or fields.tool_use.constrains:
             size = max(size, INLINE + 1)
         figures = await self._figures()
         return await self._executor.run(caller.work_queue, size, work, figures)
@@ -100,6 +116,7 @@ class Validator:
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),
             tools=fields.tool_use.for_template(),
+            kwargs=fields.template_variables,
         )
         return self.request(AnswerKind.CHAT, fields, [prompt], "messages", figures, caller)
 
@@ -126,13 +143,16 @@ class Validator:
         prompts = [self.truncated(kind, fields, prompt, figures) for prompt in prompts]
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
+        self._check_effort(fields)
         request = kind.prefix + caller.request_name(digest)
-        grammar = self._grammars.grammar_of(fields)
-        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), bad_words, grammar)
+        reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
+        grammar = self._grammars.grammar_of(fields, reading)
+        output = Output(bad_words, grammar, reading)
+        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), output)
         check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
         check_logprobs(kind, fields, prompts, sequences)
-        tier = _service_tier(kind, fields, self._settings.order)
-        plan = _plan(kind, fields, digest, prompts, sequences, tier, extra, texts)
+        tier = service_tier(kind, fields, self._settings.order)
+        plan = plan_of(kind, fields, digest, prompts, sequences, tier, extra, texts, reading)
         submission = Submission(
             request=request,
             gateway=self._gateway,
@@ -147,6 +167,12 @@ class Validator:
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
         return ValidatedRequest(submission, plan, bool(fields.stream))
+
+    def _check_effort(self, fields: GenerationFields) -> None:
+        if fields.effort not in (None, "none") and not self._reading.reasoning_parser:
+            param = "reasoning_effort" if "reasoning_effort" in fields.model_fields_set else "reasoning"
+            text = f"Invalid '{param}': effort '{fields.effort}', but this model does not reason; leave it out."
+            raise ApiError(Kind.INVALID, text, param)
 
     def truncated(
         self, kind: AnswerKind, fields: GenerationFields, prompt: list[int], figures: EngineFigures
@@ -175,8 +201,7 @@ class Validator:
         param: str,
         figures: EngineFigures,
         seed: int,
-        bad_words: Words,
-        grammar: str,
+        output: Output,
     ) -> list[NewSequence]:
         """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
         sequences: list[NewSequence] = []
@@ -184,7 +209,7 @@ class Validator:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
-            sampling = replace(fields.sampling(limit, seed, bad_words), grammar=grammar)
+            sampling = output.sampling(fields.sampling(limit, seed, output.bad_words))
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
@@ -234,55 +259,6 @@ class Validator:
         if wrong is not None:
             text = f"Invalid '{param}': token id {wrong} is not in the vocabulary of {size} tokens."
             raise ApiError(Kind.INVALID, text, param)
-
-
-def _service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
-    """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
-    never for completions. It says how the request is served: in order of arrival there is only one tier."""
-    if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
-        return None
-    if order == "fcfs" or fields.request_class == 0:
-        return "default"
-    return "priority" if fields.request_class < 0 else "flex"
-
-
-def _plan(
-    kind: AnswerKind,
-    fields: GenerationFields,
-    digest: str,
-    prompts: list[list[int]],
-    sequences: list[NewSequence],
-    tier: str | None,
-    extra: bytes,
-    texts: Sequence[str],
-) -> Plan:
-    scored = fields.requested_prompt_logprobs
-    return Plan(
-        kind=kind,
-        created=int(time.time()),
-        digest=digest,
-        choices=len(sequences),
-        n=fields.choices,
-        prompt_tokens=sum(map(len, prompts)),
-        max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
-        include_usage=fields.include_usage,
-        return_token_ids=bool(fields.return_token_ids),
-        with_logprobs=fields.requested_logprobs is not None,
-        stop=fields.stop,
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        ignore_eos=bool(fields.ignore_eos),
-        service_tier=tier,
-        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
-        extra=extra,
-        include_stop=bool(fields.include_stop_str_in_output),
-        skip_special_tokens=fields.skip_special_tokens is not False,
-        continuous_usage=fields.continuous_usage,
-        echo=fields.echoes,
-        texts=list(texts) if fields.echoes else [],
-        logprobs=fields.requested_logprobs or 0,
-        prompt_logprobs=scored,
-        silent=fields.requested_max_tokens == 0,
-    )
 
 
 def _discarded(sampling: SamplingParams) -> SamplingParams:

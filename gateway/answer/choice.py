@@ -62,6 +62,7 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_end",
+        "_include_reasoning",
         "_logprobs",
         "_parser",
         "_parts",
@@ -88,10 +89,12 @@ class Choice:
         include_stop: bool = False,
         silent: bool = False,
         parser: Parser | None = None,
+        include_reasoning: bool = True,
     ) -> None:
         """`stop_ids`: the tokens that end this choice, including EOS. Their text is removed from the answer
         (`End.cut`) unless `include_stop` is set, which also keeps the text of a stop string. `silent`: the tokens are
-        not part of the answer. `parser`: divides the text; without it, all of the text is content."""
+        not part of the answer. `parser`: divides the text; without it, all of the text is content.
+        `include_reasoning`: false leaves the reasoning out of the deltas."""
         self.index = index
         self.sent = sent
         self.added = 0  # number of events taken
@@ -102,6 +105,7 @@ class Choice:
         self.called = False  # whether the text so far has a call
         self._silent = silent
         self._parser = parser
+        self._include_reasoning = include_reasoning
         self._parts: list[Part] = []  # with a parser
         self._detokenizer = Detokenizer(tables, stops, stop_ids, include_stop)
         self._text = ""
@@ -166,6 +170,8 @@ class Choice:
                 self.called = True
             elif piece.kind is REASONING:
                 self.reasoning_tokens = self.completion_tokens
+                if not self._include_reasoning:
+                    continue
             if fresh:
                 if piece.kind is TEXT:
                     self._text += piece.text
@@ -195,11 +201,20 @@ def choices_of(plan: Plan, model: ServedModel, sent: tuple[int, ...] = ()) -> li
     eos = frozenset() if plan.ignore_eos else model.info.eos_token_ids
     stop_ids = eos.union(plan.stop_token_ids)
     counts = [*sent, *[0] * (plan.choices - len(sent))]
-    choices = []
-    for i in range(plan.choices):
-        parser = make_parser(plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls)
-        choices.append(Choice(i, tables, plan.stop, stop_ids, counts[i], plan.include_stop, plan.silent, parser))
-    return choices
+    return [
+        Choice(
+            i,
+            tables,
+            plan.stop,
+            stop_ids,
+            counts[i],
+            plan.include_stop,
+            plan.silent,
+            make_parser(plan.tool_parser, plan.reasoning_parser, plan.reasoning_open, plan.parallel_tool_calls),
+            plan.include_reasoning,
+        )
+        for i in range(plan.choices)
+    ]
 
 
 def tables_of(plan: Plan, model: ServedModel) -> TextTables:

@@ -43,7 +43,7 @@ class Plan:
     tokens shown for each output token and each prompt token. `silent`: the client asked for no tokens, and the one
     token that each choice generates is not part of the answer. `tool_parser`, `reasoning_parser`: how the text is read
     (see `gateway/answer/parsers`); empty: all of it is content. `reasoning_open`: the prompt ends inside the reasoning.
-    `parallel_tool_calls`: false keeps the first call only.
+    `parallel_tool_calls`: false keeps the first call only. `include_reasoning`: false leaves the reasoning out.
     """
 
     kind: AnswerKind
@@ -74,10 +74,16 @@ class Plan:
     reasoning_parser: str = ""
     reasoning_open: bool = False
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
 
     @property
     def chat(self) -> bool:
         return self.kind is AnswerKind.CHAT
+
+    @property
+    def parsed(self) -> bool:
+        """Whether a parser divides the text."""
+        return bool(self.tool_parser or self.reasoning_parser)
 
     def prompt_of(self, choice: int) -> list[int]:
         """The token ids of a choice's prompt."""

@@ -95,4 +95,7 @@ def _prompt(gateway: Gateway, fields: Conversation) -> list[int]:
     turns = fields.turns
     continues = turns[-1].role == "assistant"
     tools = fields.tool_use.for_template()
-    return chat_tokens(gateway.model, turns, not continues, continue_final_message=continues, tools=tools)
+    kwargs = fields.template_variables if isinstance(fields, MessageRequest) else None
+    return chat_tokens(
+        gateway.model, turns, not continues, continue_final_message=continues, tools=tools, kwargs=kwargs
+    )

@@ -7,12 +7,16 @@ import re
 from collections import OrderedDict
 from threading import Lock
 
+from gateway.answer.reading import PLAIN, Reading
 from gateway.errors import ApiError, Kind
 from gateway.grammars.multiples import check_multiples
 from gateway.grammars.response_format import rule_of
-from gateway.grammars.rules import Rule
+from gateway.grammars.rules import Rule, json_rule
+from gateway.grammars.thinking import with_reasoning
+from gateway.grammars.tools import tool_rule
 from gateway.model import ServedModel
 from gateway.schemas.generation import GenerationFields
+from gateway.tools import ToolUse
 from services.errors import GrammarError
 from services.grammar import Grammars
 
@@ -30,21 +34,38 @@ class GrammarCheck:
         self._outcomes: OrderedDict[bytes, str] = OrderedDict()  # hash of a grammar -> what is wrong, if anything
         self._lock = Lock()
 
-    def grammar_of(self, fields: GenerationFields) -> str:
-        """The grammar of the output as `SamplingParams.grammar` has it; empty if the output is free. The first call for
-        a grammar takes 0.3 ms to seconds. Raises ApiError naming the field and the reason."""
-        constraint = fields.constraint
-        if constraint is None:
-            return ""
-        for name in CONTRADICTING:
-            if getattr(fields, name):
-                text = f"'{name}' is not allowed with '{constraint.param}', which determines where the output ends."
-                raise ApiError(Kind.INVALID, text, name)
+    def grammar_of(self, fields: GenerationFields, reading: Reading = PLAIN) -> str:
+        """The grammar of the output as `SamplingParams.grammar` has it; empty if the output is free. `reading`: how the
+        answer is read. The first call for a grammar takes 0.3 ms to seconds. Raises ApiError naming the field and the
+        reason."""
+        constraint, use = fields.constraint, fields.tool_use
+        param = "tools" if constraint is None or use.required else constraint.param
+        tables = self._model.tokenizer.tables
         try:
-            return self.checked(rule_of(constraint, self._model.tokenizer.tables))
+            answer = None if constraint is None else rule_of(constraint, tables)
+            rule = tool_rule(use, reading.tool_parser, tables, answer)
+            if rule is None:
+                return ""
+            for name in CONTRADICTING:
+                if getattr(fields, name):
+                    text = f"'{name}' is not allowed with '{param}', which determine where the output ends."
+                    raise ApiError(Kind.INVALID, text, name)
+            if reading.reasoning_parser:
+                rule = with_reasoning(rule, tables, reading.reasoning_open)
+            return self.checked(rule)
         except GrammarError as error:
-            text = f"Invalid '{constraint.param}': {readable(str(error))}."
-            raise ApiError(Kind.INVALID, text, constraint.param) from None
+            self._check_tools(use)
+            raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}.", param) from None
+
+    def _check_tools(self, use: ToolUse) -> None:
+        """Raises ApiError naming a tool whose schema does not compile alone."""
+        for tool in use.callable if use.calls else ():
+            if use.required or tool.strict:
+                try:
+                    self.checked(json_rule(tool.schema))
+                except GrammarError as error:
+                    text = f"Invalid 'tools': the parameters of '{tool.name}' cannot be enforced: {error}."
+                    raise ApiError(Kind.INVALID, text, "tools") from None
 
     def checked(self, rule: Rule) -> str:
         """The grammar of an output that is a text of `rule`. Raises GrammarError if it does not compile within the

@@ -50,6 +50,11 @@ def token_rule(text: str, tables: TextTables) -> Rule:
     return text_rule(text) if special is None else Rule(f"<[{special}]>")
 
 
+def is_special(text: str, tables: TextTables) -> bool:
+    """Whether a special token is spelled like this."""
+    return bool(text) and token_rule(text, tables) != text_rule(text)
+
+
 def regex_rule(pattern: str) -> Rule:
     """The texts that match the whole of `pattern`, in the syntax of Rust's regex crate."""
     if not pattern:

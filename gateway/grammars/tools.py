@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.grammars.rules import Rule, choice, json_rule, text_rule, token_rule
+from gateway.grammars.rules import Rule, choice, is_special, json_rule, text_rule, token_rule
 from gateway.tools import Tool, ToolUse
 from services.text import TextTables
 
@@ -31,6 +31,10 @@ class Syntax:
     separator: str = ""
     single: bool = False
     arguments: str = "arguments"  # the name of the member with the arguments
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.begin, self.end)))
 
 
 SYNTAXES = {  # by the name of the parser that reads them
@@ -69,10 +73,11 @@ def _text_or_calls(syntax: Syntax, use: ToolUse, tables: TextTables) -> Rule:
     rest = _after_mark(syntax, use, tables)
     if not syntax.begin:  # text that does not begin like a call
         lines = ["start: after_mark | OTHER", r"OTHER: /(\s*[^\s{](.|\n)*)?/"]
-    elif (mark := token_rule(syntax.begin, tables)) != text_rule(syntax.begin):  # a special token, not part of text
-        lines = [f"start: TEXT | TEXT {mark.expression} after_mark", f"TEXT: {TEXT}"]
+    elif is_special(syntax.begin, tables):  # not part of text
+        mark = token_rule(syntax.begin, tables).expression
+        lines = [f"start: TEXT | TEXT {mark} after_mark", f"TEXT: {TEXT}"]
     else:  # lazy: the first mark begins calls
-        lines = ["start: TEXT | begun after_mark", f"begun[lazy]: TEXT {mark.expression}", f"TEXT: {TEXT}"]
+        lines = ["start: TEXT | begun after_mark", f"begun[lazy]: TEXT {_text(syntax.begin)}", f"TEXT: {TEXT}"]
     return Rule("@calls", (("calls", "\n".join([*lines, *rest])),))
 
 

@@ -1,4 +1,7 @@
-"""The answer to a completion or chat completion: its choices and their JSON."""
+"""The answer to a completion or chat completion: its choices and their JSON.
+
+Reasoning has two names in an answer: `reasoning_content`, which most clients read, and `reasoning`, vLLM's newer name.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import orjson
 
 from gateway.answer.choice import Choice, Delta, choices_of, tables_of
 from gateway.answer.logprobs import CompletionLogprobs, Echo, chat_logprobs, prompt_logprobs
+from gateway.answer.parts import Part, call_id
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
 from gateway.model import ServedModel
 from services.messages import TokenEvent
+
+CALL_PREFIX = "call_"
 
 
 class Answer:
@@ -66,12 +72,16 @@ class Answer:
         """Each prompt counts once. Its cached tokens are those of its first choice, as if `n` were 1: the other choices
         find what the first one computed."""
         prompt, completion = self.plan.prompt_tokens, sum(c.completion_tokens for c in self.choices)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in self.choices[:: self.plan.n])},
         }
+        if self.plan.reasoning_parser:
+            reasoning = sum(c.reasoning_tokens for c in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     def usage_so_far(self, choice: Choice) -> dict[str, int]:
         """The usage up to the last delta of one choice, as vLLM counts it for `continuous_usage_stats`."""
@@ -94,6 +104,35 @@ class Answer:
     def text(self, choice: Choice, delta: Delta) -> str:
         """The text of a delta, after the prompt if the prompt is echoed and the delta is the first one."""
         return self._echoes[choice.index].text + delta.text if delta.first and self._echoes else delta.text
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        """The delta of a chunk of a chat with a parser. It has what `delta` has: several fields, or none."""
+        made: dict[str, Any] = {}
+        if delta.text:
+            made["content"] = delta.text
+        if delta.reasoning:
+            made["reasoning_content"] = made["reasoning"] = delta.reasoning
+        if calls := delta.calls:
+            made["tool_calls"] = [{"index": part.call} | self._call(choice, part) for part in calls]
+        return made
+
+    def _message(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        """The message of a chat. Its content is null if it has none besides calls or reasoning."""
+        calls, reasoning = delta.calls, delta.reasoning
+        text = delta.text or (None if calls or reasoning else "")
+        made: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            made["reasoning_content"] = made["reasoning"] = reasoning
+        if calls:
+            made["tool_calls"] = [self._call(choice, part) for part in calls]
+        return made
+
+    def _call(self, choice: Choice, part: Part) -> dict[str, Any]:
+        """A call, or a further piece of its arguments."""
+        if part.name is None:
+            return {"function": {"arguments": part.text}}
+        id = CALL_PREFIX + call_id(self.request, choice.index, part.call)
+        return {"id": id, "type": "function", "function": {"name": part.name, "arguments": part.text}}
 
     def body(self) -> bytes:
         """The whole answer as JSON, once `ended`."""
@@ -119,7 +158,7 @@ class Answer:
         assert delta is not None, f"choice {choice.index} has not ended"
         made: dict[str, Any] = {"index": choice.index}
         if self.plan.chat:
-            made["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+            made["message"] = self._message(choice, delta)
         else:
             made["text"] = self.text(choice, delta)
         made["logprobs"] = self.logprobs(choice, delta)

@@ -7,7 +7,8 @@ each `data` line.
 The `id` of an event is `<request>:<i0>.<i1>...`: for each choice, the number of its token events (including the end)
 in this event and the earlier ones. It does not depend on how tokens are grouped into events or on the gateway. Opening
 events, which contain no token, list only the choices opened so far; the usage chunk counts as one more event of the
-last choice. So no two events of a stream have the same id.
+last choice. So no two events of a stream have the same id. Content, reasoning and calls of the same tokens are in one
+chunk.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class ChunkWriter:
         plan = answer.plan
         self._answer = answer
         self._chat = plan.chat
+        self._parsed = plan.parsed
         self._with_token_ids = plan.return_token_ids
         self._include_usage = plan.include_usage
         self._continuous_usage = plan.include_usage and plan.continuous_usage
@@ -108,11 +110,15 @@ class ChunkWriter:
         return frames
 
     def _chunk(self, choice: Choice, delta: Delta) -> bytes:
-        text = orjson.dumps(self._answer.text(choice, delta))
+        if self._parsed:
+            said = b'"delta":' + orjson.dumps(self._answer.delta(choice, delta))
+        else:
+            text = orjson.dumps(self._answer.text(choice, delta))
+            said = b'"delta":{"content":' + text + b"}" if self._chat else b'"text":' + text
         logprobs = self._answer.logprobs(choice, delta)
         return b'{"index":%d,%s,"logprobs":%s,"finish_reason":%s%s}' % (
             choice.index,
-            b'"delta":{"content":' + text + b"}" if self._chat else b'"text":' + text,
+            said,
             NULL if logprobs is None else orjson.dumps(logprobs),
             NULL if delta.finish_reason is None else b'"' + delta.finish_reason.encode() + b'"',
             b',"token_ids":' + orjson.dumps(delta.tokens) if self._with_token_ids else b"",

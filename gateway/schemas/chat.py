@@ -10,9 +10,10 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.answers import ChatLogprobs, FinishReason, PromptLogprobs, ServiceTier, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, Count, GenerationFields
-from gateway.schemas.strict import Strict, contradiction, only, too_deep
+from gateway.schemas.strict import Strict, contradiction, no_options, only, too_deep
 from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.thinking import Effort
 from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
 from gateway.tools import ToolChoice, ToolUse
 
@@ -139,7 +140,8 @@ class ChatRequest(GenerationFields):
     audio: Annotated[None, only()] = None
     prediction: Annotated[None, only()] = None
     moderation: Annotated[None, only()] = None
-    reasoning_effort: Annotated[None, only("none")] = None
+    reasoning_effort: Effort | None = None
+    reasoning: Annotated[None, BeforeValidator(no_options)] = None
     verbosity: Annotated[None, only("medium")] = None
     web_search_options: Annotated[None, only()] = None
 
@@ -168,6 +170,10 @@ class ChatRequest(GenerationFields):
         return self.response_format.constraint("response_format") if self.response_format else None
 
     @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort
+
+    @property
     def requested_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -180,17 +186,31 @@ class ChatRequest(GenerationFields):
         return self.prompt_logprobs
 
 
+class AnswerFunction(TypedDict):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class AnswerCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class ChatAnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: NotRequired[list[int]]
 
 
@@ -206,16 +226,33 @@ class ChatCompletion(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """The first one of a call has all fields; the arguments of further ones continue it."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     token_ids: NotRequired[list[int]]
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.answers import FinishReason, PromptLogprobs, Usage
 from gateway.schemas.generation import NOT_IN_STREAMS, GenerationFields, Id
-from gateway.schemas.strict import contradiction, integral, only
+from gateway.schemas.strict import contradiction, integral, no_options, only
 from gateway.schemas.structured import Constraint, ResponseFormat
 
 
@@ -45,6 +45,8 @@ class CompletionRequest(GenerationFields):
     max_tokens: Id | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None  # vLLM's field
+    chat_template_kwargs: Annotated[None, BeforeValidator(no_options)] = None
+    reasoning: Annotated[None, BeforeValidator(no_options)] = None
     suffix: Annotated[None, only("")] = None
 
     @model_validator(mode="after")

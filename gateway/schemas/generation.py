@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.schemas.strict import Strict, contradiction, no_options, only
 from gateway.schemas.structured import ConstraintFields
+from gateway.schemas.thinking import Effort, TemplateKwargs, template_variables
 from gateway.tools import NO_TOOLS, ToolUse
 from services.requests import SamplingParams
 
@@ -130,10 +131,9 @@ class GenerationFields(ConstraintFields, ABC):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     request_id: str | None = None  # vLLM's field, no effect: the server makes the ids
-    include_reasoning: bool | None = None  # no effect: reasoning is part of the text
+    include_reasoning: bool | None = None  # true by default
     best_of: int | None = None
-    reasoning: Annotated[None, BeforeValidator(no_options)] = None
-    chat_template_kwargs: Annotated[None, BeforeValidator(no_options)] = None
+    chat_template_kwargs: TemplateKwargs | None = None
     mm_processor_kwargs: Annotated[None, BeforeValidator(no_options)] = None
     vllm_xargs: Annotated[None, BeforeValidator(no_options)] = None
     documents: Annotated[None, only([])] = None
@@ -197,6 +197,16 @@ class GenerationFields(ConstraintFields, ABC):
     def tool_use(self) -> ToolUse:
         """The tools and how they may be called."""
         return NO_TOOLS
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model is to reason."""
+        return None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables that the request gives to the chat template."""
+        return template_variables(self.chat_template_kwargs, self.effort)
 
     @property
     def scored(self) -> int | None:

@@ -94,6 +94,7 @@ class MessageRequest(Conversation, GenerationFields):
     stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = Field((), validation_alias="stop_sequences")
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     service_tier: Annotated[Literal["auto", "default"] | None, BeforeValidator(_tier)] = None
+    reasoning: Annotated[None, BeforeValidator(no_options)] = None
     container: Annotated[None, only()] = None
     inference_geo: Annotated[None, only()] = None
     diagnostics: dict[str, Any] | None = None

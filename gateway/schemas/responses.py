@@ -12,6 +12,7 @@ from gateway.schemas.generation import Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
+from gateway.schemas.thinking import Effort, Reasoning
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools
 from gateway.tools import ToolChoice, ToolUse
 
@@ -172,6 +173,7 @@ class ResponseRequest(GenerationFields):
     n: Annotated[None, only(1)] = None
     max_tokens: Annotated[None, only()] = None
     return_token_ids: Annotated[None, only(False)] = None
+    reasoning: Reasoning | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ResponseRequest:
@@ -190,6 +192,10 @@ class ResponseRequest(GenerationFields):
     @property
     def format_constraint(self) -> Constraint | None:
         return self.text.format.constraint("text.format") if self.text and self.text.format else None
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def requested_max_tokens(self) -> int | None:

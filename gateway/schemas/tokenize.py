@@ -9,7 +9,10 @@ from typing_extensions import TypedDict
 
 from gateway.schemas.chat import OPEN, Message
 from gateway.schemas.generation import Id
-from gateway.schemas.strict import Strict, contradiction, integral, only
+from gateway.schemas.strict import Strict, contradiction, integral
+from gateway.schemas.thinking import TemplateKwargs
+from gateway.schemas.tools import ChatTools, check_tools
+from gateway.tools import ToolUse
 
 
 class TokenizeRequest(Strict):
@@ -21,7 +24,8 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None  # by default true for a prompt, false for messages
     add_generation_prompt: bool | None = None  # true by default unless the final message is continued
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[None, only({})] = None
+    tools: ChatTools | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -30,7 +34,14 @@ class TokenizeRequest(Strict):
             raise contradiction("prompt", "exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:
             raise contradiction("continue_final_message", OPEN)
+        if self.tools and self.messages is None:
+            raise contradiction("tools", "'tools' are only allowed with 'messages'")
+        check_tools(self.tool_use)
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        return ToolUse([tool.tool for tool in self.tools or ()])
 
 
 def _ids(value: Any, checked: ValidatorFunctionWrapHandler) -> Any:

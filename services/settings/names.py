@@ -33,6 +33,7 @@ VLLM_REFUSED = {
     "--revision": "it is a part of the model's name: --model REPOSITORY@REVISION",
     "--tokenizer": "the model's own tokenizer is used",
     "--chat-template": "the model's own template is used; put another into the model's folder",
+    "--enable-auto-tool-choice": "it is always on; --tool-call-parser none turns tools off",
     "--trust-remote-code": "code of a model's repository is never run",
     "--seed": "tokens depend on the request alone; send the field 'seed' in the request",
     "--enable-chunked-prefill": "use --token-budget or --tbt-target; without them prompts are not split",

@@ -213,6 +213,14 @@ class Settings(BoundSettings, BaseSettings):
         Section.API,
         Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
     ] = "refuse"
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral", "smollm2"],
+        Field(description="how calls of tools are read; auto: as the chat template writes them, none: not at all"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3"],
+        Field(description="how reasoning is read; auto: if the chat template knows `</think>`, none: it is content"),
+    ] = "auto"
     completion_max_tokens: Annotated[
         int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
     ] = 16

@@ -94,6 +94,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def template_knows_tools(self) -> bool:
+        """Whether the chat template has a place for tools, see `ChatTemplate.uses_tools`."""
+        return self._template is not None and self._template.uses_tools
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -56,7 +56,6 @@ NARROWED: dict[str, set[str]] = {
         "prediction: object",
         "web_search_options: object",
         "modalities: any array but ['text']",
-        *(f"reasoning_effort: '{word}'" for word in ("minimal", "low", "medium", "high", "xhigh", "max")),
         *(f"verbosity: '{word}'" for word in ("low", "high")),
         "service_tier: 'scale'",
     },

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.answer.parsers.json_calls import JsonCalls
 from gateway.answer.parsers.mistral import MistralCalls
 from gateway.answer.parsers.pieces import Parser, Piece
-from gateway.answer.parsers.thinking import Thinking
+from gateway.answer.parsers.thinking import BEGIN, END, Thinking
 
 # by vLLM's names
 TOOL_PARSERS: dict[str, Callable[[], Parser]] = {
@@ -16,7 +16,18 @@ TOOL_PARSERS: dict[str, Callable[[], Parser]] = {
     "llama3_json": lambda: JsonCalls("<|python_tag|>", bare=True, needs_arguments=True),
     "mistral": MistralCalls,
 }
-REASONING_PARSERS = ("deepseek_r1", "qwen3")
+REASONING_PARSERS = ("deepseek_r1", "qwen3")  # which are the same
+MARKS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "smollm2": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+}
+
+
+def marks_of(tool_parser: str, reasoning_parser: str) -> tuple[str, ...]:
+    """The marks that these parsers read; "" for no parser."""
+    return MARKS.get(tool_parser, ()) + ((BEGIN, END) if reasoning_parser else ())
 
 
 def make_parser(tool_parser: str, reasoning_parser: str, reasoning_open: bool, parallel: bool) -> Parser | None:

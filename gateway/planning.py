@@ -1,0 +1,67 @@
+"""Planning: the plan of the answer to a validated request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gateway.answer.plan import AnswerKind, Plan
+from gateway.answer.reading import Reading
+from gateway.schemas.generation import GenerationFields
+from services.messages import NewSequence
+
+
+def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
+    """The tier that the answer names, as in OpenAI's document: always for responses, for chat if the request names one,
+    never for completions. It says how the request is served: in order of arrival there is only one tier."""
+    if kind is AnswerKind.COMPLETION or (kind is AnswerKind.CHAT and fields.service_tier is None):
+        return None
+    if order == "fcfs" or fields.request_class == 0:
+        return "default"
+    return "priority" if fields.request_class < 0 else "flex"
+
+
+def plan_of(
+    kind: AnswerKind,
+    fields: GenerationFields,
+    digest: str,
+    prompts: list[list[int]],
+    sequences: list[NewSequence],
+    tier: str | None,
+    extra: bytes,
+    texts: Sequence[str],
+    reading: Reading,
+) -> Plan:
+    """The plan of a request with these `sequences`, see `Plan`."""
+    scored = fields.requested_prompt_logprobs
+    return Plan(
+        kind=kind,
+        created=int(time.time()),
+        digest=digest,
+        choices=len(sequences),
+        n=fields.choices,
+        prompt_tokens=sum(map(len, prompts)),
+        max_new_tokens=max(s.sampling.max_new_tokens for s in sequences),
+        include_usage=fields.include_usage,
+        return_token_ids=bool(fields.return_token_ids),
+        with_logprobs=fields.requested_logprobs is not None,
+        stop=fields.stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        service_tier=tier,
+        prompts=prompts if fields.return_token_ids or fields.echoes or scored is not None else [],
+        extra=extra,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=sequences[0].sampling.skip_special_tokens,
+        continuous_usage=fields.continuous_usage,
+        echo=fields.echoes,
+        texts=list(texts) if fields.echoes else [],
+        logprobs=fields.requested_logprobs or 0,
+        prompt_logprobs=scored,
+        silent=fields.requested_max_tokens == 0,
+        tool_parser=reading.tool_parser,
+        reasoning_parser=reading.reasoning_parser,
+        reasoning_open=reading.reasoning_open,
+        parallel_tool_calls=reading.parallel_tool_calls,
+        include_reasoning=fields.include_reasoning is not False,
+    )

@@ -1,0 +1,147 @@
+"""Which parsers read an answer: by the chat template, the settings, the request, and the end of the prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from stack import NAME
+from tiny_text import make_folder
+
+from gateway.answer.parsers.registry import MARKS, REASONING_PARSERS, TOOL_PARSERS
+from gateway.answer.plan import Plan
+from gateway.errors import ApiError
+from gateway.executor import FairExecutor
+from gateway.http.body import validate
+from gateway.http.headers import Caller
+from gateway.model import ServedModel
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completions import CompletionRequest
+from gateway.validation import ValidatedRequest, Validator
+from services.messages import EngineFigures
+from services.models import ModelInfo
+from services.settings.settings import Settings
+from services.text import Tokenizer
+
+FIGURES = EngineFigures(NAME, 512, 512, 16, 300, "echo")
+# in the style of Qwen3's: an answer without thinking begins after an empty one
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{{ start }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if reasoning_effort == 'high' %}<think>\n{% endif %}{% endif %}"
+)
+CALLS = "{% for c in messages[0].tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ tools }}"
+TOOLS = [{"type": "function", "function": {"name": "the"}}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("reading"))
+
+
+def validator(folder: Path, template: str = TEMPLATE, **settings: Any) -> Validator:
+    async def figures() -> EngineFigures:
+        return FIGURES
+
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    model = ServedModel(NAME, Tokenizer.load(folder), ModelInfo.load(folder), 1)
+    return Validator("gateway", model, Settings(**settings), FairExecutor(), figures)
+
+
+async def asked(checker: Validator, content: str = "hello", **fields: Any) -> ValidatedRequest:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 5} | fields
+    return await checker.chat(validate(ChatRequest, body), Caller("tenant"))
+
+
+async def plan(checker: Validator, content: str = "hello", **fields: Any) -> Plan:
+    return (await asked(checker, content, **fields)).plan
+
+
+def test_the_settings_name_the_parsers() -> None:
+    names = {name: set(get_args(Settings.model_fields[name].annotation)) for name in Settings.model_fields}
+    assert names["tool_call_parser"] == {"auto", "none", *TOOL_PARSERS}
+    assert names["reasoning_parser"] == {"auto", "none", *REASONING_PARSERS}
+    assert MARKS.keys() == TOOL_PARSERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        ({}, ("deepseek_r1", False)),
+        ({"content": "What is <think>?"}, ("deepseek_r1", False)),
+        ({"reasoning_effort": "low"}, ("deepseek_r1", False)),
+        ({"reasoning_effort": "high"}, ("deepseek_r1", True)),
+        ({"reasoning_effort": "none"}, ("", False)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, ("", False)),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ("deepseek_r1", False)),
+        ({"chat_template_kwargs": {"start": "<think>a</think>b<think>"}}, ("deepseek_r1", True)),
+        (
+            {
+                "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>Hm"}],
+                "continue_final_message": True,
+            },
+            ("deepseek_r1", True),
+        ),
+    ],
+)
+async def test_reasoning_follows_from_the_prompt(folder: Path, fields: dict[str, Any], read: tuple[str, bool]) -> None:
+    made = await plan(validator(folder), **fields)
+    assert (made.reasoning_parser, made.reasoning_open) == read
+
+
+async def test_a_completion_is_not_parsed(folder: Path) -> None:
+    fields = validate(CompletionRequest, {"prompt": "<think>", "max_tokens": 5})
+    assert not (await validator(folder).completion(fields, Caller("tenant"))).plan.parsed
+
+
+async def test_settings_choose_the_parsers(folder: Path) -> None:
+    assert not (await plan(validator(folder, reasoning_parser="none"))).parsed
+    plain = validator(folder, "{{ messages[0].content }}", reasoning_parser="qwen3", tool_call_parser="mistral")
+    made = await plan(plain, tools=TOOLS)
+    assert (made.reasoning_parser, made.tool_parser) == ("qwen3", "mistral")
+    with pytest.raises(ApiError, match="how this model writes calls"):
+        await plan(validator(folder, tool_call_parser="none"), tools=TOOLS)
+
+
+async def test_tools_are_read_only_where_they_may_be_called(folder: Path) -> None:
+    checker = validator(folder, TEMPLATE + CALLS)
+    for fields, parser in (
+        ({"tools": TOOLS}, "hermes"),
+        ({"tools": TOOLS, "tool_choice": "none"}, ""),
+        ({}, ""),
+    ):
+        assert (await plan(checker, **fields)).tool_parser == parser
+    assert not (await plan(checker, tools=TOOLS, parallel_tool_calls=False)).parallel_tool_calls
+
+
+async def test_marks_that_are_special_tokens_are_spelled(folder: Path, tmp_path: Path) -> None:
+    special = make_folder(tmp_path / "special")
+    tokenizer = json.loads((special / "tokenizer.json").read_text())
+    eos = tokenizer["added_tokens"][0]
+    tokenizer["added_tokens"] += [eos | {"id": 274, "content": "</think>"}]
+    (special / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for place, skip in ((special, False), (folder, True)):
+        made = await asked(validator(place))
+        assert made.plan.skip_special_tokens is skip
+        assert made.submission.sequences[0].sampling.skip_special_tokens is skip
+    assert (await plan(validator(special), reasoning_effort="none")).skip_special_tokens
+
+
+async def test_an_answer_in_a_format_may_begin_with_reasoning(folder: Path) -> None:
+    format = {"response_format": {"type": "json_object"}}
+    grammars = [
+        (await asked(validator(folder), **format, **fields)).submission.sequences[0].sampling.grammar
+        for fields in ({}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"})
+    ]
+    assert ["think" in grammar for grammar in grammars] == [True, True, False]
+    assert ["<think>" in grammar for grammar in grammars] == [True, False, False]
+
+
+async def test_without_reasoning(folder: Path) -> None:
+    assert not (await plan(validator(folder), include_reasoning=False)).include_reasoning
+    with pytest.raises(ApiError, match="this model does not reason") as refused:
+        await plan(validator(folder, "{{ messages[0].content }}"), reasoning_effort="low")
+    assert refused.value.param == "reasoning_effort"
