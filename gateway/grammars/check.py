@@ -55,7 +55,7 @@ class GrammarCheck:
             return self.checked(rule)
         except GrammarError as error:
             self._check_tools(use)
-            raise ApiError(Kind.INVALID, f"Invalid '{param}': {error}.", param) from None
+            raise ApiError(Kind.INVALID, f"Invalid '{param}': {readable(str(error))}.", param) from None
 
     def _check_tools(self, use: ToolUse) -> None:
         """Raises ApiError naming a tool whose schema does not compile alone."""
@@ -64,7 +64,9 @@ class GrammarCheck:
                 try:
                     self.checked(json_rule(tool.schema))
                 except GrammarError as error:
-                    text = f"Invalid 'tools': the parameters of '{tool.name}' cannot be enforced: {error}."
+                    text = (
+                        f"Invalid 'tools': the parameters of '{tool.name}' cannot be enforced: {readable(str(error))}."
+                    )
                     raise ApiError(Kind.INVALID, text, "tools") from None
 
     def checked(self, rule: Rule) -> str:
