@@ -47,19 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "python -m load.schemas.answers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suites", nargs="+", type=Path, metavar="SUITE")
-    parser.add_argument("--count", type=int, default=500, help="schemas, as many of each suite (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=500, help="schemas of all suites together (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of schemas, and of the answers")
     parser.add_argument("--max-tokens", type=int, default=320)
     parser.add_argument("--together", type=int, default=16, help="requests at once")
     parser.add_argument("--ended", type=int, default=300, help="answers that must end by themselves")
     parser.add_argument("--url", help="a server that runs already (default: start one)")
     given = parser.parse_args(arguments)
-    each, left = divmod(given.count, len(given.suites))
-    cases = [
-        case
-        for place, folder in enumerate(given.suites)
-        for case in sample(read(folder), each + (place < left), given.seed)
-    ]
+    cases = sample([case for folder in given.suites for case in read(folder)], given.count, given.seed)
     print(f"Measured on {machine()}.\n", flush=True)
     with _server(given.url) as url:
         replies = asyncio.run(ask_all(url, cases, given.max_tokens, given.seed, given.together))

@@ -9,7 +9,7 @@ LENGTH = 80  # characters of a reason
 _DROPPED = (
     r"^.*failed to compile JSON schema: ",  # llguidance: where in the grammar
     r"^\[[^\]]*\] \S+:\d+: (Warning: )?",  # xgrammar: when, and where in its sources
-    r"Default retriever .*",
+    r" and retrieving it failed.*",
 )
 
 
@@ -21,6 +21,6 @@ def kinds_of(message: str) -> list[str]:
     if keywords := re.search(r"Unimplemented keys: \[(.*)\]", line):
         return [f"keyword {name.strip()}" for name in keywords[1].replace('"', "").split(",")]
     if line.startswith("Unknown format"):
-        return [line]
+        return [line.rstrip(".")]
     line = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\S+/|\{.*\}|\d\S*", "…", line)
-    return [" ".join(line.split())[:LENGTH].replace("|", "/")]
+    return [" ".join(line.split())[:LENGTH].rstrip(".").replace("|", "/")]
