@@ -86,6 +86,7 @@ async def run(options: ChaosOptions) -> bool:
                 site = make_site(server, flags, streams, options.deadly_token)
                 others = constrained(options.length)
                 kinds = requests(options.length, options.deadly_token, paper_prompts(), others)
+                kinds = random.Random(options.seed).sample(kinds, len(kinds))  # the constrained ones among the others
                 await streams.learn(kinds)
                 print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
                 watching = asyncio.create_task(watch_schedulers(site, seen))

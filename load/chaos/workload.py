@@ -95,9 +95,11 @@ def difference(expected: StreamedAnswer, got: StreamedAnswer) -> str:
 
 
 def _difference(expected: Choice, got: Choice) -> str:
-    for name in ("token_ids", "text", "calls", "finish_reason"):
+    for name in ("token_ids", "text", "finish_reason"):
         if getattr(expected, name) != getattr(got, name):
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
+    if _calls(expected) != _calls(got):
+        return f"calls {_calls(got)}, expected {_calls(expected)}"
     if len(expected.logprobs) != len(got.logprobs):
         return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
     differences = _deviations(expected, got)
@@ -105,6 +107,11 @@ def _difference(expected: Choice, got: Choice) -> str:
     if worst <= LOGPROB_TOLERANCE:
         return ""
     return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"
+
+
+def _calls(choice: Choice) -> list[tuple[str, str]]:
+    """Names and arguments: the ids of calls are those of one request."""
+    return [(call.name, call.arguments) for call in choice.calls]
 
 
 def deviation(expected: StreamedAnswer, got: StreamedAnswer) -> float:

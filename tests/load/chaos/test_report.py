@@ -51,6 +51,11 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
 
 
+def test_the_ids_of_calls_are_those_of_one_request() -> None:
+    one, other = (StreamedAnswer({0: Choice(calls=[Call(id, "f", "{}")])}) for id in ("a", "b"))
+    assert not difference(one, other)
+
+
 def answer() -> StreamedAnswer:
     return StreamedAnswer(
         {0: Choice("a", [1], [-0.5], "stop"), 1: Choice("b", [2], [-1.0], "length")}, completion_tokens=2
