@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-LENGTH = 80  # characters of a reason
+LENGTH = 120  # characters of a reason
 
 _DROPPED = (
     r"^.*failed to compile JSON schema: ",  # llguidance: where in the grammar
