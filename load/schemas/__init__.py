@@ -1,0 +1,1 @@
+"""Grammars of JSON schemas, measured on suites of schemas that others collected."""
