@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from load.schemas.validity import error_of
+from load.schemas.verdicts import error_of
 from load.trace import HttpRequest
 from load.workloads import BEGINNINGS, QUESTIONS
 from services.client.sse import Choice, StreamedAnswer
@@ -67,7 +67,7 @@ TOOLS = [
 
 
 def constrained(length: int) -> list[HttpRequest]:
-    """Requests of documents, of up to four times `length` tokens, and of calls of tools."""
+    """Requests for documents and tool calls of up to four times `length` tokens."""
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 4 * length}
     seeded: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 4 * length}
     return [
@@ -109,14 +109,14 @@ def is_constrained(request: HttpRequest) -> bool:
 
 
 def ended_by_themselves(request: HttpRequest, answer: StreamedAnswer) -> list[Choice]:
-    """The choices of a constrained request that were not cut."""
+    """The choices of a constrained request that the model ended itself."""
     if not is_constrained(request):
         return []
     return [choice for choice in answer.choices.values() if choice.finish_reason not in (None, "length")]
 
 
 def error_in(request: HttpRequest, answer: StreamedAnswer) -> str:
-    """What breaks the request's constraint in the choices that ended by themselves; empty if nothing does."""
+    """Why a choice that the model ended itself violates the request's constraint; empty if none does."""
     errors = (_error(request.body, choice) for choice in ended_by_themselves(request, answer))
     return next((error for error in errors if error), "")
 
@@ -125,7 +125,7 @@ def _error(body: dict[str, Any], choice: Choice) -> str:
     if "tools" in body:
         return _error_of_calls(body, choice)
     if "response_format" in body:
-        return _told(error_of(choice.text, body["response_format"]["json_schema"]["schema"]), choice.text)
+        return _quoted(error_of(choice.text, body["response_format"]["json_schema"]["schema"]), choice.text)
     allowed = body["structured_outputs"]
     held = choice.text in allowed["choice"] if "choice" in allowed else re.fullmatch(allowed["regex"], choice.text)
     return "" if held else f"{choice.text!r} is not one of {allowed}"
@@ -143,10 +143,10 @@ def _error_of_calls(body: dict[str, Any], choice: Choice) -> str:
     for call in choice.calls:
         if call.name not in schemas:
             return f"{call.name!r} is called, the tools are {sorted(schemas)}"
-        if error := _told(error_of(call.arguments, schemas[call.name]), call.arguments):
+        if error := _quoted(error_of(call.arguments, schemas[call.name]), call.arguments):
             return error
     return ""
 
 
-def _told(error: str, text: str) -> str:
+def _quoted(error: str, text: str) -> str:
     return f"{error}: {json.dumps(text)}" if error else ""

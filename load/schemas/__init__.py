@@ -1,1 +1,1 @@
-"""Grammars of JSON schemas, measured on suites of schemas that others collected."""
+"""Measures grammars of JSON schemas on public suites of schemas."""

@@ -22,9 +22,8 @@ from typing import Any
 import httpx
 
 from load.report import machine, table
-from load.schemas.reasons import kinds_of
 from load.schemas.suites import Case, read, sample
-from load.schemas.validity import NotJudged, error_of
+from load.schemas.verdicts import NotJudged, error_of, reasons_in
 from load.server import OrcaServer
 
 QUOTED = 600  # characters of the schema that the prompt quotes
@@ -35,7 +34,7 @@ CUT, REFUSED, FAILED = "cut at max_tokens", "refused", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of one case: `outcome` is one of those above, `what` says why, or is the text of an invalid answer."""
+    """The `outcome` of a case, one of the names above. `what`: the reason, or the text of an invalid answer."""
 
     case: Case
     outcome: str
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=320)
     parser.add_argument("--together", type=int, default=16, help="requests at once")
     parser.add_argument("--ended", type=int, default=300, help="answers that must end by themselves")
-    parser.add_argument("--url", help="a server that runs already (default: start one)")
+    parser.add_argument("--url", help="a running server (default: start one)")
     given = parser.parse_args(arguments)
     cases = sample([case for folder in given.suites for case in read(folder)], given.count, given.seed)
     print(f"Measured on {machine()}.\n", flush=True)
@@ -142,7 +141,7 @@ def report(replies: Sequence[Reply]) -> str:
     ]
     total = Counter(reply.outcome for reply in replies)
     rows.append(["all", len(replies), *(total[outcome] for outcome in outcomes)])
-    reasons = Counter(kind for reply in replies if reply.outcome == REFUSED for kind in kinds_of(reply.what))
+    reasons = Counter(kind for reply in replies if reply.outcome == REFUSED for kind in reasons_in(reply.what))
     return (
         table(["schemas", "count", *outcomes], rows)
         + "\n\n"

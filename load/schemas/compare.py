@@ -1,7 +1,7 @@
 """`python -m load.schemas.compare SUITE ...`: libraries of grammars compared on suites of schemas.
 
 SUITE is a folder of schemas with valid and invalid instances: `tests/draft2020-12` of JSON-Schema-Test-Suite, or
-`maskbench/data` of JSONSchemaBench. xgrammar is no dependency of this project. To compare with it:
+`maskbench/data` of JSONSchemaBench. xgrammar is not a dependency of this project. To compare with it:
 
     pip install --no-deps --target FOLDER xgrammar apache-tvm-ffi
     PYTHONPATH=FOLDER python -m load.schemas.compare --libraries llguidance,xgrammar SUITE ...
@@ -20,9 +20,9 @@ from load.options import Options, add_model, model_folder
 from load.report import machine, quantile, table
 from load.schemas import vocabularies
 from load.schemas.libraries import LIBRARIES
-from load.schemas.reasons import kinds_of
 from load.schemas.suites import Case, read, sample
 from load.schemas.trial import Trial, run
+from load.schemas.verdicts import reasons_in
 from load.schemas.vocabularies import Vocabulary
 
 REASONS = 8  # rows
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("suites", nargs="+", type=Path, metavar="SUITE")
     parser.add_argument("--libraries", default="llguidance", help=f"some of {','.join(LIBRARIES)}")
-    parser.add_argument("--ranks", type=Path, action="append", default=[], help="a vocabulary of tiktoken's form")
+    parser.add_argument("--ranks", type=Path, action="append", default=[], help="a vocabulary in tiktoken's format")
     parser.add_argument("--count", type=int, default=300, help="schemas of each suite, at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for one schema with its instances")
@@ -107,7 +107,7 @@ def counts_of(cases: Sequence[Case], trials: Sequence[Trial]) -> list[int]:
 
 def reasons_of(trials: Sequence[Trial]) -> list[tuple[str, int]]:
     """The most frequent reasons, with the number of schemas."""
-    return Counter(kind for trial in trials for kind in kinds_of(trial.refused) if trial.refused).most_common(REASONS)
+    return Counter(kind for trial in trials for kind in reasons_in(trial.refused) if trial.refused).most_common(REASONS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The libraries that are compared. Each is imported only where it is asked for: xgrammar is no dependency."""
+"""The libraries that are compared. xgrammar is imported only if it is used, because it is not a dependency."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CONTEXT = multiprocessing.get_context("spawn")  # processes without the threads 
 
 @dataclass(slots=True)
 class Trial:
-    """What came of one case. `compile_s` and `masks_s` are seconds."""
+    """The result of a case. `compile_s` and `masks_s` are seconds."""
 
     refused: str = ""  # why
     compile_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Vocabularies that grammars are measured with: a model's, or one of a file of tiktoken's form."""
+"""Vocabularies for measurements: that of a model, or of a file in tiktoken's format."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Vocabulary:
 
 
 class Encoder:
-    """Text as tokens, the longest token first. A model's own tokenizer may cut the text otherwise, which a grammar
-    allows too."""
+    """Divides text into the longest tokens. A model's tokenizer may divide it in another way; grammars allow both."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._ids = {token: id for id, token in reversed(list(enumerate(tokens))) if token}
@@ -56,7 +55,7 @@ def of_model(folder: Path) -> Vocabulary:
 
 
 def of_ranks(file: Path) -> Vocabulary:
-    """A file of tiktoken's form: in each line a token in base64 and its id. One special token follows, which ends an
+    """A file in tiktoken's format: in each line a token in base64 and its id. One special token follows, which ends an
     output."""
     lines = [line.split() for line in file.read_bytes().splitlines() if line]
     ids = {int(id): base64.b64decode(token) for token, id in lines}

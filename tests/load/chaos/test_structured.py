@@ -43,7 +43,7 @@ def test_schemas_are_schemas(schema: dict) -> None:
         (text_of({}), ""),
         (text_of({"age": 200}), "200 is greater than the maximum of 150"),
         (text_of({"more": 1}), "Additional properties"),
-        (text_of({})[:-1], "no JSON"),
+        (text_of({})[:-1], "not JSON"),
     ],
 )
 def test_a_document_is_checked_by_its_schema_if_it_ended_by_itself(text: str, error: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from load.schemas import compare, trial
 from load.schemas.libraries import LLGuidance
-from load.schemas.reasons import kinds_of
 from load.schemas.suites import Case, Instance
 from load.schemas.trial import Trial, try_case
+from load.schemas.verdicts import reasons_in
 from load.schemas.vocabularies import Encoder, Vocabulary, of_ranks
 
 
@@ -55,8 +55,8 @@ def test_a_trial_counts_what_is_accepted(vocabulary: Vocabulary) -> None:
 
 def test_a_refused_schema_has_its_reasons(vocabulary: Vocabulary) -> None:
     done = try_case(LLGuidance(vocabulary), Encoder(vocabulary.ordinary()), Case("", {"not": {}, "uniqueItems": True}))
-    assert kinds_of(done.refused) == ["keyword not", "keyword uniqueItems"]
-    assert kinds_of("[16:43:09] /a/b.cc:4950: Schema 'false' cannot accept 1 value\n") == [
+    assert reasons_in(done.refused) == ["keyword not", "keyword uniqueItems"]
+    assert reasons_in("[16:43:09] /a/b.cc:4950: Schema 'false' cannot accept 1 value\n") == [
         "Schema … cannot accept … value"
     ]
 
