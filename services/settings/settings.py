@@ -215,11 +215,11 @@ class Settings(BoundSettings, BaseSettings):
     ] = "refuse"
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral", "smollm2"],
-        Field(description="how calls of tools are read; auto: as the chat template writes them, none: not at all"),
+        Field(description="parser of tool calls; auto: by the chat template, none: requests with tools are refused"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "none", "deepseek_r1", "qwen3"],
-        Field(description="how reasoning is read; auto: if the chat template knows `</think>`, none: it is content"),
+        Field(description="parser of reasoning; auto: if the chat template has `</think>`, none: it is content"),
     ] = "auto"
     completion_max_tokens: Annotated[
         int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
