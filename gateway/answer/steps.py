@@ -1,4 +1,4 @@
-"""Steps: how a stream with one event per part goes on: an item is opened, gains text, and is closed.
+"""Steps: the changes of a stream with one event per part: an item is opened, gains text, or is closed.
 
 The events of the Responses API and of Anthropic's are made of steps. Their numbers are functions of token indices. They
 do not depend on how tokens are grouped, on the gateway or on where a stream was resumed. O is the number of the API's
@@ -35,7 +35,7 @@ class Move(Enum):
 
 class Step(NamedTuple):
     """`number`: of its first event; up to two more follow. `text`, `logprobs`: what the item gains, perhaps nothing.
-    It is a tuple, which is made faster than a dataclass: each token of each stream may make one."""
+    It is a tuple because tuples are created faster than dataclasses, and each token of each stream may need one."""
 
     move: Move
     item: Item
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 class Steps:
     """The steps of a transcript. `opening`: the number of the last opening event. `after`: the number of the last event
-    that the client has received; the tokens up to it are taken one by one, so that what follows it is told alone."""
+    that the client has received; the tokens up to it are taken one by one, so that the next step starts after it."""
 
     def __init__(self, transcript: Transcript, opening: int, after: int = -1) -> None:
         self._transcript = transcript
@@ -58,7 +58,7 @@ class Steps:
 
     @property
     def end(self) -> int:
-        """After this number the last events of the stream follow."""
+        """The last events of the stream have the numbers after this one."""
         return self._opening + last_number(self._transcript.parsed, self._transcript.num_events)
 
     def take(self, events: Iterable[TokenEvent]) -> list[Step]:

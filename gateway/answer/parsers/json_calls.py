@@ -3,8 +3,8 @@
 `hermes` and `smollm2`: `<tool_call>`, an object or a list of objects, `</tool_call>`. `llama3_json`: an object at the
 beginning of the answer, or after `<|python_tag|>`; further ones after `;`.
 
-What turns out not to be a call before its arguments begin is content. What follows then is read as written: arguments
-are not checked. They end with their last bracket or, if that is missing, with the mark of the end.
+An object that turns out not to be a call before its arguments begin is content. Arguments are returned as written,
+without a check. They end with their closing bracket or, if it is missing, with the mark of the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gateway.answer.parsers.call_object import CallObject
 from gateway.answer.parsers.pieces import CALL, TEXT, Piece, PieceWriter, Trimmed
 
-BETWEEN = frozenset(" \t\r\n,;[]}")  # what may stand before, between and after the objects of calls
+BETWEEN = frozenset(" \t\r\n,;[]}")  # allowed before, between and after the objects of calls
 
 
 class JsonCalls:
@@ -37,7 +37,7 @@ class JsonCalls:
         self._in_block = False  # after `begin`, before `end`
         self._called = False  # a call has been read since the mark
         self._object = CallObject()
-        self._begun = False  # the call of `_object` has been given
+        self._begun = False  # the beginning of the call in `_object` has been returned
 
     def push(self, text: str) -> list[Piece]:
         if self._read == self._text and not self._mark and not self._bare and self._begin[0] not in text:
@@ -66,7 +66,7 @@ class JsonCalls:
         return self._writer.take()
 
     def _text(self, c: str) -> None:
-        """Content. It may contain the mark of the end if something else follows the last call before it."""
+        """The next character outside calls. The mark of the end can come here, if other text follows the last call."""
         found = self._marked(c)
         if found is None:
             return
@@ -181,7 +181,7 @@ class JsonCalls:
         self._raw = []
 
     def _break(self, rest: str) -> None:
-        """The object goes on with `rest`, which is not what the object of a call has."""
+        """The object continues with `rest`, which cannot be part of a call."""
         if self._begun:
             self._end_call()
             self._read = self._between
