@@ -52,7 +52,12 @@ def _() -> None:
 
 @step("generate with a response_format")
 def _() -> None:
-    schema = {"type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"]}
+    schema = {
+        "type": "object",
+        "properties": {"good": {"type": "boolean"}},
+        "required": ["good"],
+        "additionalProperties": False,
+    }
     format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     answer = model.generate(MESSAGES, response_format=format)
     expect(answer.content in ('{"good": true}', '{"good": false}'), answer)
