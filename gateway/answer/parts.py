@@ -6,7 +6,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
-STRIDE = 64  # numbers of parts per token event
+STRIDE = 64  # numbers of events per token, of answers that are parsed
 
 
 class PartKind(StrEnum):
@@ -16,12 +16,12 @@ class PartKind(StrEnum):
 
 
 class Part(NamedTuple):
-    """A piece of an answer. Consecutive pieces of one kind or of one call are joined. It is a tuple because tuples are
-    created faster than dataclasses, and each token of each stream may need one.
+    """A piece of an answer. The pieces of one kind, and those of one call, follow each other and are joined. It is a
+    tuple, which is made faster than a dataclass: each token of each stream may make one.
 
     `number` is a function of token indices: `STRIDE` times the number of token events (including the end) up to the
-    last piece in it, plus the place of that piece among those of its token. Numbers never decrease within an answer.
-    Pieces have different numbers, except for those of a token that has more than `STRIDE`: the last ones share one.
+    last piece in it, plus the place of that piece among those of its token. Numbers of an answer never decrease; those
+    of different pieces are different unless a token has more than `STRIDE` of them, whose last ones have one number.
     """
 
     kind: PartKind

@@ -35,7 +35,7 @@ class Move(Enum):
 
 class Step(NamedTuple):
     """`number`: of its first event; up to two more follow. `text`, `logprobs`: what the item gains, perhaps nothing.
-    It is a tuple because tuples are created faster than dataclasses, and each token of each stream may need one."""
+    It is a tuple, which is made faster than a dataclass: each token of each stream may make one."""
 
     move: Move
     item: Item
