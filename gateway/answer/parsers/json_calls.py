@@ -3,8 +3,8 @@
 `hermes` and `smollm2`: `<tool_call>`, an object or a list of objects, `</tool_call>`. `llama3_json`: an object at the
 beginning of the answer, or after `<|python_tag|>`; further ones after `;`.
 
-An object that turns out not to be a call before its arguments begin is content. Arguments are returned as written,
-without a check. They end with their closing bracket or, if it is missing, with the mark of the end.
+What turns out not to be a call before its arguments begin is content. What follows then is read as written: arguments
+are not checked. They end with their last bracket or, if that is missing, with the mark of the end.
 """
 
 from __future__ import annotations
