@@ -120,7 +120,7 @@ APIS = pytest.mark.parametrize("api", [Responses(), Messages()], ids=["responses
 @APIS
 @settings(max_examples=40)
 @given(data=st.data(), life=parsed_lives())
-def test_events_do_not_depend_on_the_grouping(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
+def test_grouping_changes_nothing(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
     events = life.events(tokenizer)
     fine = api.stream(tokenizer, life, [[event] for event in events])
     coarse = api.stream(tokenizer, life, grouped(data.draw, events))
