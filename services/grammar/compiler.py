@@ -23,7 +23,8 @@ LONGEST = 1 << 18  # bytes
 MOST_LINES = 1_000
 MOST_OPTIONAL = 5_000  # pieces of expressions that may be empty
 _OPTIONAL = re.compile(r"[?*]|\{0|\{,|\(\||\|\)")
-CACHED = 32  # compiled grammars; one takes up to some 20 MB
+CACHED = 32  # compiled grammars; one takes up to some 20 MB, or 50 MB if its text is long
+CACHED_LENGTH = 1 << 20  # characters of their texts
 
 # These bound compiling and masks. They count work, not seconds, so that all processes refuse the same grammars. A row
 # of the parser has all ways to read the text so far. Adding to it searches it, so its time is the square of its items.
@@ -89,7 +90,7 @@ class Grammars:
             compiled, _ = deep_stack(lambda: self._compile(grammar))
             with self._lock:
                 self._compiled[grammar] = compiled
-                while len(self._compiled) > CACHED:
+                while len(self._compiled) > CACHED or sum(map(len, self._compiled)) > CACHED_LENGTH:
                     self._compiled.popitem(last=False)
         return Matcher(compiled.deep_copy(), self._eos)
 

@@ -38,7 +38,7 @@ class OutputGrammar:
     __slots__ = ("_compiling", "_consumed", "_matcher", "_seconds", "_vocab_size", "error", "mask")
 
     def __init__(self, compiling: Future[Matcher], consumed: int, vocab_size: int) -> None:
-        """`consumed`: how many output tokens the matcher has taken when it is compiled."""
+        """`consumed`: up to which of the request's tokens the matcher has come when it is compiled."""
         self._compiling = compiling
         self._matcher: Matcher | None = None
         self._consumed = consumed
@@ -47,15 +47,16 @@ class OutputGrammar:
         self.mask: Words | None = None  # [ceil(vocab / 32)], a bit for each token that may follow; None: all may
         self.error: str | None = None  # why the request must fail
 
-    def advance(self, output_ids: list[int]) -> None:
-        """Set `mask` or `error` for the token after `output_ids`. Waits until the grammar is compiled."""
+    def advance(self, token_ids: list[int]) -> None:
+        """Set `mask` or `error` for the token after `token_ids` (prompt + output). Waits until the grammar is
+        compiled."""
         self.mask = None
         try:
             if self._matcher is None:
                 self._matcher = self._compiling.result()
             began = time.thread_time()
-            self._matcher.consume(output_ids[self._consumed :])
-            self._consumed = len(output_ids)
+            self._matcher.consume(token_ids[self._consumed :])
+            self._consumed = len(token_ids)
             if not self._matcher.ended:  # a token after the end was drawn ahead, and nobody reads it
                 self.mask = np.frombuffer(self._matcher.mask(), np.int32, -(-self._vocab_size // 32))
             self._spend(time.thread_time() - began)
@@ -82,10 +83,10 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
         self._loading = Lock()
 
-    def begin(self, grammar: str, output_ids: list[int]) -> OutputGrammar:
-        """Start to compile, and to take the tokens that the output already has."""
-        compiling = self._threads.submit(self._compile, grammar, output_ids)
-        return OutputGrammar(compiling, len(output_ids), self._vocab_size)
+    def begin(self, grammar: str, token_ids: list[int], num_prompt_tokens: int) -> OutputGrammar:
+        """Start to compile, and to take the tokens that the output already has. `token_ids` are prompt + output."""
+        compiling = self._threads.submit(self._compile, grammar, token_ids[num_prompt_tokens:])
+        return OutputGrammar(compiling, len(token_ids), self._vocab_size)
 
     def _compile(self, grammar: str, output_ids: list[int]) -> Matcher:
         with self._loading:

@@ -166,10 +166,13 @@ def test_threads_share_a_compiled_grammar() -> None:
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.grammar.compiler.CACHED", 3)
+    monkeypatch.setattr("services.grammar.compiler.CACHED_LENGTH", 100)
     made = grammars()
     for number in range(9):
         made.matcher(f'start: "{number}"')
     assert list(made._compiled) == ['start: "6"', 'start: "7"', 'start: "8"']
+    made.matcher(f'start: "{"a" * 80}"')
+    assert len(made._compiled) == 2
 
 
 def test_a_check_keeps_nothing_and_bounds_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,10 +147,10 @@ def test_a_grammar_that_compiles_for_long_does_not_delay_another(monkeypatch: py
         return original(self, grammar)
 
     monkeypatch.setattr(Grammars, "matcher", matcher)
-    slow = compiler.begin('start: "slow"', [])
-    quick = compiler.begin('start: "q"', [])
-    quick.advance([])
+    slow = compiler.begin('start: "slow"', [1], 1)
+    quick = compiler.begin('start: "q"', [1], 1)
+    quick.advance([1])
     assert quick.mask is not None
     go_on.set()
-    slow.advance([])
+    slow.advance([1])
     assert slow.mask is not None
