@@ -1,4 +1,4 @@
-"""Tools: the functions that a request lets the model call, and whether it must. All APIs are read as this."""
+"""Tools: the functions that the model may or must call, in one form for all APIs."""
 
 from __future__ import annotations
 

@@ -11,11 +11,13 @@ counted by the usage chunk, because a chunk may hold several. Each user waits fo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import gevent
@@ -40,6 +42,7 @@ def _arguments(parser: ArgumentParser) -> None:
         default="questions",
         help="questions: short prompts, in turn; paper: the lengths of the paper's trace, EOS ignored",
     )
+    group.add_argument("--schema", help="a file with a JSON schema by which all answers to questions must be valid")
     group.add_argument(
         "--patience", type=float, default=PATIENCE, help="seconds without a sign of life before a stream is given up"
     )
@@ -100,6 +103,8 @@ class StreamingUser(FastHttpUser):
         common = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         if self._options.trace == "questions":
             text = self.endpoint.texts[number % len(self.endpoint.texts)]
+            if self._options.schema:
+                common |= {"response_format": response_format(self._options.schema)}
             return common | {"max_tokens": self._options.max_tokens} | self.endpoint.from_text(text)
         job = TRACE[number % len(TRACE)]
         return common | {"max_tokens": job.max_new_tokens, "ignore_eos": True} | self.endpoint.from_tokens(job.prompt)
@@ -156,6 +161,13 @@ class StreamingUser(FastHttpUser):
             exception=error,
             context={"path": self.endpoint.path},
         )
+
+
+@functools.cache
+def response_format(schema: str) -> dict[str, Any]:
+    """The field for documents that are valid by the schema in this file."""
+    described = {"name": "document", "strict": True, "schema": json.loads(Path(schema).read_text())}
+    return {"type": "json_schema", "json_schema": described}
 
 
 TRACE = paper()

@@ -1,4 +1,4 @@
-"""Parts: what the text of an answer is read as: content, reasoning, and calls of tools, in their order."""
+"""Parts: the content, the reasoning and the calls of tools in the text of an answer, in their order."""
 
 from __future__ import annotations
 

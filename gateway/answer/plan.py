@@ -42,7 +42,7 @@ class Plan:
     prompts as the client wrote them, "" where it sent token ids. `logprobs`, `prompt_logprobs`: the number of likeliest
     tokens shown for each output token and each prompt token. `silent`: the client asked for no tokens, and the one
     token that each choice generates is not part of the answer. `tool_parser`, `reasoning_parser`: how the text is read
-    (see `gateway/answer/parsers`); empty: all of it is content. `reasoning_open`: the prompt ends inside the reasoning.
+    (see `gateway/answer/parsers`); empty: all text is content. `reasoning_open`: the prompt ends inside the reasoning.
     `parallel_tool_calls`: false keeps the first call only. `include_reasoning`: false leaves the reasoning out.
     """
 

@@ -1,4 +1,4 @@
-"""Reading: which parsers read the answers of a model, and those of one request."""
+"""Reading: which parsers read the answers of a model, and the answer to one request."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _chosen(setting: str, family: str) -> str:
 
 def tool_family(tokenizer: Tokenizer) -> str:
     """The parser of the calls that the chat template writes in the history; empty if it is of no known family. A
-    template that does not know tools gets text in the syntax of `smollm2`."""
+    template that does not use tools gets text in the syntax of `smollm2`."""
     if not tokenizer.template_knows_tools:
         return FALLBACK
     text = tokenizer.config.tool_template or tokenizer.config.chat_template or ""
@@ -87,8 +87,8 @@ def reasoning_family(tokenizer: Tokenizer) -> str:
 def thinking_of(tokenizer: Tokenizer, prompt: list[int]) -> bool | None:
     """Whether the answer to `prompt` begins inside the reasoning; None if it may begin with reasoning.
 
-    Only the beginning of the answer counts, which templates write after a special token: reasoning has begun or ended
-    there if a mark of it is there.
+    Only the text after the prompt's last special token counts, because there the template begins the answer. The last
+    mark of reasoning in it says whether the reasoning has begun or ended.
     """
     tables, special = tokenizer.tables.of(skip_special_tokens=False), tokenizer.special_ids
     marks = (BEGIN.encode(), END.encode())

@@ -1,4 +1,4 @@
-"""Steps: how a stream with one event per part goes on: an item is opened, gains text, and is closed.
+"""Steps: the changes of a stream with one event per part: an item is opened, gains text, or is closed.
 
 The events of the Responses API and of Anthropic's are made of steps. Their numbers are functions of token indices. They
 do not depend on how tokens are grouped, on the gateway or on where a stream was resumed. O is the number of the API's
@@ -43,7 +43,7 @@ Step = tuple[Move, Item, int, str, Sequence[dict[str, Any]]]
 
 class Steps:
     """The steps of a transcript. `opening`: the number of the last opening event. `after`: the number of the last event
-    that the client has received; the tokens up to it are taken one by one, so that what follows it is told alone."""
+    that the client has received; the tokens up to it are taken one by one, so that the next step starts after it."""
 
     def __init__(self, transcript: Transcript, opening: int, after: int = -1) -> None:
         self._transcript = transcript
@@ -56,7 +56,7 @@ class Steps:
 
     @property
     def end(self) -> int:
-        """After this number the last events of the stream follow."""
+        """The last events of the stream have the numbers after this one."""
         return self._opening + last_number(self._transcript.parsed, self._transcript.num_events)
 
     def take(self, events: Iterable[TokenEvent]) -> list[Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import OrderedDict
 from threading import Lock
@@ -19,6 +20,7 @@ from gateway.schemas.generation import GenerationFields
 from gateway.tools import ToolUse
 from services.errors import GrammarError
 from services.grammar import Grammars
+from services.grammar.compiler import LONGEST
 
 KNOWN = 1024  # outcomes
 MAX_REASON = 400  # characters
@@ -59,9 +61,11 @@ class GrammarCheck:
             raise ApiError(Kind.INVALID, f"Invalid '{param}': {readable(str(error))}.", param) from None
 
     def _check_tools(self, use: ToolUse) -> None:
-        """Raises ApiError naming a tool whose schema does not compile alone."""
-        for tool in use.callable if use.calls else ():
-            if use.required or tool.strict:
+        """Raises ApiError naming a tool whose schema does not compile alone. Schemas that are too long together are not
+        compiled: each of them could take as long as the longest grammar."""
+        tools = [tool for tool in use.callable if use.required or tool.strict] if use.calls else []
+        if sum(len(json.dumps(tool.schema)) for tool in tools) <= LONGEST:
+            for tool in tools:
                 try:
                     self.checked(json_rule(tool.schema))
                 except GrammarError as error:
@@ -90,7 +94,7 @@ class GrammarCheck:
         try:
             for text in (rule.expression, *(lark for _, lark in rule.grammars)):
                 check_multiples(text)
-            self._compiler().matcher(grammar)
+            self._compiler().check(grammar)
         except GrammarError as error:
             return str(error)
         return ""

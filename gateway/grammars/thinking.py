@@ -1,4 +1,4 @@
-"""Thinking: what a model writes before its answer is free, and the answer is constrained."""
+"""Thinking: the reasoning of a model is free, and the answer after it is constrained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def with_reasoning(rule: Rule, tables: TextTables, opened: bool, begin: str = "<
     Otherwise the output may begin with `begin`, or have no thinking. For a prompt that ends after the thinking, `rule`
     itself is the rule.
 
-    The thinking contains no special tokens but `begin` and `end`, where these are some."""
+    The thinking contains no special tokens but `begin` and `end`, if these are special."""
     thinking = _thinking(tables, end)
     if opened:
         return sequence(thinking, rule)

@@ -101,7 +101,7 @@ def _after_mark(syntax: Syntax, use: ToolUse, tables: TextTables) -> list[str]:
 
 def _call(syntax: Syntax, tool: Tool, by_schema: bool) -> str:
     arguments = json_rule(tool.schema if by_schema or tool.strict else ANY_OBJECT).expression
-    # cut as the library cuts JSON: its lexer takes the longest piece, so calls and other JSON can be alternatives
+    # the same pieces as in the library's JSON, whose lexer takes the longest: calls and other JSON can be alternatives
     pieces = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(syntax.arguments), ": ")
     return f"{' '.join(map(_text, pieces))} {arguments} {_text('}')}"
 

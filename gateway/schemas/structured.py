@@ -27,7 +27,7 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text of an answer has to be. `param`: the field that says so, as errors name it."""
+    """A constraint of the text of an answer. `param`: the name of its field in errors."""
 
     param: str
     kind: ConstraintKind
@@ -201,7 +201,7 @@ class StructuredOutputs(Strict):
 
 
 class ConstraintFields(Strict):
-    """The fields that all generating routes have for it. `guided_*` are older names of vLLM."""
+    """The constraints that all generating routes accept. `guided_*` are older names of vLLM."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Annotated[JsonObject, BeforeValidator(_object, JsonObject | str)] | None = None
@@ -218,7 +218,7 @@ class ConstraintFields(Strict):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the text of the answer has to be, if anything."""
+        """The constraint of the answer, if any."""
         return next(iter(self._constraints()), None)
 
     @property
@@ -228,7 +228,7 @@ class ConstraintFields(Strict):
 
     @property
     def format_constraint(self) -> Constraint | None:
-        """That of the field for it in this route's API."""
+        """The constraint in the response format of this route's API, if any."""
         return None
 
     def _constraints(self) -> list[Constraint]:

@@ -33,7 +33,7 @@ TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS), AfterVa
 
 
 class Reasoning(Strict):
-    """Responses' options of reasoning. A summary is what the model wrote, whichever is asked for."""
+    """Responses' options of reasoning. `summary` has no effect."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

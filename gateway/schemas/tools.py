@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of the three APIs. What they have in common is checked here."""
+"""`tools` and `tool_choice` of the three APIs, and the checks that they share."""
 
 from __future__ import annotations
 

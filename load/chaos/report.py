@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from load.chaos.checker import Verdict
 from load.chaos.streams import Outcome
+from load.chaos.structured import ended_by_themselves, is_constrained
 from load.report import table
 
 UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before may still arrive
@@ -17,12 +18,14 @@ UNDER_WAY = 0.5  # seconds after a fault in which tokens that were sent before m
 @dataclass(frozen=True, slots=True)
 class Injection:
     """One fault as it happened. `time` is on the clock of `time.monotonic`; `skipped` tells why the fault was not
-    injected; `streams` is the number of streams that were open."""
+    injected; `streams` is the number of streams that were open, `documents` that of outputs with a constraint among
+    them."""
 
     fault: str
     time: float
     skipped: str = ""
     streams: int = 0
+    documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,15 @@ def faults_table(injections: Iterable[Injection], outcomes: Sequence[Outcome]) -
         done = [i for i in all if not i.skipped]
         found = [r for r in (recovery(i.time, outcomes) for i in done) if r]
         hit = min((i.streams for i in done), default="")
-        rows.append([kind, len(done), hit, *_spread([r.first for r in found]), *_spread([r.last for r in found])])
+        documents = sum(i.documents for i in done)
+        rows.append(
+            [kind, len(done), hit, documents, *_spread([r.first for r in found]), *_spread([r.last for r in found])]
+        )
     head = [
         "fault",
         "times",
         "streams open, at least",
+        "documents half-way, in all",
         "first token, s (median)",
         "(max)",
         "all streams, s (median)",
@@ -78,13 +85,20 @@ def _spread(values: list[float]) -> tuple[str, str]:
 def requests_table(
     outcomes: Sequence[Outcome], verdict: Verdict, unexpected: Sequence[Outcome], refused: Sequence[Outcome]
 ) -> str:
-    """The table of what became of the requests; "lost" to "other violations" must be 0."""
+    """The table of what became of the requests; "lost" to "other violations" and
+    "answers that are not valid" must be 0."""
     gaps = [end - begin for o in outcomes for begin, end in pairwise(o.arrivals)]
     wrong = sum(bool(o.wrong) for o in outcomes) + verdict.count("wrong", "changed", "published", "tokens")
+    documents = [(o, len(ended_by_themselves(o.request, o.answer))) for o in outcomes if not o.error]
     rows: list[Sequence[object]] = [
         ["requests", len(outcomes)],
         ["sequences", sum(o.request.choices for o in outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
+        ["requests with a constraint", sum(is_constrained(o.request) for o in outcomes)],
+        ["requests with tools", sum("tools" in o.request.body for o in outcomes)],
+        ["documents and calls that ended by themselves", sum(count for _, count in documents)],
+        ["of these, after a broken connection", sum(count for o, count in documents if o.reconnects)],
+        ["answers that are not valid", sum(bool(o.invalid) for o in outcomes)],
         ["came back after a broken connection or a refusal", sum(o.reconnects > 0 for o in outcomes)],
         ["poisoned, failed alone as they must", sum(o.request.name == "poison" for o in outcomes)],
         ["refused or given up for want of time, as they may be", len(refused)],

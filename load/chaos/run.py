@@ -20,6 +20,7 @@ from load.chaos.planted import PLANTS, missed_plants
 from load.chaos.report import Injection, faults_table, requests_table
 from load.chaos.site import SCHEDULER, NoTarget, Site, facts, keep_history
 from load.chaos.streams import Outcome, Streams
+from load.chaos.structured import constrained
 from load.chaos.workload import paper_prompts, poison, requests
 from load.server import OrcaServer, until
 from load.trace import HttpRequest
@@ -83,7 +84,9 @@ async def run(options: ChaosOptions) -> bool:
             with history.Recorder(clients, time.time) as recorder:
                 streams = Streams(session, recorder, PATIENCE, options.keys)
                 site = make_site(server, flags, streams, options.deadly_token)
-                kinds = requests(options.length, options.deadly_token, paper_prompts())
+                others = constrained(options.length)
+                kinds = requests(options.length, options.deadly_token, paper_prompts(), others)
+                kinds = random.Random(options.seed).sample(kinds, len(kinds))  # the constrained ones among the others
                 await streams.learn(kinds)
                 print(await asyncio.to_thread(facts, server, options.keys) + "\n", flush=True)
                 watching = asyncio.create_task(watch_schedulers(site, seen))
@@ -180,15 +183,15 @@ async def inject_faults(
 
 
 async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
-    at, hit = time.monotonic(), streams.open
+    at, hit, documents = time.monotonic(), streams.open, streams.documents
     skipped = "" if hit else "no open stream"
     try:
         await fault.inject(site)
     except NoTarget as error:
         skipped = f"no {error}"
-    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams"
+    outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams, {documents} documents"
     print(f"{fault.name}: {outcome}", file=sys.stderr, flush=True)
-    return Injection(fault.name, at, skipped, hit)
+    return Injection(fault.name, at, skipped, hit, documents)
 
 
 def print_results(
@@ -211,6 +214,7 @@ def print_results(
     print(requests_table(outcomes, verdict, unexpected, refused) + "\n")
     found = [f"failed: {o.number} {o.request.name}: {o.error}" for o in unexpected]
     found += [f"not as undisturbed: {o.number} {o.request.name}: {o.wrong}" for o in wrong]
+    found += [f"not valid: {o.number} {o.request.name}: {o.invalid}" for o in outcomes if o.invalid]
     found += [str(violation) for violation in verdict.violations]
     for line in found[:SHOWN]:
         print(line[:500])

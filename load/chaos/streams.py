@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from load.chaos.history import Recorder
+from load.chaos.structured import error_in, is_constrained
 from load.chaos.workload import deviation, difference
 from load.trace import HttpRequest
 from services.client.sse import Event, StreamedAnswer, StreamError
@@ -30,6 +31,7 @@ class Outcome:
     error: str = ""
     status: int = 0  # of a refusal, which `error` describes
     wrong: str = ""  # how it differs from the undisturbed answer
+    invalid: str = ""  # how it breaks the constraint of the request
     deviation: float = 0.0  # the largest difference of a log probability from the undisturbed answer's
 
 
@@ -54,6 +56,11 @@ class Streams:
         """How many streams have begun and not ended."""
         return sum(bool(o.arrivals) and not o.end for o in self.outcomes)
 
+    @property
+    def documents(self) -> int:
+        """How many of the open streams are in the middle of an output that is constrained."""
+        return sum(bool(o.arrivals) and not o.end and is_constrained(o.request) for o in self.outcomes)
+
     async def learn(self, requests: list[HttpRequest]) -> None:
         """Run each request once; these are the undisturbed answers. Raises StreamError."""
         undisturbed = Streams(self._session, None, self._patience, self._keys)
@@ -62,6 +69,8 @@ class Streams:
             if outcome.error:
                 raise StreamError(f"{outcome.request.name}, undisturbed: {outcome.error}")
             outcome.answer.check()
+            if outcome.invalid:
+                raise StreamError(f"{outcome.request.name}, undisturbed: {outcome.invalid}")
             self.expected[outcome.request.name] = outcome.answer
 
     async def run(self, request: HttpRequest) -> Outcome:
@@ -83,6 +92,8 @@ class Streams:
         outcome.end = time.monotonic()
         if self._recorder:
             self._recorder.done(outcome.number, outcome.error)
+        if not outcome.error:
+            outcome.invalid = error_in(request, outcome.answer)
         if not outcome.error and (expected := self.expected.get(request.name)):
             outcome.wrong = difference(expected, outcome.answer)
             outcome.deviation = deviation(expected, outcome.answer)

@@ -14,15 +14,18 @@ LOGPROB_TOLERANCE = 1e-4  # for transformers' layers in float32, which depend on
 COMMON = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
-def requests(length: int, never: int, prompts: Sequence[int] = (0,)) -> list[HttpRequest]:
+def requests(
+    length: int, never: int, prompts: Sequence[int] = (0,), others: Sequence[HttpRequest] = ()
+) -> list[HttpRequest]:
     """All kinds of requests, greedy or with a seed, so that an answer is always the same. Usual answers have up to
-    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`.
+    `length` tokens, short ones a quarter, long ones twice as many; none contains the token `never`. `others` come
+    after them, changed in the same way.
 
     `prompts`: approximate lengths in tokens to which the prompts are extended, in turn. All prompts begin differently,
     so that none is found in the prefix cache.
     """
     made = []
-    for number, request in enumerate(_requests(length)):
+    for number, request in enumerate([*_requests(length), *others]):
         body = request.body | {"logit_bias": {str(never): -100}}
         made.append(replace(request, body=_longer(body, number, prompts[number % len(prompts)])))
     return made
@@ -95,6 +98,8 @@ def _difference(expected: Choice, got: Choice) -> str:
     for name in ("token_ids", "text", "finish_reason"):
         if getattr(expected, name) != getattr(got, name):
             return f"{name} {getattr(got, name)!r}, expected {getattr(expected, name)!r}"
+    if _calls(expected) != _calls(got):
+        return f"calls {_calls(got)}, expected {_calls(expected)}"
     if len(expected.logprobs) != len(got.logprobs):
         return f"{len(got.logprobs)} log probabilities, expected {len(expected.logprobs)}"
     differences = _deviations(expected, got)
@@ -102,6 +107,11 @@ def _difference(expected: Choice, got: Choice) -> str:
     if worst <= LOGPROB_TOLERANCE:
         return ""
     return f"log probability {differences.index(worst)} differs by {worst}, {sum(map(bool, differences))} differ at all"
+
+
+def _calls(choice: Choice) -> list[tuple[str, str]]:
+    """Names and arguments: the ids of calls are those of one request."""
+    return [(call.name, call.arguments) for call in choice.calls]
 
 
 def deviation(expected: StreamedAnswer, got: StreamedAnswer) -> float:

@@ -67,6 +67,15 @@ def position(event_id: str) -> tuple[str, list[int]]:
 
 
 @dataclass(slots=True)
+class Call:
+    """A call of a tool; `arguments` are JSON, as far as they were received."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class Choice:
     """One choice as far as it was received; tokens and log probabilities only if they were requested."""
 
@@ -74,6 +83,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the sampled tokens
     finish_reason: str | None = None
+    calls: list[Call] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -149,6 +159,8 @@ class StreamedAnswer:
         choice = self.choices.setdefault(part["index"], Choice())
         text = (part["delta"].get("content") if "delta" in part else part["text"]) or ""
         choice.text += text
+        for piece in part.get("delta", {}).get("tool_calls") or ():
+            _extend_call(choice.calls, piece)
         choice.token_ids += part.get("token_ids", ())
         choice.logprobs += _token_logprobs(part.get("logprobs") or {})
         if reason := part.get("finish_reason"):
@@ -173,6 +185,17 @@ class StreamedAnswer:
             raise StreamError(f"no finish_reason for choices {unfinished}")
         if usage and self.completion_tokens is None:
             raise StreamError("no usage chunk though stream_options asked for one")
+
+
+def _extend_call(calls: list[Call], piece: dict[str, Any]) -> None:
+    """Add a piece of a call, the first of which has its id and name. Raises StreamError for one that does not continue
+    the calls so far."""
+    index, function = piece["index"], piece["function"]
+    if index == len(calls):
+        calls.append(Call(piece["id"], function["name"]))
+    elif index != len(calls) - 1:
+        raise StreamError(f"a piece of call {index} came after {len(calls)} calls")
+    calls[index].arguments += function.get("arguments") or ""
 
 
 def parse(data: str) -> dict[str, Any]:

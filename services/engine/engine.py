@@ -76,8 +76,7 @@ class Engine:
             num_blocks=blocks,
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
-            numerics=f"{info.revision} llguidance-{version('llguidance')} {str(dtype).removeprefix('torch.')} "
-            f"{device.type} {decoder.path}",
+            numerics=f"{info.revision} {_libraries()} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
         )
         cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
         decoder.bind(cache)
@@ -164,3 +163,8 @@ class Engine:
                 if state.id in result.tokens:
                     state.token_ids.append(result.tokens[state.id])
                     state.failed = False
+
+
+def _libraries() -> str:
+    """Those that masks of grammars depend on: tokenizers cuts a text into tokens where a grammar leaves no other."""
+    return " ".join(f"{name}-{version(name)}" for name in ("llguidance", "tokenizers"))

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.files import user_cache, user_data
 from services.settings.addresses import normalize
 from services.settings.tenants import BoundSettings
-from services.settings.types import Keys, PoolUrl, Section, TenantOfKey, Words
+from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
@@ -213,14 +213,8 @@ class Settings(BoundSettings, BaseSettings):
         Section.API,
         Field(description="unknown fields of a request: refuse with a 400, or ignore with a warning in the log"),
     ] = "refuse"
-    tool_call_parser: Annotated[
-        Literal["auto", "none", "hermes", "llama3_json", "mistral", "smollm2"],
-        Field(description="how calls of tools are read; auto: as the chat template writes them, none: not at all"),
-    ] = "auto"
-    reasoning_parser: Annotated[
-        Literal["auto", "none", "deepseek_r1", "qwen3"],
-        Field(description="how reasoning is read; auto: if the chat template knows `</think>`, none: it is content"),
-    ] = "auto"
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     completion_max_tokens: Annotated[
         int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
     ] = 16

@@ -1,4 +1,4 @@
-"""The sections of the settings, and the types of settings that need parsing: lists of words, API keys, URLs."""
+"""The sections of the settings, and the types of some: lists of words, API keys, URLs, parsers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -88,3 +88,11 @@ TenantOfKey = Annotated[
     dict[str, str], AfterValidator(lambda keys: {hash_of(key): tenant for key, tenant in keys.items()})
 ]
 PoolUrl = Annotated[SecretStr, AfterValidator(_pool_url)]
+ToolCallParser = Annotated[
+    Literal["auto", "none", "hermes", "llama3_json", "mistral", "smollm2"],
+    Field(description="parser of tool calls; auto: by the chat template, none: requests with tools are refused"),
+]
+ReasoningParser = Annotated[
+    Literal["auto", "none", "deepseek_r1", "qwen3"],
+    Field(description="parser of reasoning; auto: if the chat template has `</think>`, none: it is content"),
+]

@@ -1,7 +1,7 @@
 """`make clients`: each client that people use against a real server, and a table of what passed.
 
 Each client is installed in an environment of its own and runs one script of `scripts/`. The exit status is 1 when a
-step failed that needs neither structured output nor tools. A client that cannot be installed is said so in the table.
+step failed. A client that cannot be installed is said so in the table.
 """
 
 from __future__ import annotations

@@ -30,21 +30,31 @@ class Client:
 # one build of torch for all that want it, and nothing beside it that only a server needs
 TORCH = ("torch==2.13.0",)
 NO_CUDA = tuple(f"{name} ; python_version < '3'" for name in ("torchvision", "torchaudio", "torchcodec", "triton"))
+OPENAI_NPM = ("openai@6.49.0", "zod@4.1.13")
+VERCEL = (
+    "ai@6.0.324",
+    "@ai-sdk/openai-compatible@2.0.91",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/anthropic@3.0.140",
+    "zod@4.1.13",
+)
 
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", ("openai==3.54.0",)),
-    Client("openai (npm)", "openai_npm.mjs", ("openai@6.49.0",), kind="npm"),
+    Client("openai (Python), structured output", "openai_python_structured.py", ("openai==3.54.0",)),
+    Client("openai (Python), tools", "openai_python_tools.py", ("openai==3.54.0",)),
+    Client("openai (npm)", "openai_npm.mjs", OPENAI_NPM, kind="npm"),
+    Client("openai (npm), structured output and tools", "openai_npm_tools.mjs", OPENAI_NPM, kind="npm"),
     Client("anthropic", "anthropic_python.py", ("anthropic==2.12.0",)),
-    Client(
-        "Vercel ai",
-        "vercel_ai.mjs",
-        ("ai@6.0.324", "@ai-sdk/openai-compatible@2.0.91", "zod@4.1.13"),
-        kind="npm",
-    ),
-    Client("langchain-openai", "langchain_openai_python.py", ("langchain-openai==1.7.3",)),
+    Client("Vercel ai", "vercel_ai.mjs", VERCEL, kind="npm"),
+    Client("Vercel ai, structured output and tools", "vercel_ai_tools.mjs", VERCEL, kind="npm"),
+    Client("langchain-openai", "langchain_openai_python.py", ("langchain-openai==1.7.3", "langchain==1.4.7")),
     Client("llama-index openai-like", "llama_index_python.py", ("llama-index-llms-openai-like==0.8.1",)),
     Client("pydantic-ai", "pydantic_ai_python.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("openai-agents", "openai_agents.py", ("openai-agents==0.24.0",)),
+    Client("instructor", "instructor_python.py", ("instructor==1.17.0",)),
+    Client("dspy", "dspy_python.py", ("dspy==3.4.1",)),
+    Client("smolagents", "smolagents_python.py", ("smolagents[openai]==1.26.0",)),
     Client("litellm SDK", "litellm_sdk.py", ("litellm[proxy]==1.106.2", "anthropic==2.12.0")),
     Client("litellm proxy", "litellm_proxy.py", ("litellm[proxy]==1.106.2", "anthropic==2.12.0")),
     Client("schemathesis", "schemathesis_run.py", ("schemathesis==4.32.5",)),

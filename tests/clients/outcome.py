@@ -16,12 +16,11 @@ from tests.clients.catalogue import Client
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was done. `needs`: the feature that it waits for, whose failure does not count; else empty."""
+    """One thing that was done."""
 
     name: str
     passed: bool
     detail: str = ""
-    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Outcome:
 
     @property
     def failures(self) -> list[Step]:
-        return [step for step in self.steps if not step.passed and not step.needs]
+        return [step for step in self.steps if not step.passed]
 
 
 def run(client: Client, command: list[str], environment: dict[str, str], log: Path) -> Outcome:
@@ -69,7 +68,7 @@ def run(client: Client, command: list[str], environment: dict[str, str], log: Pa
 def read(said: str) -> list[Step]:
     """The steps among the lines that a script and its libraries printed."""
     lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"step":')]
-    return [Step(line["step"], line["passed"], line["detail"], line["needs"]) for line in lines]
+    return [Step(line["step"], line["passed"], line["detail"]) for line in lines]
 
 
 def _last_line(log: Path) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tests.clients.outcome import Outcome, Step
 
 HEAD = ("client", "version", "what was done", "passed")
-FEATURES = "structured output or tools"
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
@@ -19,7 +18,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 
 def line(step: Step) -> str:
     """One step as it is printed while the clients run."""
-    mark = "passed" if step.passed else f"needs {step.needs}" if step.needs else "FAILED"
+    mark = "passed" if step.passed else "FAILED"
     return f"  {step.name}: {mark}" + (f" ({step.detail})" if step.detail else "")
 
 
@@ -27,12 +26,8 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     client = outcome.client
     if outcome.missing:
         return client.name, client.version, f"cannot be installed here: {_cell(outcome.missing)}", "not run"
-    done = [_cell(step.name) for step in outcome.steps if not step.needs]
-    waiting = [step for step in outcome.steps if step.needs]
+    done = [_cell(step.name) for step in outcome.steps]
     passed = f"{len(done) - len(outcome.failures)} of {len(done)}"
-    if waiting:
-        passed += f"; {sum(step.passed for step in waiting)} of {len(waiting)} that need {FEATURES}"
-        done += [f"{_cell(step.name)} (needs {step.needs})" for step in waiting]
     return client.name, client.version, "; ".join(done), passed
 
 

@@ -1,4 +1,4 @@
-"""Answers with reasoning and calls, drawn by Hypothesis, and what a client reads of their events."""
+"""Random answers with reasoning and calls, and what a client reads from their events."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Event:
 
 
 def told(events: Iterable[Event]) -> list[Any]:
-    """What the events tell, in order, however their deltas are cut."""
+    """The contents of the events in order, with the deltas of one item joined."""
     made: list[Any] = []
     for item, group in groupby(events, key=lambda event: event.item):
         if item is None:

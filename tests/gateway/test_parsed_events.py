@@ -120,7 +120,7 @@ APIS = pytest.mark.parametrize("api", [Responses(), Messages()], ids=["responses
 @APIS
 @settings(max_examples=40)
 @given(data=st.data(), life=parsed_lives())
-def test_any_grouping_tells_the_same(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
+def test_grouping_changes_nothing(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
     events = life.events(tokenizer)
     fine = api.stream(tokenizer, life, [[event] for event in events])
     coarse = api.stream(tokenizer, life, grouped(data.draw, events))
@@ -133,7 +133,7 @@ def test_any_grouping_tells_the_same(tokenizer: Tokenizer, api: Api, data: st.Da
 @APIS
 @settings(max_examples=40)
 @given(data=st.data(), life=parsed_lives())
-def test_a_resumed_stream_tells_the_rest(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
+def test_a_resumed_stream_has_the_rest(tokenizer: Tokenizer, api: Api, data: st.DataObject, life: ParsedLife) -> None:
     events = life.events(tokenizer)
     whole = api.stream(tokenizer, life, grouped(data.draw, events))
     last = len(numbers(whole)) - 1

@@ -1,4 +1,4 @@
-"""Parsers give the same for any cut of a text, never raise, and lose nothing but marks and whitespace beside them."""
+"""The output of parsers does not depend on cuts of the text. They never raise, and drop only marks and whitespace."""
 
 from __future__ import annotations
 

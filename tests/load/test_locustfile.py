@@ -33,7 +33,9 @@ def _choice(body: dict, text: str, reason: str | None) -> dict:
 
 def test_whole_streams_are_counted_once_each(server: SseServer, tmp_path: Path) -> None:
     server.reply = lambda asked: Reply(whole(asked.body))
-    run = run_locust(server.url, tmp_path, "--max-tokens", "6", requests=7)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    run = run_locust(server.url, tmp_path, "--max-tokens", "6", "--schema", str(schema), requests=7)
     assert (run.exit_code, run.exceptions, run.failures) == (0, [], {}), run.output
     assert {name: run.stats[name].requests for name in ("ttft", "tpot", "e2e")} == dict.fromkeys(
         ("ttft", "tpot", "e2e"), 7
@@ -43,6 +45,7 @@ def test_whole_streams_are_counted_once_each(server: SseServer, tmp_path: Path) 
     assert {asked.path for asked in server.asked} == {"/v1/chat/completions", "/v1/completions"}
     for body in (asked.body for asked in server.asked):
         assert (body["model"], body["stream"], body["stream_options"]) == ("tiny", True, {"include_usage": True})
+        assert body["response_format"]["json_schema"]["schema"] == {"type": "integer"}
 
 
 def test_paper_trace_asks_for_its_lengths(server: SseServer, tmp_path: Path) -> None:

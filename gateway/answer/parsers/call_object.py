@@ -15,7 +15,7 @@ SCALAR = frozenset(string.ascii_letters + string.digits + "+-.")
 
 
 class Composite:
-    """Where a JSON object or array ends, after its opening bracket."""
+    """Finds the end of a JSON object or array, after its opening bracket."""
 
     def __init__(self) -> None:
         self._depth = 1
@@ -23,7 +23,7 @@ class Composite:
         self.in_string = False
 
     def run(self, text: str, at: int) -> int:
-        """Where the next character is that needs `ends`, from place `at` of `text` on. Marks begin with `<`."""
+        """The index of the next character in `text`, from `at` on, that `ends` must see, or `<`, which begins marks."""
         if self._escaped:
             return at
         found = (IN_STRING if self.in_string else OUTSIDE).match(text, at)
@@ -31,7 +31,7 @@ class Composite:
         return found.end()
 
     def ends(self, character: str) -> bool:
-        """Whether `character`, the next one, is its last one."""
+        """Read the next character. Returns whether it closes the object or array."""
         if self.in_string:
             if self._escaped:
                 self._escaped = False
@@ -58,7 +58,7 @@ class CallObject:
     """
 
     def __init__(self, name: str = "") -> None:
-        """`name`: it is known, and the arguments follow alone."""
+        """`name`: the name of the call, if it is known; then only the arguments follow."""
         self.name = name
         self._alone = bool(name)
         self.argued = self.ended = self.broken = False
@@ -82,7 +82,7 @@ class CallObject:
         self._read(character)
 
     def run(self, text: str, at: int) -> int:
-        """Read from place `at` of `text` on what is part of the arguments for sure. Returns where it ends."""
+        """Read the text from index `at` on that is certainly part of the arguments. Returns the index of its end."""
         if self._composite is None or self._read != self._composite_of_arguments:
             return at
         end = self._composite.run(text, at)
@@ -217,8 +217,8 @@ class CallObject:
 
 
 def _unescaped(written: str) -> str:
-    """The text of what is written between the quotes of a JSON string; as written if it is not one. It may contain a
-    half of a character that is written as two escapes."""
+    """The text of a JSON string, from what is written between its quotes; unchanged if that is not valid. It can be a
+    lone surrogate, if a character is written as two escapes."""
     try:
         text: str = json.loads(f'"{written}"', strict=False)
     except ValueError:
@@ -227,5 +227,5 @@ def _unescaped(written: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """`text` with its surrogates joined to characters, those without another half replaced."""
+    """`text` with pairs of surrogates joined to characters, and lone surrogates replaced."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

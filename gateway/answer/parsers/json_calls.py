@@ -16,7 +16,7 @@ from collections.abc import Callable
 from gateway.answer.parsers.call_object import CallObject
 from gateway.answer.parsers.pieces import CALL, TEXT, Piece, PieceWriter, Trimmed
 
-BETWEEN = frozenset(" \t\r\n,;[]}")  # what may stand before, between and after the objects of calls
+BETWEEN = frozenset(" \t\r\n,;[]}")  # allowed before, between and after the objects of calls
 
 
 class JsonCalls:
@@ -39,7 +39,7 @@ class JsonCalls:
         self._in_block = False  # after `begin`, before `end`
         self._called = False  # a call has been read since the mark
         self._object = CallObject()
-        self._begun = False  # the call of `_object` has been given
+        self._begun = False  # the beginning of the call in `_object` has been returned
 
     def push(self, text: str) -> list[Piece]:
         if self._read == self._text and not self._mark and not self._bare and self._begin[0] not in text:
@@ -70,7 +70,7 @@ class JsonCalls:
         return self._writer.take()
 
     def _text(self, c: str) -> None:
-        """Content. It may contain the mark of the end if something else follows the last call before it."""
+        """The next character outside calls. The mark of the end can come here, if other text follows the last call."""
         found = self._marked(c)
         if found is None:
             return
@@ -185,7 +185,7 @@ class JsonCalls:
         self._raw = []
 
     def _break(self, rest: str) -> None:
-        """The object goes on with `rest`, which is not what the object of a call has."""
+        """The object continues with `rest`, which cannot be part of a call."""
         if self._begun:
             self._end_call()
             self._read = self._between

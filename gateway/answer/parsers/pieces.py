@@ -1,4 +1,4 @@
-"""Pieces: what a parser gives, and the protocol of parsers."""
+"""Pieces: what a parser returns, and the protocol of parsers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Piece:
 
 
 class Parser(Protocol):
-    """Reads the text of one choice. What it has given after a text depends on the text only, not on how the text was
-    cut into pushes. It never raises, whatever a model writes.
+    """Reads the text of one choice. What it returns depends on the text only, not on how the text is cut into pushes.
+    It never raises, whatever a model writes.
     """
 
     def push(self, text: str) -> list[Piece]:
@@ -35,7 +35,7 @@ class Parser(Protocol):
 
 
 class PieceWriter:
-    """Collects what a parser reads until it is taken; joins what belongs to one piece."""
+    """Collects the text that a parser has read until it is taken, joined to pieces."""
 
     def __init__(self) -> None:
         self._made: list[Piece] = []

@@ -37,10 +37,10 @@ class Size:
 
 
 class Clock:
-    """Seconds in a function, and how many masks it left with one token."""
+    """Seconds in a function in each iteration, and how many masks it left with one token."""
 
     def __init__(self) -> None:
-        self.seconds, self.single, self.masks = 0.0, 0, 0
+        self.seconds, self.single, self.masks = [0.0], 0, 0
 
     @contextmanager
     def around(self, owner: Any, name: str) -> Any:
@@ -49,7 +49,7 @@ class Clock:
         def timed(*arguments: Any) -> Any:
             began = time.perf_counter()
             result = function(*arguments)
-            self.seconds += time.perf_counter() - began
+            self.seconds[-1] += time.perf_counter() - began
             mask = getattr(arguments[0], "mask", None)
             if mask is not None:
                 self.masks += 1
@@ -70,8 +70,9 @@ def run(options: Options) -> str:
 def report(engine: Engine, size: Size) -> str:
     rows = [[str(width), name, *measure(engine, size, width, name)] for width in size.widths for name in SCHEMAS]
     head = ["requests", "schema", "iteration, ms", "masks, ms", "applied, ms", "share", "masks of one token"]
-    return f"{engine.figures.numerics}; temperature 1, {size.steps} iterations of one token each.\n\n" + table(
-        head, rows
+    return (
+        f"{engine.figures.numerics}; temperature 1, medians of {size.steps} iterations of one token each.\n\n"
+        + table(head, rows)
     )
 
 
@@ -94,7 +95,9 @@ def measure(engine: Engine, size: Size, width: int, name: str) -> list[str]:
         for step in range(size.steps):
             result = engine.run(Iteration("grammars", 2 + step, {one.id: 1 for one in new}))
             seconds.append(result.elapsed)
-    each = [clock.seconds / size.steps for clock in (masks, applied)]
+            for clock in (masks, applied):
+                clock.seconds.append(0.0)
+    each = [median(clock.seconds[:-1]) for clock in (masks, applied)]
     return [
         f"{median(seconds) * 1e3:.1f}",
         *(f"{one * 1e3:.2f}" for one in each),

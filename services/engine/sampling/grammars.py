@@ -1,20 +1,22 @@
-"""The grammars of outputs: compiled in a thread while prompts are computed, and one mask for each token.
+"""The grammars of outputs: compiled in threads while prompts are computed, and one mask for each token.
 
 llguidance is imported when the first request with a grammar comes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from services.errors import OrcaError
+from services.errors import GrammarError, OrcaError
 from services.models.info import ModelInfo
 from services.requests import NO_GRAMMAR
 
@@ -23,52 +25,73 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.int32]
 
+THREADS = 4  # grammars that are compiled at the same time
+# All requests wait for each other's masks. So the CPU time of a request's masks is bounded: a bucket of LARGEST seconds
+# that leaks SECONDS_PER_TOKEN with each token. A mask of an ordinary schema takes less than 1 ms.
+SECONDS_PER_TOKEN = 0.005
+LARGEST = 0.25
+
 
 class OutputGrammar:
     """How far the output of one request has come in its grammar."""
 
-    __slots__ = ("_compiling", "_consumed", "_matcher", "_vocab_size", "error", "mask")
+    __slots__ = ("_compiling", "_consumed", "_matcher", "_seconds", "_vocab_size", "error", "mask")
 
     def __init__(self, compiling: Future[Matcher], consumed: int, vocab_size: int) -> None:
-        """`consumed`: how many output tokens the matcher has taken when it is compiled."""
+        """`consumed`: up to which of the request's tokens the matcher has come when it is compiled."""
         self._compiling = compiling
         self._matcher: Matcher | None = None
         self._consumed = consumed
+        self._seconds = 0.0  # in the bucket
         self._vocab_size = vocab_size
         self.mask: Words | None = None  # [ceil(vocab / 32)], a bit for each token that may follow; None: all may
         self.error: str | None = None  # why the request must fail
 
-    def advance(self, output_ids: list[int]) -> None:
-        """Set `mask` or `error` for the token after `output_ids`."""
+    def advance(self, token_ids: list[int]) -> None:
+        """Set `mask` or `error` for the token after `token_ids` (prompt + output). Waits until the grammar is
+        compiled."""
         self.mask = None
         try:
             if self._matcher is None:
                 self._matcher = self._compiling.result()
-            self._matcher.consume(output_ids[self._consumed :])
-            self._consumed = len(output_ids)
+            began = time.thread_time()
+            self._matcher.consume(token_ids[self._consumed :])
+            self._consumed = len(token_ids)
             if not self._matcher.ended:  # a token after the end was drawn ahead, and nobody reads it
                 self.mask = np.frombuffer(self._matcher.mask(), np.int32, -(-self._vocab_size // 32))
+            self._spend(time.thread_time() - began)
         except OrcaError as error:
             self.error = f"{NO_GRAMMAR}: {error}"
         except Exception as error:  # whatever it is, it is about this request alone
             self.error = f"{NO_GRAMMAR}: {error!r}"
 
+    def _spend(self, seconds: float) -> None:
+        self._seconds = max(0.0, self._seconds + seconds - SECONDS_PER_TOKEN)
+        if self._seconds > LARGEST:
+            raise GrammarError(
+                f"the tokens that may follow took {self._seconds:.2f} s of CPU time more than the "
+                f"{SECONDS_PER_TOKEN * 1e3:g} ms that each token has; at most {LARGEST:g} s more are supported"
+            )
+
 
 class GrammarCompiler:
-    """Compiles the grammars of requests, one after another, in a thread of its own."""
+    """Compiles the grammars of requests in threads, so that one that takes long does not delay the others."""
 
     def __init__(self, load: Callable[[], Grammars], vocab_size: int) -> None:
         """`load` is called when the first grammar comes. If it raises, that request fails."""
         self._load, self._vocab_size = load, vocab_size
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._threads = ThreadPoolExecutor(THREADS, "grammars")
+        self._loading = Lock()
 
-    def begin(self, grammar: str, output_ids: list[int]) -> OutputGrammar:
-        """Start to compile, and to take the tokens that the output already has."""
-        compiling = self._thread.submit(self._compile, grammar, output_ids)
-        return OutputGrammar(compiling, len(output_ids), self._vocab_size)
+    def begin(self, grammar: str, token_ids: list[int], num_prompt_tokens: int) -> OutputGrammar:
+        """Start to compile, and to take the tokens that the output already has. `token_ids` are prompt + output."""
+        compiling = self._threads.submit(self._compile, grammar, token_ids[num_prompt_tokens:])
+        return OutputGrammar(compiling, len(token_ids), self._vocab_size)
 
     def _compile(self, grammar: str, output_ids: list[int]) -> Matcher:
-        matcher = self._grammars.matcher(grammar)
+        with self._loading:
+            grammars = self._grammars
+        matcher = grammars.matcher(grammar)
         matcher.consume(output_ids)
         return matcher
 

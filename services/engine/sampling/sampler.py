@@ -48,7 +48,7 @@ class Sampler:
     def begin(self, state: RequestState) -> None:
         """Start to compile the request's grammar, where tokens are sampled. Its first token waits for it."""
         if self._grammars:
-            state.grammar = self._grammars.begin(state.sampling.grammar, state.output_ids)
+            state.grammar = self._grammars.begin(state.sampling.grammar, state.token_ids, state.num_prompt_tokens)
 
     def _adjust(self, state: RequestState) -> None:
         """Give the request adjustments, allowed tokens and a mask if its settings change logits, and update them."""
@@ -59,7 +59,7 @@ class Sampler:
             if state.grammar is None:
                 self.begin(state)
             assert state.grammar, "this sampler compiles no grammars"
-            state.grammar.advance(state.output_ids)
+            state.grammar.advance(state.token_ids)
         if Adjustments.needed(sampling, state.num_output_tokens):
             if state.adjustments is None:
                 state.adjustments = Adjustments(sampling, self._eos, self._vocab_size)

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
-from anthropic import Anthropic, AsyncAnthropic
-from steps import API_KEY, MODEL, QUESTION, TOOLS, URL, expect, step
+from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from examples import ASK, CLOCK_PARAMETERS, LENGTH, PARAMETERS, City, check_call, weather
+from pydantic import BaseModel
+from steps import API_KEY, MODEL, QUESTION, URL, expect, step
 
 client = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=120)
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+ASKED: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": LENGTH,
+    "extra_body": {"temperature": 0},  # which this version has no argument for
+    "messages": [{"role": "user", "content": ASK}],
+    "tools": [
+        {"name": "get_weather", "description": "the weather of a city", "input_schema": PARAMETERS},
+        {"name": "get_time", "description": "the time", "input_schema": CLOCK_PARAMETERS},
+    ],
+}
+
+
+class Answer(BaseModel):
+    """Without bounds, which the package takes out of a schema."""
+
+    city: City
+    good: bool
+
+
+def ask(**more: Any) -> Any:
+    return client.messages.create(**ASKED | more)
 
 
 @step("messages")
@@ -77,11 +101,78 @@ def _() -> None:
         expect(False, "no error", kind)
 
 
-@step("tools", needs=TOOLS)
+@step("tools: any, with a name, none, auto")
+def _() -> str:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_time"}):
+        answer = ask(tool_choice=choice | {"disable_parallel_tool_use": True})
+        (block,) = answer.content
+        expect(block.type == "tool_use" and block.id.startswith("toolu_"), answer)
+        expect(answer.stop_reason == "tool_use" and choice.get("name") in (None, block.name), answer)
+        check_call(block.name, block.input)
+    expect(ask(tool_choice={"type": "none"}, max_tokens=12).content[0].type == "text")
+    auto = ask(tool_choice={"type": "auto"}, max_tokens=40)
+    expect(all(block.type in ("text", "tool_use") for block in auto.content), auto)
+    return str(block)
+
+
+@step("stream of tools")
 def _() -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools: Any = [{"name": "get_weather", "description": "the weather of a city", "input_schema": schema}]
-    answer = client.messages.create(
-        model=MODEL, max_tokens=60, messages=MESSAGES, tools=tools, tool_choice={"type": "any"}
+    single = {"type": "any", "disable_parallel_tool_use": True}
+    whole = ask(tool_choice=single)
+    with client.messages.stream(**ASKED | {"tool_choice": single}) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    expect([block.model_dump() | {"id": ""} for block in final.content] == [
+        block.model_dump() | {"id": ""} for block in whole.content
+    ], final, whole)  # fmt: skip
+    deltas = [event.partial_json for event in events if event.type == "input_json"]
+    expect(json.loads("".join(deltas)) == final.content[0].input, deltas)
+    expect(final.stop_reason == "tool_use" and final.usage.output_tokens == whole.usage.output_tokens, final)
+
+
+@step("a tool loop")
+def _() -> str:
+    first = ask(tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    (block,) = first.content
+    for content in ("sunny", [{"type": "text", "text": "sunny"}]):
+        history = [
+            *ASKED["messages"],
+            {"role": "assistant", "content": first.content},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": content}]},
+        ]
+        last = ask(messages=history, tool_choice={"type": "none"}, max_tokens=16)
+        expect(last.content[0].type == "text" and last.content[0].text, last)
+    return str(last.content[0].text)
+
+
+@step("tool_runner")
+def _() -> None:
+    runner = client.beta.messages.tool_runner(
+        **ASKED | {"tools": [beta_tool(weather)], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+        max_iterations=2,
+        thread=False,  # no conversation held by the server, which is in beta
     )
-    expect(any(block.type == "tool_use" for block in answer.content), answer)
+    messages = list(runner)
+    expect(len(messages) == 2, messages)
+    for message in messages:
+        check_call(message.content[0].name, message.content[0].input)
+
+
+@step("count_tokens with tools")
+def _() -> None:
+    answer = ask(tool_choice={"type": "any"}, max_tokens=1)
+    counted = client.messages.count_tokens(
+        model=MODEL, messages=ASKED["messages"], tools=ASKED["tools"], tool_choice={"type": "any"}
+    )
+    cached = answer.usage.cache_read_input_tokens or 0
+    expect(counted.input_tokens == answer.usage.input_tokens + cached, counted, answer.usage)
+
+
+@step("parse with a type, and its stream")
+def _() -> None:
+    fields: Any = {"model": MODEL, "max_tokens": LENGTH, "messages": ASKED["messages"]}
+    fields["extra_body"] = ASKED["extra_body"]
+    answer = client.messages.parse(**fields, output_format=Answer)
+    expect(isinstance(answer.parsed_output, Answer), answer)
+    with client.messages.stream(**fields, output_format=Answer) as stream:
+        expect(stream.get_final_message().parsed_output == answer.parsed_output)

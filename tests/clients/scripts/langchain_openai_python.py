@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, TypedDict
+
 import openai
+from examples import ASK, LENGTH, PARAMETERS, City, Report, Weather, check_call, weather
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, STRUCTURED, TOOLS, expect, step
-
-chat = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, max_tokens=12, max_retries=0, temperature=0)
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
 
 
-class Capital(BaseModel):
-    """A capital."""
+def model(max_tokens: int, **more: Any) -> ChatOpenAI:
+    fields = {"model": MODEL, "base_url": BASE_URL, "api_key": API_KEY, "max_retries": 0, "temperature": 0}
+    return ChatOpenAI(max_tokens=max_tokens, **fields | more)
 
-    city: str
+
+chat, long = model(12), model(LENGTH)
 
 
-@tool
-def weather(city: str) -> str:
+class Asked(TypedDict):
     """The weather of a city."""
-    return f"21 degrees in {city}"
+
+    city: City
+    days: Literal[1, 2, 3]
 
 
 @step("invoke")
@@ -75,9 +80,7 @@ def _() -> None:
 
 @step("responses API")
 def _() -> None:
-    responses = ChatOpenAI(
-        model=MODEL, base_url=BASE_URL, api_key=API_KEY, max_tokens=12, max_retries=0, use_responses_api=True
-    )
+    responses = model(12, use_responses_api=True)
     expect(responses.invoke(QUESTION).content)
     expect(list(responses.stream(QUESTION)))
 
@@ -98,16 +101,81 @@ def _() -> None:
     expect(False, "no error")
 
 
-@step("with_structured_output", needs=STRUCTURED)
+@step("with_structured_output: json_schema, function_calling, json_mode")
+def _() -> str:
+    expect(isinstance(long.with_structured_output(Report).invoke(ASK), Report))
+    expect(isinstance(long.with_structured_output(Report, strict=True).invoke(ASK), Report))
+    answer = long.with_structured_output(Weather, method="function_calling").invoke(ASK)
+    expect(isinstance(answer, Weather), answer)
+    strict = long.with_structured_output(Weather, method="function_calling", strict=True, include_raw=True).invoke(ASK)
+    expect(isinstance(strict["parsed"], Weather) and not strict["parsing_error"], strict)
+    said = chat.with_structured_output(None, method="json_mode", include_raw=True).invoke('{"city": "Rome"} as JSON')
+    expect(said["raw"].content.startswith("{"), said)
+    return str(answer)
+
+
+@step("with_structured_output of a JSON schema, of a TypedDict, as a stream")
 def _() -> None:
-    expect(isinstance(chat.with_structured_output(Capital).invoke(QUESTION), Capital))
+    schema = {"title": "weather", "description": "the weather", **PARAMETERS}
+    for method in ("json_schema", "function_calling"):
+        check_call("weather", long.with_structured_output(schema, method=method).invoke(ASK))
+    check_call("weather", long.with_structured_output(Asked).invoke(ASK))
+    parts = list(long.with_structured_output(Report).stream(ASK))
+    expect(isinstance(parts[-1], Report), parts)
 
 
-@step("bind_tools", needs=TOOLS)
+@step("bind_tools: any, with a name, none, auto")
 def _() -> None:
-    expect(chat.bind_tools([weather], tool_choice="any").invoke(QUESTION, max_tokens=60).tool_calls)
+    for choice in ("any", "required", "weather", True):
+        answer = long.bind_tools([tool(weather)], tool_choice=choice, parallel_tool_calls=False).invoke(ASK)
+        (call,) = answer.tool_calls
+        expect(not answer.invalid_tool_calls and call["id"], answer)
+        check_call(call["name"], call["args"])
+    expect(chat.bind_tools([tool(weather)], tool_choice="none").invoke(ASK).content)
+    chat.bind_tools([tool(weather)], strict=True).invoke(ASK)
 
 
-@step("bind_tools with tool_choice none", needs=TOOLS)
+@step("stream of tool calls")
 def _() -> None:
-    expect(chat.bind_tools([weather], tool_choice="none").invoke(QUESTION).content)
+    bound = long.bind_tools([tool(weather)], tool_choice="any", parallel_tool_calls=False)
+    whole = None
+    for chunk in bound.stream(ASK):
+        whole = chunk if whole is None else whole + chunk
+    expect(whole and len(whole.tool_calls) == 1 and len(whole.tool_call_chunks) == 1, whole)
+    check_call(whole.tool_calls[0]["name"], whole.tool_calls[0]["args"])
+    expect(whole.tool_calls[0]["args"] == bound.invoke(ASK).tool_calls[0]["args"], whole)
+
+
+@step("a tool loop")
+def _() -> str:
+    question = HumanMessage(ASK)
+    first = long.bind_tools([tool(weather)], tool_choice="any", parallel_tool_calls=False).invoke([question])
+    result = tool(weather).invoke(first.tool_calls[0])
+    expect(isinstance(result, ToolMessage), result)
+    last = chat.bind_tools([tool(weather)], tool_choice="none").invoke([question, first, result])
+    expect(last.content, last)
+    return str(last.content)
+
+
+@step("responses API: with_structured_output, bind_tools, a tool loop")
+def _() -> None:
+    responses = model(LENGTH, use_responses_api=True)
+    expect(isinstance(responses.with_structured_output(Report).invoke(ASK), Report))
+    expect(isinstance(responses.with_structured_output(Weather, method="function_calling").invoke(ASK), Weather))
+    bound = responses.bind_tools([tool(weather)], tool_choice="any", parallel_tool_calls=False)
+    first = bound.invoke(ASK)
+    check_call(first.tool_calls[0]["name"], first.tool_calls[0]["args"])
+    whole = None
+    for chunk in bound.stream(ASK):
+        whole = chunk if whole is None else whole + chunk
+    expect(whole.tool_calls[0]["args"] == first.tool_calls[0]["args"], whole, first)
+    result = tool(weather).invoke(first.tool_calls[0])
+    expect(responses.bind(max_tokens=12).invoke([HumanMessage(ASK), first, result]).content)
+
+
+@step("create_agent with a type: by response_format, and by a tool")
+def _() -> None:
+    messages = {"messages": [{"role": "user", "content": ASK}]}
+    for strategy in (ProviderStrategy(Report), ToolStrategy(Report)):
+        agent = create_agent(long, tools=[], response_format=strategy)
+        expect(isinstance(agent.invoke(messages)["structured_response"], Report))

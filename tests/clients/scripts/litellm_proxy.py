@@ -6,12 +6,18 @@ import json
 from typing import Any
 
 from anthropic import Anthropic
+from examples import ASK, CLOCK_PARAMETERS, LENGTH, NAMED, PARAMETERS, TOOLS, Report, check_call
 from openai import OpenAI
 from steps import API_KEY, BASE_URL, BIN, MODEL, QUESTION, SCRATCH, URL, expect, free_port, process, step
 
 PORT = free_port()
 PROXY = f"http://127.0.0.1:{PORT}"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+ASKED: list[Any] = [{"role": "user", "content": ASK}]
+ANTHROPIC_TOOLS: list[Any] = [
+    {"name": "get_weather", "description": "the weather of a city", "input_schema": PARAMETERS},
+    {"name": "get_time", "description": "the time", "input_schema": CLOCK_PARAMETERS},
+]
 KEY = "sk-of-the-proxy-of-this-run-alone-0123456789"
 MODELS = {
     "by-openai": {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY},
@@ -65,6 +71,27 @@ def by_openai(client: OpenAI) -> None:
         answer = client.chat.completions.create(model="by-anthropic", messages=MESSAGES, max_tokens=12)
         expect(answer.choices[0].message.content, answer)
 
+    @step("openai: parse with a type, chat and responses")
+    def _() -> None:
+        fields: Any = {"model": "by-openai", "temperature": 0}
+        parsed = client.chat.completions.parse(**fields, messages=ASKED, max_tokens=LENGTH, response_format=Report)
+        expect(isinstance(parsed.choices[0].message.parsed, Report), parsed)
+        answer = client.responses.parse(**fields, input=ASK, max_output_tokens=LENGTH, text_format=Report)
+        expect(isinstance(answer.output_parsed, Report), answer)
+
+    for model in MODELS:
+
+        @step(f"openai: tools and their stream through {MODELS[model]['model'].split('/')[0]}/")
+        def _(model: str = model) -> None:
+            fields: Any = {"model": model, "messages": ASKED, "tools": TOOLS, "tool_choice": NAMED, "temperature": 0}
+            whole = client.chat.completions.create(**fields, max_tokens=LENGTH, parallel_tool_calls=False)
+            (call,) = whole.choices[0].message.tool_calls or ()
+            check_call(call.function.name, call.function.arguments)
+            chunks = client.chat.completions.create(**fields, max_tokens=LENGTH, parallel_tool_calls=False, stream=True)
+            pieces = [p for chunk in chunks if chunk.choices for p in chunk.choices[0].delta.tool_calls or ()]
+            text = "".join(piece.function.arguments or "" for piece in pieces)
+            expect(json.loads(text) == json.loads(call.function.arguments), pieces)
+
 
 def by_anthropic(client: Anthropic) -> None:
     for model in MODELS:
@@ -79,6 +106,22 @@ def by_anthropic(client: Anthropic) -> None:
         def _(model: str = model) -> None:
             with client.messages.stream(model=model, messages=MESSAGES, max_tokens=20) as stream:
                 expect("".join(stream.text_stream))
+
+        @step(f"anthropic: tools, their stream and a loop through {MODELS[model]['model'].split('/')[0]}/")
+        def _(model: str = model) -> None:
+            choice = {"type": "any", "disable_parallel_tool_use": True}
+            fields: Any = {"model": model, "max_tokens": LENGTH, "tools": ANTHROPIC_TOOLS}
+            answer = client.messages.create(**fields, messages=ASKED, tool_choice=choice)
+            (block,) = [block for block in answer.content if block.type == "tool_use"]
+            check_call(block.name, block.input)  # type: ignore[union-attr]
+            with client.messages.stream(**fields, messages=ASKED, tool_choice=choice) as stream:
+                said = stream.get_final_message().content[-1]
+            check_call(said.name, said.input)  # type: ignore[union-attr]
+            result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}  # type: ignore[union-attr]
+            history = [*ASKED, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+            fields["max_tokens"] = 12
+            last = client.messages.create(**fields, messages=history, tool_choice={"type": "none"})
+            expect(last.content[0].type == "text", last)
 
 
 main()

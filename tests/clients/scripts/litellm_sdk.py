@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import litellm
-from pydantic import BaseModel
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, STRUCTURED, TOOLS, URL, expect, step
+from examples import ASK, LENGTH, PARAMETERS, TOOLS, Report, check_call
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, URL, expect, step
 
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 SETTINGS: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY, "num_retries": 0}
-
-
-class Capital(BaseModel):
-    city: str
+ASKED: list[Any] = [{"role": "user", "content": ASK}]
+LONG = SETTINGS | {"max_tokens": LENGTH, "temperature": 0}
 
 
 @step("completion")
@@ -84,15 +82,56 @@ def _() -> None:
         expect(False, "no error", kind)
 
 
-@step("response_format", needs=STRUCTURED)
-def _() -> None:
-    answer = litellm.completion(**SETTINGS, messages=MESSAGES, response_format=Capital, max_tokens=60)
-    Capital.model_validate_json(answer.choices[0].message.content)
+@step("response_format: a type, a stream, json_object")
+def _() -> str:
+    for prefix in ("openai", "hosted_vllm"):
+        settings = LONG | {"model": f"{prefix}/{MODEL}", "messages": ASKED}
+        answer = litellm.completion(**settings, response_format=Report)
+        Report.model_validate_json(answer.choices[0].message.content)
+        chunks = list(litellm.completion(**settings, response_format=Report, stream=True))
+        whole = litellm.stream_chunk_builder(chunks, messages=ASKED)
+        expect(whole.choices[0].message.content == answer.choices[0].message.content, whole, answer)
+        object_ = litellm.completion(**settings | {"max_tokens": 30}, response_format={"type": "json_object"})
+        expect(object_.choices[0].message.content.startswith("{"), object_)
+    return str(answer.choices[0].message.content)
 
 
-@step("tools", needs=TOOLS)
+@step("tools, their stream, and a loop")
 def _() -> None:
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
-    answer = litellm.completion(**SETTINGS, messages=MESSAGES, tools=tools, tool_choice="required", max_tokens=60)
-    expect(answer.choices[0].message.tool_calls, answer)
+    for prefix in ("openai", "hosted_vllm"):
+        settings = LONG | {"model": f"{prefix}/{MODEL}", "tools": TOOLS, "parallel_tool_calls": False}
+        answer = litellm.completion(**settings, messages=ASKED, tool_choice="required")
+        message = answer.choices[0].message
+        (call,) = message.tool_calls
+        check_call(call.function.name, call.function.arguments)
+        expect(answer.choices[0].finish_reason == "tool_calls", answer)
+        chunks = list(litellm.completion(**settings, messages=ASKED, tool_choice="required", stream=True))
+        (streamed,) = litellm.stream_chunk_builder(chunks, messages=ASKED).choices[0].message.tool_calls
+        expect(streamed.function == call.function, streamed, call)
+        history = [*ASKED, message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        settings["max_tokens"] = 12
+        expect(litellm.completion(**settings, messages=history, tool_choice="none").choices[0].message.content)
+
+
+@step("responses with tools and text_format")
+def _() -> None:
+    tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
+    settings = LONG | {"input": ASK, "max_output_tokens": LENGTH}
+    del settings["max_tokens"]
+    (item,) = litellm.responses(**settings, tools=tools, tool_choice="required", parallel_tool_calls=False).output
+    check_call(item.name, item.arguments)
+    (message,) = litellm.responses(**settings, text_format=Report).output
+    Report.model_validate_json(message.content[0].text)
+
+
+@step("anthropic messages with tools, as they are and translated")
+async def _() -> None:
+    tools: Any = [{"name": "get_weather", "description": "the weather", "input_schema": PARAMETERS}]
+    for model in (f"anthropic/{MODEL}", f"openai/{MODEL}"):
+        settings = LONG | {"model": model, "api_base": URL if model.startswith("anthropic") else BASE_URL}
+        answer: Any = await litellm.anthropic.messages.acreate(
+            **settings, messages=ASKED, tools=tools, tool_choice={"type": "tool", "name": "get_weather"}
+        )
+        (block,) = answer["content"]
+        check_call(block["name"], block["input"])
+        expect(answer["stop_reason"] == "tool_use", answer)

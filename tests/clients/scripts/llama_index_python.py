@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
+from examples import ASK, LENGTH, Report, Weather, check_call, weather
+from llama_index.core import PromptTemplate
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, STRUCTURED, TOOLS, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
 
 SETTINGS = {"model": MODEL, "api_base": BASE_URL, "api_key": API_KEY, "max_tokens": 12, "max_retries": 0}
 chat = OpenAILike(**SETTINGS, is_chat_model=True)
@@ -15,10 +18,8 @@ plain = OpenAILike(**SETTINGS, is_chat_model=False)
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content=QUESTION)]
 
 
-class Capital(BaseModel):
-    """A capital."""
-
-    city: str
+def like(**more: Any) -> OpenAILike:
+    return OpenAILike(**SETTINGS | {"max_tokens": LENGTH, "temperature": 0}, is_chat_model=True, **more)
 
 
 @step("chat")
@@ -61,15 +62,42 @@ def _() -> None:
     expect(False, "no error")
 
 
-@step("structured_predict", needs=STRUCTURED)
+@step("structured output by response_format")
 def _() -> None:
-    llm = OpenAILike(**SETTINGS | {"max_tokens": 60}, is_chat_model=True, should_use_structured_outputs=True)
-    expect(isinstance(llm.as_structured_llm(Capital).chat(MESSAGES).raw, Capital))
+    llm = like(should_use_structured_outputs=True)
+    expect(isinstance(llm.as_structured_llm(Report).chat(MESSAGES).raw, Report))
+    parts = list(llm.as_structured_llm(Report).stream_chat(MESSAGES))
+    expect(isinstance(parts[-1].raw, Report), parts)
 
 
-@step("chat_with_tools", needs=TOOLS)
+@step("structured_predict by a tool, and its stream")
+async def _() -> None:
+    llm = like(is_function_calling_model=True)
+    prompt = PromptTemplate("{question}")
+    expect(isinstance(llm.structured_predict(Weather, prompt, question=ASK), Weather))
+    expect(isinstance(await llm.astructured_predict(Weather, prompt, question=ASK), Weather))
+    # its stream leaves the choice to the model
+    expect(list(llm.stream_structured_predict(Weather, prompt, question=ASK)))
+
+
+@step("chat_with_tools, its stream, and a tool loop")
 def _() -> None:
-    llm = OpenAILike(**SETTINGS | {"max_tokens": 60}, is_chat_model=True, is_function_calling_model=True)
-    weather = FunctionTool.from_defaults(lambda city: f"21 degrees in {city}", name="weather", description="weather")
-    answer = llm.chat_with_tools([weather], user_msg=QUESTION, tool_required=True)
-    expect(llm.get_tool_calls_from_response(answer), answer)
+    llm = like(is_function_calling_model=True)
+    tool = FunctionTool.from_defaults(weather)
+    answer = llm.chat_with_tools([tool], user_msg=ASK, tool_required=True)
+    (call,) = llm.get_tool_calls_from_response(answer)
+    check_call(call.tool_name, call.tool_kwargs)
+    *_, last = llm.stream_chat_with_tools([tool], user_msg=ASK, tool_required=True)
+    (streamed,) = llm.get_tool_calls_from_response(last)
+    expect(streamed.tool_kwargs == call.tool_kwargs, streamed, call)
+    result = ChatMessage(role="tool", content=tool.call(**call.tool_kwargs).content)
+    result.additional_kwargs["tool_call_id"] = call.tool_id
+    history = [ChatMessage(role="user", content=ASK), answer.message, result]
+    expect(llm.chat_with_tools([tool], chat_history=history, tool_choice="none", max_tokens=12).message.content)
+
+
+@step("predict_and_call")
+def _() -> None:
+    tools = [FunctionTool.from_defaults(weather)]
+    answer = like(is_function_calling_model=True).predict_and_call(tools, user_msg=ASK, error_on_no_tool_call=False)
+    expect(answer.sources or answer.response, answer)

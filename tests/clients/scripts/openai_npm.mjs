@@ -1,15 +1,9 @@
 // The official package for JavaScript.
 import OpenAI, { BadRequestError, NotFoundError } from "openai";
-import { apiKey, baseURL, expect, model, question, step, STRUCTURED, TOOLS } from "./steps.mjs";
+import { apiKey, baseURL, expect, model, question, step } from "./steps.mjs";
 
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 120000 });
 const messages = [{ role: "user", content: question }];
-const parameters = {
-  type: "object",
-  properties: { city: { type: "string" } },
-  required: ["city"],
-  additionalProperties: false,
-};
 
 await step("models", async () => {
   const ids = [];
@@ -101,21 +95,3 @@ await step("abort", async () => {
   );
   for await (const _ of stream) controller.abort();
 });
-
-await step("json_schema", async () => {
-  const format = { type: "json_schema", json_schema: { name: "capital", strict: true, schema: parameters } };
-  const answer = await client.chat.completions.create({ model, messages, response_format: format, max_tokens: 60 });
-  expect(typeof JSON.parse(answer.choices[0].message.content).city === "string", answer);
-}, STRUCTURED);
-
-await step("chat with tools", async () => {
-  const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
-  const answer = await client.chat.completions.create({
-    model,
-    messages,
-    tools,
-    tool_choice: "required",
-    max_tokens: 60,
-  });
-  expect(answer.choices[0].message.tool_calls?.length, answer);
-}, TOOLS);

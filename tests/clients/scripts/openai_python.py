@@ -8,22 +8,10 @@ from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, STRUCTURED, TOOLS, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
 
 client = OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-
-
-class Capital(BaseModel):
-    city: str
 
 
 @step("models")
@@ -249,40 +237,3 @@ def _() -> str:
     expect({answer["custom_id"] for answer in answers} == {f"line-{i}" for i in range(4)}, answers)
     expect(all(answer["response"]["status_code"] == 200 for answer in answers), answers)
     return f"{len(answers)} lines"
-
-
-@step("chat.completions.parse", needs=STRUCTURED)
-def _() -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Capital, max_tokens=60)
-    expect(isinstance(answer.choices[0].message.parsed, Capital), answer)
-
-
-@step("json_object", needs=STRUCTURED)
-def _() -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=100
-    )
-    expect(isinstance(json.loads(answer.choices[0].message.content or ""), dict), answer)
-
-
-@step("responses.parse", needs=STRUCTURED)
-def _() -> None:
-    answer = client.responses.parse(model=MODEL, input=QUESTION, text_format=Capital, max_output_tokens=60)
-    expect(isinstance(answer.output_parsed, Capital), answer)
-
-
-@step("chat with tools", needs=TOOLS)
-def _() -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, tools=[WEATHER], tool_choice="required", max_tokens=60
-    )
-    expect(answer.choices[0].message.tool_calls, answer)
-
-
-@step("responses with tools", needs=TOOLS)
-def _() -> None:
-    tool: Any = {"type": "function", "strict": True} | WEATHER["function"]
-    answer = client.responses.create(
-        model=MODEL, input=QUESTION, tools=[tool], tool_choice="required", max_output_tokens=60
-    )
-    expect(any(item.type == "function_call" for item in answer.output), answer)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-from pydantic_ai import Agent, ModelHTTPError, NativeOutput
+from typing import Any
+
+from examples import ASK, LENGTH, Place, Report, Weather, check_call, weather
+from openai import AsyncOpenAI
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, Tool, ToolOutput, UsageLimits
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.direct import model_request
+from pydantic_ai.messages import ModelRequest
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, STRUCTURED, TOOLS, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
 
 provider = OpenAIProvider(base_url=BASE_URL, api_key=API_KEY)
 chat = OpenAIChatModel(MODEL, provider=provider)
 responses = OpenAIResponsesModel(MODEL, provider=provider)
-SETTINGS = {"max_tokens": 12, "temperature": 0.0}
 
 
-class Capital(BaseModel):
-    """A capital."""
+def models() -> list[OpenAIChatModel | OpenAIResponsesModel]:
+    """Both kinds, with a client of their own: one belongs to one event loop."""
+    own = OpenAIProvider(openai_client=AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0))
+    return [OpenAIChatModel(MODEL, provider=own), OpenAIResponsesModel(MODEL, provider=own)]
 
-    city: str
+
+SETTINGS: Any = {"max_tokens": 12, "temperature": 0.0}
+LONG: Any = {"max_tokens": LENGTH, "temperature": 0.0, "parallel_tool_calls": False}
+
+
+class ForcedOnce(AbstractCapability[None]):
+    """Forces a call in the first step of a run, and none in the next."""
+
+    def get_model_settings(self) -> Any:
+        return lambda context: {"tool_choice": "none" if context.run_step > 1 else "required"}
 
 
 @step("run")
@@ -63,25 +80,43 @@ def _() -> None:
     expect(False, "no error")
 
 
-@step("native output_type", needs=STRUCTURED)
+@step("output_type: native, by a tool, prompted; as a stream")
+async def _() -> str:
+    for model in models():
+        for output in (NativeOutput(Report), ToolOutput(Report), Report):
+            result = await Agent(model, output_type=output).run(ASK, model_settings=LONG)
+            expect(isinstance(result.output, Report), result)
+            async with Agent(model, output_type=output).run_stream(ASK, model_settings=LONG) as stream:
+                expect([part async for part in stream.stream_output()])
+                expect(isinstance(await stream.get_output(), Report))
+    return str(result.output)
+
+
+@step("output_type of several types")
 def _() -> None:
-    agent = Agent(chat, output_type=NativeOutput(Capital))
-    expect(isinstance(agent.run_sync(QUESTION, model_settings={"max_tokens": 60}).output, Capital))
+    agent = Agent(chat, output_type=[ToolOutput(Weather, name="days"), ToolOutput(Place, name="place")])
+    expect(isinstance(agent.run_sync(ASK, model_settings=LONG).output, Weather | Place))
 
 
-@step("output_type by a tool", needs=TOOLS)
-def _() -> None:
-    agent = Agent(chat, output_type=Capital)
-    expect(isinstance(agent.run_sync(QUESTION, model_settings={"max_tokens": 60}).output, Capital))
+@step("a forced call of a tool")
+async def _() -> None:
+    for model in models():
+        parameters = ModelRequestParameters(function_tools=[Tool(weather).tool_def])
+        question = [ModelRequest.user_text_prompt(ASK)]
+        for choice in ("required", ["weather"]):
+            answer = await model_request(
+                model, question, model_settings=LONG | {"tool_choice": choice}, model_request_parameters=parameters
+            )
+            (call,) = answer.tool_calls
+            check_call(call.tool_name, call.args_as_dict())
 
 
-@step("tools", needs=TOOLS)
-def _() -> None:
-    agent = Agent(chat)
-
-    @agent.tool_plain
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        return f"21 degrees in {city}"
-
-    expect(agent.run_sync("What is the weather in Paris?", model_settings={"max_tokens": 60}).output)
+@step("an agent with a tool: called, its result sent, then an answer")
+async def _() -> None:
+    for model in models():
+        agent = Agent(model, tools=[weather], capabilities=[ForcedOnce()])
+        result = await agent.run(
+            ASK, model_settings=LONG | {"max_tokens": 60}, usage_limits=UsageLimits(request_limit=4)
+        )
+        kinds = [part.part_kind for message in result.all_messages() for part in message.parts]
+        expect("tool-call" in kinds and "tool-return" in kinds and result.output, kinds)

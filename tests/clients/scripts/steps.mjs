@@ -3,17 +3,15 @@ export const url = process.env.ORCA_URL;
 export const baseURL = `${url}/v1`;
 export const apiKey = "none";
 export const model = process.env.ORCA_MODEL;
-export const STRUCTURED = "structured output";
-export const TOOLS = "tools";
 export const question = "What is the capital of France?";
 
 /** Runs the function. It passes unless it throws; what it returns is the detail. */
-export async function step(name, body, needs = "") {
+export async function step(name, body) {
   try {
-    say(name, true, String((await body()) ?? ""), needs);
+    say(name, true, String((await body()) ?? ""));
   } catch (error) {
     console.error(error);
-    say(name, false, `${error.name}: ${error.message}`, needs);
+    say(name, false, `${error.name}: ${error.message}`);
   }
 }
 
@@ -22,7 +20,7 @@ export function expect(condition, ...seen) {
   if (!condition) throw new Error(`unexpected: ${seen.map((value) => JSON.stringify(value)).join(", ")}`);
 }
 
-function say(name, passed, detail, needs) {
-  const line = { step: name, passed, detail: detail.split(/\s+/).join(" ").slice(0, 500), needs };
+function say(name, passed, detail) {
+  const line = { step: name, passed, detail: detail.split(/\s+/).join(" ").slice(0, 500) };
   process.stdout.write("\n" + JSON.stringify(line) + "\n");
 }

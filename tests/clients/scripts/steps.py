@@ -26,12 +26,10 @@ MODEL_FOLDER = os.environ["ORCA_MODEL_FOLDER"]
 SCRATCH = Path(os.environ["ORCA_SCRATCH"])
 BIN = Path(sys.executable).parent
 
-STRUCTURED = "structured output"
-TOOLS = "tools"
 QUESTION = "What is the capital of France?"
 
 
-def step(name: str, needs: str = "") -> Callable[[Callable[[], Any]], None]:
+def step(name: str) -> Callable[[Callable[[], Any]], None]:
     """Run the function, or the coroutine, now. It passes unless it raises; what it returns is the detail."""
 
     def do(function: Callable[[], Any]) -> None:
@@ -39,16 +37,16 @@ def step(name: str, needs: str = "") -> Callable[[Callable[[], Any]], None]:
             result = function()
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
-            say(name, True, str(result or ""), needs)
+            say(name, True, str(result or ""))
         except Exception as error:
             traceback.print_exc()
-            say(name, False, f"{type(error).__name__}: {error}", needs)
+            say(name, False, f"{type(error).__name__}: {error}")
 
     return do
 
 
-def say(name: str, passed: bool, detail: str = "", needs: str = "") -> None:
-    line = {"step": name, "passed": passed, "detail": " ".join(detail.split())[:500], "needs": needs}
+def say(name: str, passed: bool, detail: str = "") -> None:
+    line = {"step": name, "passed": passed, "detail": " ".join(detail.split())[:500]}
     print("\n" + json.dumps(line), flush=True)
 
 

@@ -1,8 +1,7 @@
 // Vercel's `ai` with its provider for servers that speak OpenAI's API.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateObject, generateText, streamText, tool } from "ai";
-import { z } from "zod";
-import { apiKey, baseURL, expect, model as name, question, step, STRUCTURED, TOOLS } from "./steps.mjs";
+import { APICallError, generateText, streamText } from "ai";
+import { apiKey, baseURL, expect, model as name, question, step } from "./steps.mjs";
 
 const provider = createOpenAICompatible({ name: "orca", baseURL, apiKey, includeUsage: true });
 const model = provider(name);
@@ -59,27 +58,3 @@ await step("errors as exceptions", async () => {
   const error = await generateText(wrong).catch((caught) => caught);
   expect(APICallError.isInstance(error) && error.statusCode === 404, error);
 });
-
-await step("generateObject", async () => {
-  const structured = createOpenAICompatible({ name: "orca", baseURL, apiKey, supportsStructuredOutputs: true });
-  const schema = z.object({ city: z.string() });
-  const { object } = await generateObject({ model: structured(name), schema, prompt: question, maxRetries: 0 });
-  expect(typeof object.city === "string", object);
-}, STRUCTURED);
-
-await step("tools", async () => {
-  const weather = tool({
-    description: "the weather of a city",
-    inputSchema: z.object({ city: z.string() }),
-    execute: async () => "21 degrees",
-  });
-  const { toolCalls } = await generateText({
-    model,
-    prompt: question,
-    tools: { weather },
-    toolChoice: "required",
-    maxOutputTokens: 60,
-    maxRetries: 0,
-  });
-  expect(toolCalls.length, toolCalls);
-}, TOOLS);

@@ -12,7 +12,7 @@ from load.chaos.report import Injection, Recovery, faults_table, recovery
 from load.chaos.streams import Outcome
 from load.chaos.workload import deviation, difference, paper_prompts, poison, requests
 from load.trace import HttpRequest
-from services.client.sse import Choice, StreamedAnswer
+from services.client.sse import Call, Choice, StreamedAnswer
 
 REQUEST = HttpRequest("/", {}, "request")
 
@@ -33,9 +33,13 @@ def test_only_streams_that_were_open_count() -> None:
 
 
 def test_each_kind_has_a_row_except_faults_that_were_not_possible() -> None:
-    told = [Injection("engine", 10.0, streams=5), Injection("engine", 0.0, "no engine"), Injection("pool", 50.0)]
+    told = [
+        Injection("engine", 10.0, streams=5, documents=3),
+        Injection("engine", 0.0, "no engine"),
+        Injection("pool", 50.0),
+    ]
     rows = faults_table(told, [outcome(9.0, 11.0)]).splitlines()[2:]
-    assert rows == ["| engine | 1 | 5 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 | 0 |  |  |  |  |"]
+    assert rows == ["| engine | 1 | 5 | 3 | 1.0 | 1.0 | 1.0 | 1.0 |", "| pool | 1 | 0 | 0 |  |  |  |  |"]
 
 
 def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
@@ -45,6 +49,11 @@ def test_each_kind_comes_once_and_then_those_that_do_not_take_all() -> None:
     assert set(chosen[: len(FAULTS)]) == set(FAULTS)
     assert len(plan(list(FAULTS), 3, random.Random(1))) == 3
     assert plan(["gcs"], 5, random.Random(1)) == [FAULTS["gcs"]]
+
+
+def test_the_ids_of_calls_are_those_of_one_request() -> None:
+    one, other = (StreamedAnswer({0: Choice(calls=[Call(id, "f", "{}")])}) for id in ("a", "b"))
+    assert not difference(one, other)
 
 
 def answer() -> StreamedAnswer:
@@ -59,6 +68,7 @@ def answer() -> StreamedAnswer:
         ({"text": "c"}, "choice 1: text 'c', expected 'b'"),
         ({"token_ids": [3]}, "choice 1: token_ids"),
         ({"finish_reason": "stop"}, "choice 1: finish_reason"),
+        ({"calls": [Call("a", "f", "{}")]}, "choice 1: calls"),
         ({"logprobs": []}, "0 log probabilities, expected 1"),
         ({"logprobs": [-1.1]}, "log probability 0 differs by"),
     ],

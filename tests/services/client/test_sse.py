@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.client.sse import Event, Events, StreamedAnswer, StreamError, position
+from services.client.sse import Call, Event, Events, StreamedAnswer, StreamError, position
 from tests.services.client.streams import chunk as stream_chunk
 from tests.services.client.streams import chunks_of, events
 
@@ -159,6 +159,29 @@ def test_log_probabilities_of_both_formats() -> None:
         answer = StreamedAnswer()
         answer.feed(event(chunk))
         assert answer.choices[0].logprobs == logprobs
+
+
+def calls(*pieces: dict) -> dict:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": list(pieces)}, "finish_reason": None}]}
+
+
+def first(index: int, name: str) -> dict:
+    return {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def piece(index: int, arguments: str) -> dict:
+    return {"index": index, "function": {"arguments": arguments}}
+
+
+def test_pieces_of_calls_are_joined() -> None:
+    chunks = [calls(first(0, "add")), calls(piece(0, '{"a"')), calls(piece(0, ": 1}"), first(1, "end"), piece(1, "{}"))]
+    answer = read(*chunks, chat(None, "tool_calls"), USAGE, "[DONE]")
+    assert answer.choices[0].calls == [Call("call_0", "add", '{"a": 1}'), Call("call_1", "end", "{}")]
+
+
+def test_a_piece_of_a_call_that_is_not_the_last_one() -> None:
+    with pytest.raises(StreamError, match="a piece of call 0 came after 2 calls"):
+        read(calls(first(0, "add"), first(1, "end")), calls(piece(0, "{}")))
 
 
 def test_the_parts_of_an_id() -> None:

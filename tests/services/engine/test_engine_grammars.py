@@ -52,5 +52,6 @@ def test_tokens_are_the_same_alone_and_in_company(engine: Engine, seed: int) -> 
     assert [job.failed is not None for job in together] == [i % 5 == 3 for i in range(10)]
 
 
-def test_numerics_name_the_library(llama: Engine) -> None:
-    assert f"llguidance-{version('llguidance')}" in llama.figures.numerics.split()
+@pytest.mark.parametrize("library", ["llguidance", "tokenizers"])
+def test_numerics_name_the_libraries_of_masks(llama: Engine, library: str) -> None:
+    assert f"{library}-{version(library)}" in llama.figures.numerics.split()

@@ -22,6 +22,14 @@ async def test_a_claim_equals_what_was_submitted(pool):
     assert reply.claims[0].rank < reply.claims[1].rank
 
 
+async def test_a_grammar_is_stored_once_per_group(pool):
+    grammar = f'start: "{"x" * 10_000}"'
+    await pool.submit(group("one", n=1, grammar=grammar))
+    one = (await pool.overview()).bytes
+    await pool.submit(group("four", n=4, grammar=grammar))
+    assert (await pool.overview()).bytes - 2 * one < len(grammar) < one
+
+
 async def test_a_repeat_by_request_id_changes_nothing(pool):
     assert await pool.submit(group("r", n=2)) == SubmitReply("r")
     before = await pool.overview()

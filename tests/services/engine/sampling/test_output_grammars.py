@@ -3,6 +3,8 @@ it is computed."""
 
 from __future__ import annotations
 
+from threading import Event
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,12 @@ from letters import EOS_ID, letters
 
 from services.engine.batch.request_state import RequestState
 from services.engine.sampling import batched_sampler
+from services.engine.sampling import grammars as grammars_module
 from services.engine.sampling.candidates import PlainSearch
-from services.engine.sampling.grammars import GrammarCompiler
+from services.engine.sampling.grammars import GrammarCompiler, OutputGrammar
 from services.engine.sampling.sampler import Sampler
 from services.errors import ModelError
-from services.grammar import Grammars
+from services.grammar import Grammars, Matcher
 from services.requests import NO_TOKEN_LEFT, SamplingParams
 
 VOCAB = 60
@@ -98,3 +101,56 @@ def test_the_batched_sampler_combines_masks_and_allowed_tokens() -> None:
     for one in rows:
         sampler._adjust(one)
     assert batched_sampler.sample(flat_logits(2), rows).tokens == [28, 1]
+
+
+def test_masks_that_take_too_much_cpu_time_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of `slow` takes a tenth of a second more than it may."""
+    sampler = Sampler(EOS, VOCAB, None, letters(VOCAB))
+    rows = [row("slow", "start: /a*/", []), row("other", "start: /b*/", []), row("free", "", [3])]
+    for one in rows[:2]:
+        sampler.begin(one)
+    spend = OutputGrammar._spend
+    monkeypatch.setattr(
+        OutputGrammar,
+        "_spend",
+        lambda self, seconds: spend(self, grammars_module.SECONDS_PER_TOKEN + (0.1 if self is rows[0].grammar else 0)),
+    )
+    for _ in range(2):
+        output = sampler.sample(flat_logits(3), rows)
+        assert not output.failed
+        for one in rows:
+            one.token_ids.append(output.tokens[one.id])
+    output = sampler.sample(flat_logits(3), rows)
+    assert output.tokens.keys() == {"other", "free"}
+    assert "0.30 s of CPU time" in output.failed["slow"]
+
+
+def test_short_masks_empty_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(EOS, VOCAB, None, letters(VOCAB))
+    one = row("one", "start: /a*/", [])
+    sampler.begin(one)
+    assert one.grammar
+    for _ in range(100):
+        one.grammar._spend(0.2)
+        for _ in range(40):
+            one.grammar._spend(0.0)
+    assert one.grammar._seconds == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_grammar_that_compiles_for_long_does_not_delay_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, go_on = GrammarCompiler(lambda: letters(VOCAB)._grammars, VOCAB), Event()
+    original = Grammars.matcher
+
+    def matcher(self: Grammars, grammar: str) -> Matcher:
+        if "slow" in grammar:
+            assert go_on.wait(60)
+        return original(self, grammar)
+
+    monkeypatch.setattr(Grammars, "matcher", matcher)
+    slow = compiler.begin('start: "slow"', [1], 1)
+    quick = compiler.begin('start: "q"', [1], 1)
+    quick.advance([1])
+    assert quick.mask is not None
+    go_on.set()
+    slow.advance([1])
+    assert slow.mask is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from gateway.grammars.schema_checks import MOST_OPTIONAL, check_schema
 from services.errors import GrammarError
 from services.grammar import Grammars, Matcher
+from services.grammar.compiler import SLACK
 from services.text import TextTables
 
 EOS = [256, 257]
@@ -111,7 +114,7 @@ def test_messages_say_what_is_wrong(grammar: str, message: str) -> None:
 
 
 HOSTILE = """
-from test_grammars import grammars, GrammarError
+from test_matchers import grammars, GrammarError
 made = grammars()
 deep = 900
 for text in (
@@ -162,9 +165,57 @@ def test_threads_share_a_compiled_grammar() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.grammar.compiler.CACHED_BYTES", 100)
+    monkeypatch.setattr("services.grammar.compiler.CACHED", 3)
+    monkeypatch.setattr("services.grammar.compiler.CACHED_LENGTH", 100)
     made = grammars()
-    for number in range(30):
-        made.matcher(f'start: "{number:020}"')
-    assert len(made._compiled) == 3
-    assert made._bytes == sum(map(len, made._compiled)) <= 100
+    for number in range(9):
+        made.matcher(f'start: "{number}"')
+    assert list(made._compiled) == ['start: "6"', 'start: "7"', 'start: "8"']
+    made.matcher(f'start: "{"a" * 80}"')
+    assert len(made._compiled) == 2
+
+
+def test_a_check_keeps_nothing_and_bounds_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = grammars()
+    made.check('start: "a"')
+    assert not made._compiled
+    monkeypatch.setattr("services.grammar.compiler.MOST_SECONDS", 0.0)
+    with pytest.raises(GrammarError, match="s to compile; at most 0 s are supported"):
+        made.check('start: "a"')
+    made.matcher('start: "a"')
+
+
+def follow(matcher: Matcher, text: bytes) -> None:
+    for byte in text:
+        matcher.mask()
+        matcher.consume([byte])
+
+
+def chain(length: int) -> str:
+    rules = [f'x{i}: /[a-z]/ x{(7 * i + 1) % length} | /[a-z]/ x{(3 * i + 2) % length} | ""' for i in range(length)]
+    return "start: x0\n" + "\n".join(rules)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: (((("a"{1,50}){1,50}){1,50}){1,50})', b"a" * 60),
+        (chain(400), b"a" * 60),
+        ('start: %json {"properties": {' + ", ".join(f'"{i}": {{}}' for i in range(600)) + "}}", b'{"'),
+    ],
+    ids=["counted", "ambiguous", "properties"],
+)
+def test_a_row_of_the_parser_is_bounded_in_the_engine_too(grammar: str, text: bytes) -> None:
+    """Its time is the square of its items. With 8,000 items, a mask of some of these took 3 s."""
+    matcher = grammars(slack=SLACK).matcher(grammar)
+    with pytest.raises(GrammarError, match=r"max is 2000|limit 20000"):
+        follow(matcher, text)
+
+
+def test_an_object_with_the_most_optional_properties_can_be_followed() -> None:
+    names = [f"p{i}" for i in range(MOST_OPTIONAL)]
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "additionalProperties": False}
+    check_schema(schema)
+    matcher = grammars().matcher("start: %json " + json.dumps(schema))
+    follow(matcher, json.dumps({names[0]: None, names[-1]: None}).encode())
+    assert matcher.complete

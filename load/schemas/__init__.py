@@ -1,0 +1,1 @@
+"""Measures grammars of JSON schemas on public suites of schemas."""
