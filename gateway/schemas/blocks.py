@@ -91,7 +91,7 @@ def _blocks(content: Any) -> list[Any]:
 
 def _block(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind in BLOCKS and kind != "text":
+    if isinstance(kind, str) and kind in BLOCKS and kind != "text":
         return block
     return {"type": "text", "text": TEXT_BLOCKS.text([block])}
 

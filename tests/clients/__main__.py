@@ -38,7 +38,7 @@ def main() -> int:
     table = report.markdown(outcomes)
     print("\n" + table)
     if options.markdown:
-        options.markdown.write_text(replaced(options.markdown, table))
+        options.markdown.write_text(replaced(options.markdown, outcomes))
     return int(any(done.failures for done in outcomes))
 
 
@@ -48,7 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--url", help="a server that runs already, in float32 (default: start one)")
     parser.add_argument("--model", default="default", help="the model that it serves (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="for the clients' environments and logs")
-    parser.add_argument("--markdown", type=Path, help="a document whose table is replaced by the new one")
+    parser.add_argument("--markdown", type=Path, help="a document whose rows of these clients are replaced")
     return parser.parse_args()
 
 
@@ -87,11 +87,10 @@ def _run(client: Client, environments: Environments, environment: dict[str, str]
     return done
 
 
-def replaced(document: Path, table: str) -> str:
-    """The document with everything from its table's head on replaced."""
-    head = "| " + " | ".join(report.HEAD) + " |"
-    before = document.read_text().partition(head)[0] if document.exists() else ""
-    return before + table
+def replaced(document: Path, outcomes: list[outcome.Outcome]) -> str:
+    """The document with the rows of these clients replaced; those of others stay, in the catalogue's order."""
+    before, head, table = (document.read_text() if document.exists() else "").partition(report.HEAD)
+    return before + report.markdown(outcomes, head + table)
 
 
 if __name__ == "__main__":

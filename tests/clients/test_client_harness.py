@@ -49,8 +49,8 @@ def test_steps_of_a_script_and_their_row(tmp_path: Path) -> None:
     assert done.failures == done.steps[1:]
     text = report.markdown([done])
     assert "| some client | 1.2.3 | chat; stream; tools | 1 of 3 |" in text
-    assert "- some client, stream: AssertionError: unexpected: 'two'\n" in text
-    assert text.endswith("- some client, tools: ValueError: no tools \\| here\n")
+    assert "- some client: stream: AssertionError: unexpected: 'two'\n" in text
+    assert text.endswith("- some client: tools: ValueError: no tools \\| here\n")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,23 @@ def test_a_client_that_is_not_there_is_no_failure() -> None:
 
 
 def test_a_document_keeps_what_stands_before_its_table(tmp_path: Path) -> None:
-    table, document = report.markdown([outcome.Outcome(CLIENT, [outcome.Step("chat", True)])]), tmp_path / "clients.md"
+    done, document = [outcome.Outcome(CLIENT, [outcome.Step("chat", True)])], tmp_path / "clients.md"
+    table = report.markdown(done)
     document.write_text("# Clients\n\n" + table + "\nFailed:\n")
-    assert replaced(document, table) == "# Clients\n\n" + table
+    assert replaced(document, done) == "# Clients\n\n" + table
+
+
+def test_rows_of_other_clients_stay_unless_the_version_is_another(tmp_path: Path) -> None:
+    """`make clients CLIENTS=...` runs some. The name of one client begins that of another."""
+    first, second, *_, last = CLIENTS
+    failed, passed = [outcome.Step("chat", False, "two")], [outcome.Step("chat", True)]
+    document = tmp_path / "clients.md"
+    assert second.name.startswith(first.name)
+    document.write_text(replaced(document, [outcome.Outcome(client, failed) for client in (last, second, first)]))
+    kept = report.markdown([outcome.Outcome(first, passed), *(outcome.Outcome(c, failed) for c in (second, last))])
+    assert replaced(document, [outcome.Outcome(first, passed)]) == kept
+    document.write_text(document.read_text().replace(f"| {last.version} |", "| 0.0.1 |"))
+    assert last.name not in replaced(document, [outcome.Outcome(first, passed)])
 
 
 def test_every_script_is_there_and_every_version_is_pinned() -> None:

@@ -32,6 +32,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number as content": ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     "a block that is no object": ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
+    "an object as the type of a block": ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "with a type"),
     "a result of no tool": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
         "messages[0].content[0].tool_result.tool_use_id",
