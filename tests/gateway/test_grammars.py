@@ -177,11 +177,6 @@ def test_numbers_of_properties(grammar: Grammar) -> None:
     assert not grammar.allows(json_rule(OBJECT | {"minProperties": 1}), "{}")
 
 
-def test_required_properties_are_not_bounded(grammar: Grammar) -> None:
-    names = [f"p{i}" for i in range(600)]
-    grammar.check.checked(json_rule({"properties": {name: {} for name in names}, "required": names}))
-
-
 def test_references_and_older_dialects(grammar: Grammar) -> None:
     tree = {"type": "object", "properties": {"c": {"$ref": "#/$defs/t"}}, "additionalProperties": False}
     assert grammar.allows(json_rule({"$defs": {"t": tree}, "$ref": "#/$defs/t"}), '{"c": {"c": {}}}')
@@ -300,19 +295,3 @@ def test_thinking_goes_with_grammars_that_have_names_of_their_own(grammar: Gramm
     rule = with_reasoning(own, grammar.model.tokenizer.tables, True)
     assert grammar.allows(rule, "hm</think>a1")
     assert not grammar.allows(rule, "hm</think>b1")
-
-
-# --- the check -----------------------------------------------------------------------------------------------
-
-
-def test_outcomes_are_kept(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = GrammarCheck(model)
-    good, bad = json_rule(OBJECT), json_rule({"not": {}})
-    first = check.checked(good)
-    with pytest.raises(GrammarError) as caught:
-        check.checked(bad)
-    monkeypatch.setattr(Grammars, "check", lambda *_: pytest.fail("compiled again"))
-    assert check.checked(good) == first
-    with pytest.raises(GrammarError) as again:
-        check.checked(bad)
-    assert str(again.value) == str(caught.value)
