@@ -51,7 +51,7 @@ class GrammarCheck:
                 return ""
             for name in CONTRADICTING:
                 if getattr(fields, name):
-                    text = f"'{name}' is not allowed with '{param}', which determine where the output ends."
+                    text = f"'{name}' is not allowed with '{param}': the grammar determines where the output ends."
                     raise ApiError(Kind.INVALID, text, name)
             if reading.reasoning_parser:
                 rule = with_reasoning(rule, tables, reading.reasoning_open)
