@@ -113,10 +113,15 @@ class FaultyPool(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([-3600, -30, -1, 1, 10, 3600]))
     def jump(self, seconds: int) -> None:
-        """The clock jumps, compared with the pool's last stamp."""
+        """The clock jumps, compared with the pool's last stamp. A full server would not let the stamp be written."""
+        full = self.full
+        if full:
+            self.fill(False)
         self.ask(
             lambda: self.pool._server.command("HINCRBY", f"{self.pool._prefix}meta", "stamp", -seconds * 1_000_000)
         )
+        if full:
+            self.fill(True)
 
     @rule(full=st.booleans())
     def fill(self, full: bool) -> None:
