@@ -67,7 +67,13 @@ def test_a_streamed_call_and_its_result(client: openai.OpenAI, model: str) -> No
 def test_the_helper_for_streams_of_responses_parses_a_call(client: openai.OpenAI, model: str) -> None:
     tool: Any = openai.pydantic_function_tool(Weather)
     with client.responses.stream(
-        model=model, input=ASK, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_output_tokens=60
+        model=model,
+        input=ASK,
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=60,
+        temperature=0,
     ) as stream:
         deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         (item,) = stream.get_final_response().output
@@ -84,6 +90,7 @@ def test_messages_with_a_forced_tool(server: OrcaServer, model: str) -> None:
             messages=ASK,
             tools=[{"name": "weather", "input_schema": Weather.model_json_schema()}],
             tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+            extra_body={"temperature": 0},
         )
     (block,) = answer.content
     assert block.type == "tool_use"
