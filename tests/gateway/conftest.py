@@ -90,7 +90,7 @@ def served(redis_url: str, tiny_folder: Path, tmp_path_factory: pytest.TempPathF
         max_body_bytes=100_000,
         lines_in_flight=16,
     )
-    with Stack(redis_url, "batches", tiny_folder, settings) as stack:
+    with Stack(redis_url, f"batches-{secrets.token_hex(4)}", tiny_folder, settings) as stack:
         yield stack
 
 

@@ -127,7 +127,6 @@ def test_a_key_cannot_be_used_again_with_another_schema(http: httpx.Client) -> N
     assert answer.json()["error"]["code"] == "idempotency_key_reused"
 
 
-@pytest.mark.chaos  # its line can wait for requests that other tests have left in the shared pool
 def test_lines_of_batches_are_checked_in_the_same_way(alice: openai.OpenAI, served: Stack) -> None:
     good, _ = with_schema(CHAT, SCHEMA)
     bad, param = with_schema(CHAT, {"not": {}})
