@@ -87,8 +87,8 @@ class PoolServer:
     async def start(self, timeout: float = 60.0) -> str:
         """Find or start the server and return its URL once it has loaded its file and answers.
 
-        From then on the server is restarted when it dies. Raises PoolUnavailable after `timeout` seconds, or if other
-        users run it on another `port`.
+        From then on the server is restarted when it dies. Raises PoolUnavailable if it does not answer for `timeout`
+        seconds, or if other users run it on another `port`.
         """
         await self.join(timeout)
         self._max_memory = max_memory(self._max_bytes)
@@ -147,7 +147,7 @@ class PoolServer:
             if child is None and (child := self._spawn_if_none()):
                 log.info("started %s (pid %d) on %s", self.binary, child.pid, self.data_dir)
             try:
-                info = await self._ask("INFO", "server")
+                info = await self._ask("INFO")
             except (exceptions.RedisError, OSError) as error:
                 if child and child.poll() is not None:
                     where = f"{self.data_dir}/server.log"
@@ -157,6 +157,10 @@ class PoolServer:
                 await asyncio.sleep(POLL)
                 continue
             self._pid = info["process_id"]
+            if info["loading"]:  # it refuses other commands, for as long as its file needs
+                deadline = time.monotonic() + timeout
+                await asyncio.sleep(POLL)
+                continue
             if info["tcp_port"] == self.port:
                 break
             if not self._users.alone():

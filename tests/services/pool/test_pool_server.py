@@ -193,6 +193,20 @@ async def test_a_stopped_server_keeps_its_requests(make_server):
     await pool.close()
 
 
+async def test_a_start_ends_when_the_file_is_loaded(make_server, monkeypatch):
+    """While a server loads, it answers `INFO` and refuses all that the pool calls."""
+    server = make_server()
+    pool = RequestPool(await server.start())
+    for i in range(100):
+        await pool.submit(group(f"r{i}", n=20))
+    await server.stop()
+    slowly = [*server._command(), "--key-load-delay", "50"]  # microseconds for each command in the file
+    monkeypatch.setattr(server, "_command", lambda: slowly)
+    await server.start()
+    assert await counts(pool) == (2000, 0, 0)
+    await pool.close()
+
+
 async def test_over_tcp(make_server, unused_tcp_port):
     server = make_server(port=unused_tcp_port)
     assert await server.start() == f"redis://127.0.0.1:{unused_tcp_port}"
