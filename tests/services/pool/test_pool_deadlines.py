@@ -39,21 +39,21 @@ async def test_it_also_ends_while_no_seat_claims(pool):
 
 
 async def test_a_deadline_passes_while_the_group_waits(pool):
-    await pool.submit(replace(group("r"), queue_timeout=0.1))
-    await pool.heartbeat("gateway", 1, {})
-    assert (await stored(pool, "r/0")).end is None
+    await pool.submit(replace(group("soon"), queue_timeout=0.1))
+    await pool.submit(replace(group("later"), queue_timeout=LONG))
     await asyncio.sleep(0.1)
-    await pool.heartbeat("gateway", 2, {})
-    assert (await stored(pool, "r/0")).end == TIMEOUT
+    await pool.heartbeat("gateway", 1, {})
+    assert (await stored(pool, "soon/0")).end == TIMEOUT
+    assert (await stored(pool, "later/0")).end is None
 
 
 async def test_a_requeued_group_has_no_deadline(pool):
     """Nor do its choices that were never claimed: another choice of the request was."""
-    await pool.submit(replace(group("r", n=2), queue_timeout=0.1))
     owner = await Owner.take(pool)
+    await pool.submit(replace(group("r", n=2), queue_timeout=1.0))
     assert await owner.claim(replace(ROOM, requests=1)) == ["r/0"]
     await pool.release(owner.seat, owner.epoch)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
     await pool.heartbeat("gateway", 1, {})
     assert await (await Owner.take(pool)).claim() == ["r/0", "r/1"]
 
