@@ -88,7 +88,7 @@ def running(
         limited = ["prlimit", f"--nofile={files}"] if files else []
         process = subprocess.Popen([*limited, *command], stderr=log, env=environment)
     try:
-        while not (folder / "admin.sock").exists():  # HAProxy opens it last, under another name at first
+        while not _answers(folder / "admin.sock"):
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.005)
         if backend:
@@ -97,6 +97,15 @@ def running(
     finally:
         process.kill()
         process.wait()
+
+
+def _answers(admin: Path) -> bool:
+    """Whether HAProxy has begun to serve: the socket alone may be there before those of the frontends."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.connect(str(admin))
+        connection.sendall(b"show info\n")
+        return bool(connection.recv(1))
+    return False
 
 
 def _until_up(port: int) -> None:
