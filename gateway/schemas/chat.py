@@ -47,11 +47,13 @@ class FunctionCall(Strict):
     parsed_arguments: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """Chat templates expect the arguments as an object and write them as JSON themselves."""
+        """Chat templates expect the arguments as an object and write them as JSON themselves. Arguments that they could
+        not write, which a model may have made, are text."""
         arguments = self.arguments
         if isinstance(arguments, str):
             try:
                 parsed = json.loads(arguments)
+                json.dumps(parsed, ensure_ascii=False).encode()  # raises for half of a surrogate pair
             except (ValueError, RecursionError):
                 parsed = None
             arguments = parsed if isinstance(parsed, dict) and not too_deep(parsed) else arguments
