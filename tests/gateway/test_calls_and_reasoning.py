@@ -82,6 +82,19 @@ def test_calls_and_reasoning_are_the_next_turn_s_input(client: openai.OpenAI) ->
     assert items[3].call_id == items[4].call_id == call.call_id  # type: ignore[union-attr]
 
 
+def test_a_call_with_half_of_a_surrogate_pair_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
+    written = WRITE + r'<tool_call>{"name": "weather", "arguments": {"city": "\ud83d"}}</tool_call>'
+    first = client.responses.create(model=NAME, input=written, tools=TOOLS)
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert call.arguments == r'{"city": "\ud83d"}'
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain WRITEok"}
+    carried = client.responses.create(model=NAME, input=[result], tools=TOOLS, previous_response_id=first.id)
+    turns: Any = [{"role": "user", "content": written}, call, result]
+    given = client.responses.create(model=NAME, input=turns, tools=TOOLS)
+    assert carried.output_text == given.output_text == "ok"
+
+
 def test_a_response_resumed_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
     body = {"input": WRITTEN, "tools": TOOLS, "stream": True}
     whole = [event.json() for event in read(http.post(PATH, json=body, headers=RESUMABLE))]
