@@ -14,8 +14,8 @@ from gateway.schemas.strict import Strict, contradiction, no_options, only, too_
 from gateway.schemas.structured import Constraint, ResponseFormat
 from gateway.schemas.text_parts import TextParts
 from gateway.schemas.thinking import Effort
-from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools
-from gateway.tools import ToolChoice, ToolUse
+from gateway.schemas.tools import ChatToolChoice, ChatTools, check_tools, use_of
+from gateway.tools import ToolUse
 
 TEXT_PARTS = TextParts(
     {"text": "text", "refusal": "refusal"},
@@ -47,11 +47,13 @@ class FunctionCall(Strict):
     parsed_arguments: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """Chat templates expect the arguments as an object and write them as JSON themselves."""
+        """Chat templates expect the arguments as an object and write them as JSON themselves. Arguments that they could
+        not write, which a model may have made, are text."""
         arguments = self.arguments
         if isinstance(arguments, str):
             try:
                 parsed = json.loads(arguments)
+                json.dumps(parsed, ensure_ascii=False).encode()  # raises for half of a surrogate pair
             except (ValueError, RecursionError):
                 parsed = None
             arguments = parsed if isinstance(parsed, dict) and not too_deep(parsed) else arguments
@@ -162,8 +164,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def tool_use(self) -> ToolUse:
-        tools = [tool.tool for tool in self.tools or ()]
-        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
+        return use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def format_constraint(self) -> Constraint | None:

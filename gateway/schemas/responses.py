@@ -13,7 +13,7 @@ from gateway.schemas.strict import Strict, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
 from gateway.schemas.thinking import Effort, Reasoning
-from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice
+from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
 from gateway.tools import ToolChoice, ToolUse
 
 TEXT_PARTS = TextParts(
@@ -188,8 +188,7 @@ class ResponseRequest(GenerationFields):
 
     @property
     def tool_use(self) -> ToolUse:
-        tools = [tool.tool for tool in self.tools or ()]
-        return ToolUse(tools, self.tool_choice or ToolChoice(), self.parallel_tool_calls is not False)
+        return use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def format_constraint(self) -> Constraint | None:

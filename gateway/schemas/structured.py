@@ -56,10 +56,11 @@ def _no_format(value: Any) -> None:
 
 
 class JsonSchema(Strict):
-    """A schema and its name. The model sees neither. The answer is valid by the schema, also without `strict`."""
+    """A schema and its name. The model sees neither. The answer is valid by the schema, also without `strict`. Without
+    a schema, which OpenAI's document requires of responses alone, it is any object."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    schema_: JsonObject = Field(validation_alias="schema")
+    schema_: JsonObject | None = Field(None, validation_alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -122,8 +123,8 @@ class ResponseFormat(TagFields):
             case "structural_tag":
                 return Constraint(param, ConstraintKind.TAGS, self)
             case _:
-                schema = self.json_schema.schema_ if self.json_schema else ANY_OBJECT
-                return Constraint(param, ConstraintKind.JSON, schema)
+                schema = self.json_schema.schema_ if self.json_schema else None
+                return Constraint(param, ConstraintKind.JSON, ANY_OBJECT if schema is None else schema)
 
 
 class ResponseTextFormat(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -220,6 +221,13 @@ class MessageToolChoice(Strict):
                 return ToolChoice("required")
             case _:
                 return ToolChoice(self.type)
+
+
+def use_of(
+    tools: Sequence[ChatTool | ResponseTool] | None, choice: ToolChoice | None, parallel: bool | None
+) -> ToolUse:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's requests ask for."""
+    return ToolUse([tool.tool for tool in tools or ()], choice or ToolChoice(), parallel is not False)
 
 
 def check_tools(use: ToolUse) -> None:

@@ -118,7 +118,7 @@ class _RefusedError(TemplateError):
 class _Generation(Extension):
     """`{% generation %}` marks what the model wrote, for training. Here it stands for its content."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it without ClassVar
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from effort import effort
+from faulty_server import FaultyServer
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "services" / "pool"))
 from pool_helpers import FIGURES, NO_ROOM, STOP, group, keys
@@ -32,9 +30,7 @@ from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 
-T = TypeVar("T")
 LEASE = 5.0
-PATIENCE = 10.0  # seconds in which a server that died must answer again
 ROOM = Room(6, 100, 16)
 LIMITS = Limits(max_waiting=50, max_bytes=1 << 20, keep_ended=1000.0, grace=1000.0)
 TENANTS = ("default", "é")
@@ -69,11 +65,8 @@ class Scheduler:
         self.epoch, self.call, self.held, self.synced = "", 0, {}, False
 
 
-class FaultyPool(RuleBasedStateMachine):
-    """`server` is set by the test."""
-
-    server: PoolServer
-    loop: asyncio.AbstractEventLoop
+class FaultyPool(FaultyServer):
+    """`server` and `loop` are set by the test."""
 
     @initialize()
     def start(self) -> None:
@@ -83,50 +76,6 @@ class FaultyPool(RuleBasedStateMachine):
         self.groups: dict[str, Submission] = {}  # accepted, and not deleted
         self.tokens: dict[str, int] = {}  # id -> tokens whose commit was answered
         self.ended: set[str] = set()  # ids whose end was answered
-        self.full = self.doomed = False
-
-    def run(self, coroutine: Awaitable[T]) -> T:
-        return self.loop.run_until_complete(coroutine)
-
-    def ask(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The answer, however often it must be asked; where a kill is due, the server dies under the first try."""
-
-        async def asked() -> T:
-            if self.doomed:
-                self.doomed = self.full = False  # a server that starts has the memory it was given at its first start
-                os.kill(self.server.pid, signal.SIGKILL)
-            async with asyncio.timeout(PATIENCE):
-                while True:
-                    try:
-                        return await call()
-                    except PoolUnavailable:
-                        await asyncio.sleep(0.01)
-
-        return self.run(asked())
-
-    # --- faults ---
-
-    @rule()
-    def kill(self) -> None:
-        """The server dies while the next call is under way, or before."""
-        self.doomed = True
-
-    @rule(seconds=st.sampled_from([-3600, -30, -1, 1, 10, 3600]))
-    def jump(self, seconds: int) -> None:
-        """The clock jumps, compared with the pool's last stamp. A full server would not let the stamp be written."""
-        full = self.full
-        if full:
-            self.fill(False)
-        self.ask(
-            lambda: self.pool._server.command("HINCRBY", f"{self.pool._prefix}meta", "stamp", -seconds * 1_000_000)
-        )
-        if full:
-            self.fill(True)
-
-    @rule(full=st.booleans())
-    def fill(self, full: bool) -> None:
-        self.ask(lambda: self.pool._server.command("CONFIG", "SET", "maxmemory", "1" if full else "0"))
-        self.full = full
 
     # --- gateways ---
 

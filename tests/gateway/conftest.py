@@ -49,25 +49,22 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a module can have a `stack` of its own
 def http(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=20) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def other(redis_url: str, tiny_folder: Path, stack: Stack) -> Iterator[httpx.Client]:
+def other(stack: Stack) -> Iterator[httpx.Client]:
     """A second gateway on the same pool."""
-    with (
-        Stack(redis_url, "served", tiny_folder, stack.settings, engine=False) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
-    ):
+    with stack.second() as gateway, httpx.Client(base_url=gateway.url, timeout=20) as client:
         yield client
 
 

@@ -100,7 +100,7 @@ class Stack(Background):
         self.settings = settings
         self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
         self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo")
-        self._redis_url, self._pool_name, self._with_engine = redis_url, pool_name, engine
+        self._redis_url, self._pool_name, self._folder, self._with_engine = redis_url, pool_name, folder, engine
         self.url = ""
 
     def __enter__(self) -> Stack:
@@ -110,6 +110,10 @@ class Stack(Background):
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._end()
+
+    def second(self) -> Stack:
+        """Another gateway on the same pool, without a seat."""
+        return Stack(self._redis_url, self._pool_name, self._folder, self.settings, engine=False)
 
     def open_pool(self) -> RequestPool:
         return RequestPool(self._redis_url, self._pool_name, limits_of(self.settings))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -28,36 +27,10 @@ PATH = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("calling"), TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def calling(redis_url: str, folder: Path) -> Iterator[Stack]:
+def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = folder_of(tmp_path_factory.mktemp("calling"), TEMPLATE)
     with Stack(redis_url, "calling", folder, Settings(reasoning_parser="qwen3", chat_max_tokens=120)) as stack:
         yield stack
-
-
-@pytest.fixture(scope="module")
-def client(calling: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=calling.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(calling: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=calling.url, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def beyond(redis_url: str, folder: Path, calling: Stack) -> Iterator[httpx.Client]:
-    """Another gateway on the same pool."""
-    with (
-        Stack(redis_url, "calling", folder, calling.settings, engine=False) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
-    ):
-        yield client
 
 
 # --- Responses -----------------------------------------------------------------------------------------------
@@ -109,13 +82,26 @@ def test_calls_and_reasoning_are_the_next_turn_s_input(client: openai.OpenAI) ->
     assert items[3].call_id == items[4].call_id == call.call_id  # type: ignore[union-attr]
 
 
-def test_a_response_resumed_at_another_gateway(http: httpx.Client, beyond: httpx.Client) -> None:
+def test_a_call_with_half_of_a_surrogate_pair_is_the_next_turn_s_input(client: openai.OpenAI) -> None:
+    written = WRITE + r'<tool_call>{"name": "weather", "arguments": {"city": "\ud83d"}}</tool_call>'
+    first = client.responses.create(model=NAME, input=written, tools=TOOLS)
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert call.arguments == r'{"city": "\ud83d"}'
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain WRITEok"}
+    carried = client.responses.create(model=NAME, input=[result], tools=TOOLS, previous_response_id=first.id)
+    turns: Any = [{"role": "user", "content": written}, call, result]
+    given = client.responses.create(model=NAME, input=turns, tools=TOOLS)
+    assert carried.output_text == given.output_text == "ok"
+
+
+def test_a_response_resumed_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
     body = {"input": WRITTEN, "tools": TOOLS, "stream": True}
     whole = [event.json() for event in read(http.post(PATH, json=body, headers=RESUMABLE))]
     id = whole[0]["response"]["id"]
     for index in range(0, len(whole) - 1, 7):
         after = whole[index]["sequence_number"]
-        rest = read(beyond.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": after}))
+        rest = read(other.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": after}))
         assert joined([*whole[: index + 1], *[event.json() for event in rest]]) == joined(whole)
 
 
@@ -133,9 +119,9 @@ def joined(events: list[Any]) -> list[Any]:
 # --- messages ------------------------------------------------------------------------------------------------
 
 
-def test_a_message_and_its_stream(calling: Stack) -> None:
+def test_a_message_and_its_stream(stack: Stack) -> None:
     say: Any = [{"role": "user", "content": WRITTEN}]
-    with anthropic.Anthropic(base_url=calling.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0) as client:
         made = client.messages.create(
             model=NAME,
             max_tokens=120,
@@ -159,13 +145,13 @@ def test_a_message_and_its_stream(calling: Stack) -> None:
         assert after.content[0].text == "ok"  # type: ignore[union-attr]
 
 
-def test_a_message_resumed_at_another_gateway(http: httpx.Client, beyond: httpx.Client) -> None:
+def test_a_message_resumed_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
     say = [{"role": "user", "content": WRITTEN}]
     body = {"messages": say, "tools": BLOCK_TOOLS, "max_tokens": 120, "stream": True}
     whole = read(http.post("/v1/messages", json=body, headers=RESUMABLE))
     id = whole[0].json()["message"]["id"]
     for index in range(0, len(whole) - 1, 7):
-        rest = read(beyond.get(f"/v1/streams/{id}", headers={"Last-Event-ID": whole[index].id or ""}))
+        rest = read(other.get(f"/v1/streams/{id}", headers={"Last-Event-ID": whole[index].id or ""}))
         assert blocks([*whole[: index + 1], *rest]) == blocks(whole)
 
 

@@ -67,6 +67,11 @@ def test_response_format(model: type[GenerationFields]) -> None:
     assert constraint(model, response_format={"type": "json_object"}) == ("response_format", "json", {"type": "object"})
     full = {"type": "json_schema", "json_schema": {**NAMED, "strict": True, "description": "an answer"}}
     assert constraint(model, response_format=full) == ("response_format", "json", SCHEMA)
+    for named in ({"name": "answer", "strict": True}, {"name": "answer", "schema": None}):
+        found = constraint(model, response_format={"type": "json_schema", "json_schema": named})
+        assert found == ("response_format", "json", {"type": "object"})
+    anything = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
+    assert constraint(model, response_format=anything) == ("response_format", "json", {})
     found = constraint(model, response_format={"type": "structural_tag", **TAG})
     assert found is not None
     assert found[:2] == ("response_format", "structural_tag")
@@ -103,7 +108,6 @@ FORMATS: list[tuple[dict[str, Any], str]] = [  # response_format, the name in th
     ({"type": "xml"}, "response_format.type"),
     ({"type": "json_schema"}, "response_format.json_schema"),
     ({"type": "text", "json_schema": NAMED}, "response_format.json_schema"),
-    ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
     ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
     ({"type": "json_schema", "json_schema": {**NAMED, "name": "a" * 65}}, "response_format.json_schema.name"),
     ({"type": "json_schema", "json_schema": {**NAMED, "schema": []}}, "response_format.json_schema.schema"),

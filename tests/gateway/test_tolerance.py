@@ -174,6 +174,14 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{a"}}],
         },
     ),
+    "arguments with half of a surrogate pair": (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": r'{"a": "\ud800"}'}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": r'{"a": "\ud800"}'}}],
+        },
+    ),
     "arguments that are nested too deep": (
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": DEEP_CALL}]},

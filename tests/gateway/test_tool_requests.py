@@ -260,3 +260,14 @@ def test_the_prompt_is_the_same_in_all_apis(http: httpx.Client) -> None:
         http.post("/v1/messages/count_tokens", json=message).json()["input_tokens"],
     ]
     assert counts == [len(tokens)] * 2
+
+
+def test_a_call_with_half_of_a_surrogate_pair_is_part_of_a_history(http: httpx.Client) -> None:
+    """A model can write it, so clients send it back."""
+    function = {"name": "weather", "arguments": r'{"city": "\ud83d"}'}
+    turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    tokens = http.post("/tokenize", json={"messages": [*SAY, turn]}).json()["tokens"]
+    items = [*SAY, {"type": "function_call", "call_id": "c", **function}]
+    counted = http.post("/v1/responses/input_tokens", json={"input": items}).json()
+    assert counted["input_tokens"] == len(tokens)
+    assert r"\\ud83d" in http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]

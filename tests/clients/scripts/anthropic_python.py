@@ -9,7 +9,7 @@ import anthropic
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 from examples import ASK, CLOCK_PARAMETERS, LENGTH, PARAMETERS, City, check_call, weather
 from pydantic import BaseModel
-from steps import API_KEY, MODEL, QUESTION, URL, expect, step
+from steps import API_KEY, MODEL, QUESTION, URL, expect, raised, step
 
 client = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=120)
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -92,13 +92,8 @@ def _() -> None:
         (lambda: client.messages.create(model="nothing", max_tokens=4, messages=MESSAGES), anthropic.NotFoundError),
         (lambda: client.messages.create(model=MODEL, max_tokens=0, messages=[]), anthropic.BadRequestError),
     ):
-        try:
-            call()
-        except kind as error:
-            body: Any = error.body
-            expect(body["type"] == "error" and body["error"]["type"] and body["error"]["message"], body)
-            continue
-        expect(False, "no error", kind)
+        body = raised(kind, call).body
+        expect(body["type"] == "error" and body["error"]["type"] and body["error"]["message"], body)
 
 
 @step("tools: any, with a name, none, auto")

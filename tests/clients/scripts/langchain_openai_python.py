@@ -11,7 +11,7 @@ from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, raised, step
 
 
 def model(max_tokens: int, **more: Any) -> ChatOpenAI:
@@ -94,11 +94,8 @@ def _() -> None:
 
 @step("errors as exceptions")
 def _() -> None:
-    try:
-        ChatOpenAI(model="nothing", base_url=BASE_URL, api_key=API_KEY, max_retries=0).invoke(QUESTION)
-    except openai.NotFoundError:
-        return
-    expect(False, "no error")
+    nothing = ChatOpenAI(model="nothing", base_url=BASE_URL, api_key=API_KEY, max_retries=0)
+    raised(openai.NotFoundError, lambda: nothing.invoke(QUESTION))
 
 
 @step("with_structured_output: json_schema, function_calling, json_mode")

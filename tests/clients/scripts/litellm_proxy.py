@@ -111,13 +111,13 @@ def by_anthropic(client: Anthropic) -> None:
         def _(model: str = model) -> None:
             choice = {"type": "any", "disable_parallel_tool_use": True}
             fields: Any = {"model": model, "max_tokens": LENGTH, "tools": ANTHROPIC_TOOLS}
-            answer = client.messages.create(**fields, messages=ASKED, tool_choice=choice)
+            answer: Any = client.messages.create(**fields, messages=ASKED, tool_choice=choice)
             (block,) = [block for block in answer.content if block.type == "tool_use"]
-            check_call(block.name, block.input)  # type: ignore[union-attr]
+            check_call(block.name, block.input)
             with client.messages.stream(**fields, messages=ASKED, tool_choice=choice) as stream:
-                said = stream.get_final_message().content[-1]
-            check_call(said.name, said.input)  # type: ignore[union-attr]
-            result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}  # type: ignore[union-attr]
+                said: Any = stream.get_final_message().content[-1]
+            check_call(said.name, said.input)
+            result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
             history = [*ASKED, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
             fields["max_tokens"] = 12
             last = client.messages.create(**fields, messages=history, tool_choice={"type": "none"})

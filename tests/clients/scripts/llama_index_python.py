@@ -10,7 +10,7 @@ from llama_index.core import PromptTemplate
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, raised, step
 
 SETTINGS = {"model": MODEL, "api_base": BASE_URL, "api_key": API_KEY, "max_tokens": 12, "max_retries": 0}
 chat = OpenAILike(**SETTINGS, is_chat_model=True)
@@ -55,11 +55,8 @@ def _() -> None:
 
 @step("errors as exceptions")
 def _() -> None:
-    try:
-        OpenAILike(**SETTINGS | {"model": "nothing"}, is_chat_model=True).chat(MESSAGES)
-    except openai.NotFoundError:
-        return
-    expect(False, "no error")
+    nothing = OpenAILike(**SETTINGS | {"model": "nothing"}, is_chat_model=True)
+    raised(openai.NotFoundError, nothing.chat, messages=MESSAGES)
 
 
 @step("structured output by response_format")

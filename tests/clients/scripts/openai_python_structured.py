@@ -9,7 +9,7 @@ from typing import Any
 import openai
 from examples import ASK, LENGTH, Report
 from openai import AsyncOpenAI, OpenAI
-from steps import API_KEY, BASE_URL, MODEL, expect, step
+from steps import API_KEY, BASE_URL, MODEL, expect, raised, step
 
 client = OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MESSAGES: list[Any] = [{"role": "user", "content": ASK}]
@@ -97,12 +97,9 @@ def _() -> None:
 
 @step("an answer that is cut off")
 def _() -> None:
-    try:
-        client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Report, max_tokens=8)
-    except openai.LengthFinishReasonError as error:
-        expect(error.completion.choices[0].finish_reason == "length", error)
-        return
-    expect(False, "no error")
+    fields: Any = {"model": MODEL, "messages": MESSAGES, "response_format": Report, "max_tokens": 8}
+    error = raised(openai.LengthFinishReasonError, client.chat.completions.parse, **fields)
+    expect(error.completion.choices[0].finish_reason == "length", error)
 
 
 @step("with a stop string")
@@ -204,9 +201,5 @@ def _() -> None:
         {"extra_body": {"structured_outputs": {"regex": "("}}},
         {"extra_body": {"structured_outputs": {"choice": []}}},
     ):
-        try:
-            create(**fields)
-        except openai.BadRequestError as error:
-            expect(error.body["message"], error.body)  # type: ignore[index]
-            continue
-        expect(False, "no error", fields)
+        error = raised(openai.BadRequestError, create, **fields)
+        expect(error.body["message"], error.body)

@@ -9,7 +9,7 @@ import openai
 from examples import ASK, CLOCK_PARAMETERS, LENGTH, NAMED, PARAMETERS, TOOLS, Weather, check_call, function, weather
 from openai import OpenAI
 from openai.types.responses import ResponseFunctionToolCall
-from steps import API_KEY, BASE_URL, MODEL, expect, step
+from steps import API_KEY, BASE_URL, MODEL, expect, raised, step
 
 client = OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MESSAGES: list[Any] = [{"role": "user", "content": ASK}]
@@ -92,30 +92,26 @@ def _() -> None:
     expect(chunks[-1].finish_reason == "tool_calls", chunks[-1])
 
 
+TYPED: Any = {
+    "model": MODEL,
+    "messages": MESSAGES,
+    "tools": [openai.pydantic_function_tool(Weather)],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": LENGTH,
+}
+
+
 @step("chat.completions.parse with a type as tool")
 def _() -> None:
-    answer = client.chat.completions.parse(
-        model=MODEL,
-        messages=MESSAGES,
-        tools=[openai.pydantic_function_tool(Weather)],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=LENGTH,
-    )
+    answer = client.chat.completions.parse(**TYPED)
     calls = answer.choices[0].message.tool_calls
     expect(calls and isinstance(calls[0].function.parsed_arguments, Weather), answer)
 
 
 @step("chat.completions.stream with a type as tool")
 def _() -> None:
-    with client.chat.completions.stream(
-        model=MODEL,
-        messages=MESSAGES,
-        tools=[openai.pydantic_function_tool(Weather)],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=LENGTH,
-    ) as stream:
+    with client.chat.completions.stream(**TYPED) as stream:
         events = list(stream)
         final = stream.get_final_completion()
     deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
@@ -226,9 +222,5 @@ def _() -> None:
         {"tools": [wrong], "tool_choice": "required"},
         {"tools": openai.omit, "tool_choice": "required", "parallel_tool_calls": openai.omit},
     ):
-        try:
-            create(**fields)
-        except openai.BadRequestError as error:
-            expect(error.body["message"], error.body)  # type: ignore[index]
-            continue
-        expect(False, "no error", fields)
+        error = raised(openai.BadRequestError, create, **fields)
+        expect(error.body["message"], error.body)

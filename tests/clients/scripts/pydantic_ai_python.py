@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelRequest
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, step
+from steps import API_KEY, BASE_URL, MODEL, QUESTION, expect, raised, step
 
 provider = OpenAIProvider(base_url=BASE_URL, api_key=API_KEY)
 chat = OpenAIChatModel(MODEL, provider=provider)
@@ -72,12 +72,9 @@ async def _() -> None:
 
 @step("errors as exceptions")
 def _() -> None:
-    try:
-        Agent(OpenAIChatModel("nothing", provider=provider)).run_sync(QUESTION)
-    except ModelHTTPError as error:
-        expect(error.status_code == 404, error)
-        return
-    expect(False, "no error")
+    nothing: Any = Agent(OpenAIChatModel("nothing", provider=provider))
+    error = raised(ModelHTTPError, lambda: nothing.run_sync(QUESTION))
+    expect(error.status_code == 404, error)
 
 
 @step("output_type: native, by a tool, prompted; as a stream")

@@ -56,6 +56,15 @@ def expect(condition: object, *seen: object) -> None:
         raise AssertionError(f"unexpected: {', '.join(map(repr, seen))}")
 
 
+def raised(kind: type[Exception], call: Callable[..., object], /, **fields: Any) -> Any:
+    """The error of this kind that the call raises. Raises if it raises none."""
+    try:
+        call(**fields)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} for {fields}")
+
+
 def run(*command: object, timeout: float = 600, **environment: str) -> str:
     """What the command printed. Raises with its last lines when it fails."""
     done = subprocess.run(
