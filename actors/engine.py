@@ -136,7 +136,7 @@ class EngineActor:
         if self._layout.size > 1:
             self._connect_ranks(epoch, meeting)
         if self._warm_up is None:
-            self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+            self._warm_up = WarmUp(self._engine, self._settings.deadly_token)
         warmth = self._warm_up(epoch)
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
