@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from services.messages import Iteration
 
@@ -44,3 +44,11 @@ class BlockNames:
     def as_dict(self) -> dict[int, bytes]:
         """Return the name of each block that has one, the one named longest ago first."""
         return dict(self._names)
+
+
+def common(ranks: Sequence[dict[int, bytes]]) -> dict[int, bytes]:
+    """Return the names that all ranks of an engine have. One may have run an iteration more than another, and only the
+    one that samples knows at once that a request has failed.
+    """
+    first, *others = ranks
+    return {block: name for block, name in first.items() if all(names.get(block) == name for names in others)}

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from driver import Driver
+from owners import Owners
 from safetensors.torch import load_file, save_file
+from test_engine import seeded_jobs
 from tiny_models import make_tiny_model
 
 from services.engine.engine import Engine
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.engine.startup.warm_up import WarmUp
-from services.messages import EngineFigures, Iteration, NewRequest
+from services.messages import Claim, EngineFigures, Iteration, NewRequest
 from services.requests import SamplingParams
 
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1)
@@ -76,3 +79,17 @@ def test_a_failed_request_leaves_names_only_to_blocks_that_it_shares(tmp_path: P
     engine.run(Iteration("e", 5, {}, released=["b/0"]))
     engine.reset("f")
     assert engine.block_names == named
+
+
+def test_each_owner_continues_with_the_blocks_of_the_one_before(tiny_model: Callable[[str], Path]) -> None:
+    """Owners die at any point of a block; each computes at most one block of a request again."""
+    engine = Engine.load(tiny_model("llama"), dataclasses.replace(SETTINGS, kv_blocks=100))
+    expected = [Driver(engine).run([job])[0].output for job in seeded_jobs()]
+    claims = [Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(seeded_jobs())]
+    owners = Owners(engine, lambda: engine.block_names, claims)
+    WarmUp(engine)("0:a")
+    for epoch, iterations in enumerate([3, 4, 2, 3, 20], 1):
+        owners.own(f"{epoch}:a", iterations)
+    assert [owners.outputs[claim.id] for claim in claims] == expected
+    assert len(owners.recomputed) == 5
+    assert max(max(again.values()) for again in owners.recomputed[1:]) <= 4
