@@ -54,6 +54,17 @@ class EngineStatus:
         return _number(self.epoch) if self.epoch else 0, self.loading
 
 
+@dataclass(frozen=True, slots=True)
+class ServeReply:
+    """A rank that is ready to serve."""
+
+    figures: bytes  # packed EngineFigures
+    loading: float  # seconds spent loading the weights
+    warm_up: bytes  # a packed iteration that measures the speed of the engine
+    warm_up_seconds: float  # that it took
+    block_names: dict[int, bytes]  # of the full blocks that earlier owners have left (see `BlockNames`)
+
+
 def _number(epoch: str) -> int:
     """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
@@ -62,7 +73,9 @@ def _number(epoch: str) -> int:
 class EngineActor:
     """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    `serve`, `run` and `drop` run one after the other, in one thread; `status` and `expect` run beside them.
+    `serve`, `run` and `drop` run one after the other, in one thread; `status` and `expect` run beside them. After
+    `serve` has returned, no iteration of an earlier epoch runs or writes: one that ran has ended, and later ones are
+    refused.
     """
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
@@ -122,12 +135,10 @@ class EngineActor:
         """Announce an owner under `epoch`: a `serve` for an earlier epoch, which may wait for other ranks, gives up."""
         self._expected = max(self._expected, _number(epoch))
 
-    def serve(self, epoch: str, meeting: str = "") -> tuple[bytes, float, bytes, float]:
+    def serve(self, epoch: str, meeting: str = "") -> ServeReply:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
-        an engine meet at `meeting` first.
-
-        Returns the packed EngineFigures, the seconds spent loading, a packed iteration that measures the speed of the
-        engine, and the seconds that this iteration took.
+        an engine meet at `meeting` first. Waits for the iteration that runs: the names of blocks are true only if
+        nothing is written afterwards.
         """
         started = time.monotonic()
         if self._engine is None:
@@ -136,12 +147,12 @@ class EngineActor:
         if self._layout.size > 1:
             self._connect_ranks(epoch, meeting)
         if self._warm_up is None:
-            self._warm_up = WarmUp(self._engine, self._settings.block_size, self._settings.deadly_token)
+            self._warm_up = WarmUp(self._engine, self._settings.deadly_token)
         warmth = self._warm_up(epoch)
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        return pack(figures), loading, pack(warmth.iteration), warmth.seconds
+        return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, self._engine.block_names)
 
     def run(self, packed: bytes, *missed: bytes) -> bytes:
         """Run one iteration; the iteration and its result are packed. `missed` are the packed results since the last

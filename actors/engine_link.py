@@ -9,13 +9,15 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
 from ray.actor import ActorHandle
 
-from actors.engine import EngineStatus
+from actors.engine import EngineStatus, ServeReply
 from actors.liveness import watch
+from services.engine.batch.block_names import common
 from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
@@ -34,6 +36,15 @@ class EngineProcess(NamedTuple):
 
     status: EngineStatus
     actor: ActorHandle[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What an owner learns from an engine that is ready to serve it."""
+
+    figures: EngineFigures
+    loading: float  # seconds spent loading the weights
+    cached_blocks: dict[int, bytes]  # names of the full blocks that all ranks have from earlier owners
 
 
 class EngineLink:
@@ -70,11 +81,12 @@ class EngineLink:
         """Whether all processes are dead."""
         return all(death.done() for death in self._deaths)
 
-    async def serve(self, epoch: str, timeout: float, cost: IterationCost) -> tuple[EngineFigures, float]:
-        """Make the engine serve `epoch`, with its weights loaded, within `timeout` seconds.
+    async def serve(self, epoch: str, timeout: float, cost: IterationCost) -> Attachment:
+        """Make the engine serve `epoch`, with its weights loaded, within `timeout` seconds. After this no iteration of
+        an earlier owner runs.
 
-        Returns the engine's figures and the seconds it spent loading; `cost` learns from its warm-up. Raises EngineLost
-        if a process dies, is stuck or is not ready in time, and OtherWeights.
+        `cost` learns from its warm-up. Raises EngineLost if a process dies, is stuck or is not ready in time, and
+        OtherWeights.
         """
         for actor in self._actors:
             actor.expect.remote(epoch)
@@ -84,7 +96,7 @@ class EngineLink:
         try:
             await asyncio.wait({serving, silence}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                answers = serving.result()
+                replies: list[ServeReply] = serving.result()
             elif silence.done():
                 raise EngineLost(f"an engine did not answer for {SILENCE:.0f} s")
             else:
@@ -92,9 +104,11 @@ class EngineLink:
         finally:
             serving.cancel()
             silence.cancel()
-        figures, _, first, seconds = answers[self._sampler]
-        cost.finished(unpack(Iteration, first), seconds)
-        return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)
+        sampler = replies[self._sampler]
+        cost.finished(unpack(Iteration, sampler.warm_up), sampler.warm_up_seconds)
+        loading = max(reply.loading for reply in replies)
+        names = common([reply.block_names for reply in replies])
+        return Attachment(unpack(EngineFigures, sampler.figures), loading, names)
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
         packed, missed = pack(iteration), self._missed

@@ -16,12 +16,11 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus
 from actors.engine_build import build_of, layout_of
-from actors.engine_link import KEEP_ALIVE_INTERVAL, EngineLink, EngineProcess, kill
+from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink, EngineProcess, kill
 from actors.liveness import watch
 from actors.placement import engine_names, ensure_engine, find_engine, remove_engine
 from services.errors import EngineLost, StaleEpoch
 from services.loop.iteration_cost import IterationCost
-from services.messages import EngineFigures
 from services.settings.settings import Settings
 
 LOAD_TIMEOUT = 900.0  # seconds to load the weights
@@ -54,12 +53,12 @@ class SeatEngine:
 
     async def open_link(
         self, epoch: str, check_owner: CheckOwner, cost: IterationCost
-    ) -> tuple[EngineLink, EngineFigures, float]:
+    ) -> tuple[EngineLink, Attachment]:
         """Choose a process for each rank and let them serve `epoch`, with the weights loaded.
 
-        Returns a link to them, the engine's figures, and the seconds spent loading; `cost` learns how fast the engine
-        is. Processes that do not become ready are killed, since their state is unknown: a rank may wait for ever for
-        one that is dead or stopped. `check_owner` is called before anything is killed.
+        Returns a link to them and what they have; `cost` learns how fast the engine is. Processes that do not become
+        ready are killed, since their state is unknown: a rank may wait for ever for one that is dead or stopped.
+        `check_owner` is called before anything is killed.
 
         Raises StaleEpoch, OtherWeights if the model's files have changed, and EngineLost if a process cannot be
         reached, is stuck or is not ready in time.
@@ -71,7 +70,7 @@ class SeatEngine:
             loaded = all(process.status.epoch for process in ranks)
             link = EngineLink(ranks, self._layout.sampler, self._node)
             try:
-                return link, *await link.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
+                return link, await link.serve(epoch, REUSE_TIMEOUT if loaded else LOAD_TIMEOUT, cost)
             except BaseException as error:
                 try:
                     if isinstance(error, EngineLost):

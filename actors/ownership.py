@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from actors.engine_link import KEEP_ALIVE_INTERVAL, EngineLink
+from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink
 from actors.engine_processes import SeatEngine
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
@@ -23,7 +23,6 @@ from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
-from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
@@ -97,9 +96,9 @@ class Ownership:
         """
         struck: list[str] = []
         try:
-            figures = await self._attach()
+            attachment = await self._attach()
             try:
-                await self._serve(figures)
+                await self._serve(attachment)
             except EngineLost as error:
                 struck = self._loop.in_flight if self._loop else []
                 return await self._lose_engine(error)
@@ -127,7 +126,7 @@ class Ownership:
             await self._release(struck)
         return None
 
-    async def _attach(self) -> EngineFigures:
+    async def _attach(self) -> Attachment:
         """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch. The
         lease is renewed meanwhile."""
         holding = asyncio.create_task(hold(self._pool, self._seat, self._context.settings.lease, self._gauges))
@@ -143,22 +142,23 @@ class Ownership:
                 with contextlib.suppress(asyncio.CancelledError, EngineLost, OtherWeights, StaleEpoch):
                     await task
 
-    async def _open_link(self) -> EngineFigures:
+    async def _open_link(self) -> Attachment:
         epoch, cost = self._seat.epoch, self._context.cost
-        self._link, figures, loading = await self._engine.open_link(epoch, self._check_owner, cost)
-        self._recovery |= {"recovery_attached": time.time(), "recovery_loading": loading}
-        return figures
+        self._link, attachment = await self._engine.open_link(epoch, self._check_owner, cost)
+        self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
+        return attachment
 
-    async def _serve(self, figures: EngineFigures) -> None:
+    async def _serve(self, attachment: Attachment) -> None:
         settings, link = self._context.settings, self._link
         assert link is not None
         kind = Scheduler if settings.policy == "iteration" else RequestLevelScheduler
         scheduler = kind(
             epoch=self._seat.epoch,
-            figures=figures,
+            figures=attachment.figures,
             knobs=knobs(settings),
             eos_token_ids=self._context.model.eos_token_ids,
             text=self._context.text,
+            cached_blocks=attachment.cached_blocks,
         )
         self._loop = EngineLoop(
             self._pool,
@@ -167,7 +167,7 @@ class Ownership:
             RealClock(),
             self._seat,
             settings.lease,
-            figures,
+            attachment.figures,
             self._context.counters,
             self._context.cost,
             self._gauges,

@@ -32,7 +32,8 @@ class Iteration:
     `scheduled` maps request ids to the number of tokens to compute. Its insertion order is the batch order. One token
     is sampled for each request that has no token left to compute after this iteration. `new_blocks` are KV block ids to
     append to a request's block table. `released` requests are removed before the iteration runs, because their blocks
-    may already belong to others.
+    may already belong to others. `full_blocks` are the names (see `BlockHashes`) of blocks that earlier iterations have
+    filled, each sent once. The engine keeps them for the next owner.
     """
 
     epoch: str
@@ -41,6 +42,7 @@ class Iteration:
     new: list[NewRequest] = field(default_factory=list)
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
+    full_blocks: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

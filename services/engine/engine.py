@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from services.engine.batch.block_names import BlockNames
 from services.engine.batch.flat_batch import pack
 from services.engine.batch.kv_cache import KVCache, block_bytes
 from services.engine.batch.request_state import RequestState, RequestStates
@@ -24,7 +25,7 @@ from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings
-from services.engine.startup import devices, loading
+from services.engine.startup import devices, loading, warm_up
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo
@@ -50,6 +51,7 @@ class Engine:
         self._scorer = PromptScorer(decoder, figures.vocab_size, sampler.search)
         self._cache = cache
         self._requests = RequestStates(figures.block_size)
+        self._names = BlockNames(figures.block_size)
         self._deadly = deadly
         self._epoch: str | None = None
         self._links: Links | None = None
@@ -78,7 +80,8 @@ class Engine:
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {_libraries()} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
         )
-        cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device)
+        reserved = warm_up.count_blocks(settings.block_size)
+        cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device, reserved)
         decoder.bind(cache)
         samples = Layout(settings.tp, settings.pp, rank).samples
         grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if samples else None
@@ -91,8 +94,18 @@ class Engine:
         self.decoder.links = self._links = links
         self.figures = replace(self.figures, num_blocks=links.least(self._cache.num_blocks))
 
+    @property
+    def block_names(self) -> dict[int, bytes]:
+        """The names of the full blocks that the next owner can use (see `BlockNames`)."""
+        return self._names.as_dict()
+
+    @property
+    def warm_up_blocks(self) -> list[int]:
+        """Blocks that no user's request gets. The warm-up uses them, since the next owner may use what others hold."""
+        return self._cache.reserved_blocks
+
     def reset(self, epoch: str) -> None:
-        """Forget all requests. From now on only iterations of `epoch` run."""
+        """Forget all requests, and keep the full blocks. From now on only iterations of `epoch` run."""
         self._requests.clear()
         self._unknown.clear()
         self._epoch = epoch
@@ -108,6 +121,7 @@ class Engine:
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
         self._learn(earlier)
+        self._names.begin(iteration)
         if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
         for new in iteration.new:
@@ -148,6 +162,7 @@ class Engine:
             self._requests[id].token_ids.append(token)
         for id in output.failed:
             self._requests[id].failed = True
+            self._names.fail(self._requests.own_blocks(id))
 
     def _await(self, step: int, states: list[RequestState]) -> None:
         """Note that another rank samples for these requests. Until its result comes they count as failed: no iteration

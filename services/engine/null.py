@@ -7,7 +7,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.batch.block_names import BlockNames
 from services.engine.settings import DeadlyToken, EngineSettings
+from services.engine.startup.warm_up import count_blocks
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult, Logprobs, NewRequest, PromptLogprobs
 from services.models.info import ModelInfo
@@ -32,6 +34,7 @@ class NullEngine:
     def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None) -> None:
         self.figures = figures
         self._requests: dict[str, _Counters] = {}
+        self._names = BlockNames(figures.block_size)
         self._deadly = deadly or DeadlyToken()
         self._epoch: str | None = None
 
@@ -51,6 +54,17 @@ class NullEngine:
             DeadlyToken(settings.deadly_token),
         )
 
+    @property
+    def block_names(self) -> dict[int, bytes]:
+        """See Engine.block_names."""
+        return self._names.as_dict()
+
+    @property
+    def warm_up_blocks(self) -> list[int]:
+        """See Engine.warm_up_blocks."""
+        first = self.figures.num_blocks
+        return list(range(first, first + count_blocks(self.figures.block_size)))
+
     def reset(self, epoch: str) -> None:
         """See Engine.reset."""
         self._requests.clear()
@@ -61,6 +75,7 @@ class NullEngine:
         started = time.perf_counter()
         if iteration.epoch != self._epoch:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
+        self._names.begin(iteration)
         for id in iteration.released:
             self._requests.pop(id, None)
         for new in iteration.new:

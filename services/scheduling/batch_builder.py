@@ -70,7 +70,7 @@ class BatchBuilder:
             left -= 1
             context += computed
             if computed >= entry.publish_at:
-                self._kv.publish(entry)
+                self._kv.publish(entry, computed)
         self._budget.add_decodes(len(batch.entries), context)
         for entry in prompts:
             if len(batch.entries) < self._knobs.max_batch_size and entry.active:
@@ -103,4 +103,4 @@ class BatchBuilder:
         if count:
             batch.put(entry, count)
             if computed + count >= entry.publish_at:
-                self._kv.publish(entry)
+                self._kv.publish(entry, computed)

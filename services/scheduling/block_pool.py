@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 HASH_BYTES = 16
@@ -21,17 +21,23 @@ class BlockPool:
     before the first, so that the rest of the prefix can still be found.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, cached: Mapping[int, bytes] | None = None) -> None:
+        """`cached` are full blocks that the engine has from an earlier owner, with their hashes. They begin as idle
+        ones; the first is reused first.
+        """
         assert num_blocks > 0, f"{num_blocks = }"
         assert block_size > 0, f"{block_size = }"
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: the last ones used are the warmest
-        self._idle: dict[int, None] = {}  # published and not held, the one idle longest first
+        self._blocks = {block_hash: block for block, block_hash in (cached or {}).items()}  # published blocks by hash
+        self._hashes = {block: block_hash for block_hash, block in self._blocks.items()}  # their hashes by block
+        assert all(0 <= block < num_blocks for block in self._hashes), f"the engine has other blocks: {num_blocks = }"
+        self._idle: dict[int, None] = dict.fromkeys(self._hashes)  # published and not held, the one idle longest first
+        empty = (block for block in range(num_blocks - 1, -1, -1) if block not in self._hashes)
+        self._empty = list(empty)  # a stack: the last ones used are the warmest
         self._holders = [0] * num_blocks
         self._tables: dict[str, list[int]] = {}
-        self._blocks: dict[bytes, int] = {}  # published blocks by hash
-        self._hashes: dict[int, bytes] = {}  # their hashes by block
+        self._untaken: dict[int, int] = {}  # by published block: the iteration that fills it, until `take_full`
         self._unchecked = 0  # blocks allocated since the last full check
 
     @property
@@ -97,14 +103,29 @@ class BlockPool:
         self._tables[request] += new
         self._unchecked += blocks
 
-    def publish(self, request: str, index: int, block_hash: bytes) -> None:
-        """Publish block number `index` of the request, which is full. If another block with the same content was
-        published before, `find` still returns that one.
+    def publish(self, request: str, index: int, block_hash: bytes, step: int = 0) -> None:
+        """Publish block number `index` of the request, which is full after iteration `step`. If another block with the
+        same content was published before, `find` still returns that one.
         """
         block = self._tables[request][index]
         if block_hash not in self._blocks and block not in self._hashes:
             self._blocks[block_hash] = block
             self._hashes[block] = block_hash
+            self._untaken[block] = step
+
+    def take_full(self, step: int) -> dict[int, bytes]:
+        """Return the published blocks that are full after iteration `step`, with their hashes, each only once."""
+        full = [block for block, filled_by in self._untaken.items() if filled_by <= step]
+        for block in full:
+            del self._untaken[block]
+        return {block: self._hashes[block] for block in full}
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Let those of these published blocks that are idle be reused after all other ones."""
+        for block in reversed(blocks):
+            if block in self._idle:
+                del self._idle[block]
+                self._idle[block] = None
 
     def release(self, request: str) -> int:
         """Take back all blocks of a request. Returns how many it held, which may be 0."""
@@ -121,16 +142,20 @@ class BlockPool:
     def unpublish(self, request: str) -> None:
         """Withdraw the blocks that only this request holds: it failed, and the engine erases them."""
         for block in self._tables.get(request, []):
-            if self._holders[block] == 1 and (block_hash := self._hashes.pop(block, None)):
-                del self._blocks[block_hash]
+            if self._holders[block] == 1 and block in self._hashes:
+                self._forget(block)
 
     def _pop(self) -> int:
         if self._empty:
             return self._empty.pop()
         block = next(iter(self._idle))
         del self._idle[block]
-        del self._blocks[self._hashes.pop(block)]
+        self._forget(block)
         return block
+
+    def _forget(self, block: int) -> None:
+        del self._blocks[self._hashes.pop(block)]
+        self._untaken.pop(block, None)
 
     def check_idle(self) -> None:
         """Check that no block is held. Each single block is checked only after as many have been allocated: the cost
@@ -156,6 +181,7 @@ class BlockPool:
         )
         assert self._idle.keys() <= self._hashes.keys(), "an idle block cannot be found"
         assert not self._hashes.keys() & set(self._empty), "an empty block can be found"
+        assert self._untaken.keys() <= self._hashes.keys(), "a block without a hash is full"
         self._unchecked = 0
 
 

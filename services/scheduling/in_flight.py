@@ -47,8 +47,10 @@ class InFlight:
             if tokens >= entry.max_tokens:
                 self.finishing.append(entry)
 
-    def message(self, epoch: str, kv: KVCacheManager) -> Iteration:
-        """Return the message for the engine, with all requests, blocks and releases that it does not know yet."""
+    def message(self, epoch: str, kv: KVCacheManager, finished: int) -> Iteration:
+        """Return the message for the engine, with all requests, blocks and releases that it does not know yet.
+        `finished` is the last iteration whose result is known.
+        """
         new, new_blocks = [], {}
         for entry in self.unsent:
             new.append(entry.as_new(entry.num_computed_tokens - self.scheduled[entry.id]))
@@ -56,4 +58,5 @@ class InFlight:
         for entry in kv.take_extended():
             if entry.num_blocks_sent >= 0:
                 new_blocks[entry.id] = kv.take_unsent_blocks(entry)
-        return Iteration(epoch, self.step, self.scheduled, new, new_blocks, kv.take_released())
+        full_blocks = kv.blocks.take_full(finished)
+        return Iteration(epoch, self.step, self.scheduled, new, new_blocks, kv.take_released(), full_blocks)

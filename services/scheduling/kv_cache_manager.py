@@ -15,6 +15,7 @@ class KVCacheManager:
 
     def __init__(self, blocks: BlockPool, knobs: Knobs) -> None:
         self.blocks = blocks
+        self.step = 0  # the last iteration that was selected, or is being selected
         self.admission: Admission = Reserve(blocks) if knobs.admission == "reserve" else OnDemand(blocks)
         self._caching = knobs.prefix_caching
         self._released: list[str] = []  # requests that the engine has to forget
@@ -30,6 +31,10 @@ class KVCacheManager:
         margin = self.admission.margin(num_running) if num_running else 0
         needed = self.admission.num_blocks(entry)
         return self.blocks.fits(self._find_cached(entry), needed, margin, [e.id for e in ending])
+
+    def keep_cached(self, entry: RequestEntry) -> None:
+        """Reuse the cached blocks of the request's prefix after all others: it will start soon."""
+        self.blocks.touch(self._find_cached(entry))
 
     def start(self, entry: RequestEntry) -> None:
         """Give the request its first blocks, cached ones first. They must fit."""
@@ -50,14 +55,22 @@ class KVCacheManager:
         entry.capacity += self.blocks.block_size
         self._extended.append(entry)
 
-    def publish(self, entry: RequestEntry) -> None:
-        """Let other requests share its full blocks, as far as their tokens are known."""
-        size = self.blocks.block_size
+    def publish(self, entry: RequestEntry, computed: int | None = None) -> None:
+        """Let other requests share its full blocks, as far as their tokens are known. If the request is part of the
+        iteration that is being selected, `computed` is the number of its tokens that earlier ones compute.
+        """
+        size, step, in_flight = self.blocks.block_size, self.step, entry.num_in_flight
+        if computed is None:
+            computed = entry.num_computed_tokens
+        else:
+            step, in_flight = step - 1, in_flight - 1
+        earlier = step if in_flight else 0  # the latest iteration that may compute these tokens
         full = min(entry.num_computed_tokens, entry.num_known_tokens) // size
         if full > entry.num_published_blocks:
             hashes = entry.block_hashes.first(full, entry.prompt, entry.output)
             for index in range(entry.num_published_blocks, full):
-                self.blocks.publish(entry.id, index, hashes[index])
+                filled_by = earlier if (index + 1) * size <= computed else self.step
+                self.blocks.publish(entry.id, index, hashes[index], filled_by)
             entry.num_published_blocks = full
         entry.publish_at = (entry.num_published_blocks + 1) * size
 
@@ -77,7 +90,7 @@ class KVCacheManager:
         """Return the cached blocks of its prefix. At least one token is left to compute, because its logits are needed.
         If log probabilities of the prompt are needed, so are the logits of all its tokens.
         """
-        if not self._caching or entry.needs_prompt_logprobs:
+        if not self._caching or entry.needs_prompt_logprobs or entry.distrusts_cache:
             return []
         full = (entry.num_tokens - 1) // self.blocks.block_size
         return self.blocks.find(entry.block_hashes.first(full, entry.prompt, entry.output))

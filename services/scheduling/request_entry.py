@@ -60,7 +60,8 @@ class RequestEntry:
         self.end = self._check_claimed(claim.output)
         self.ttft_deadline = now - claim.waited + claim.ttft if claim.ttft else None  # of the first token
         self.block_hashes = block_hashes
-        self.num_cached_tokens: int | None = None  # prompt tokens found in the cache at first; None: not started yet
+        # prompt tokens found in the cache at first; None: not started yet. An earlier owner's number is not known
+        self.num_cached_tokens = 0 if claim.output else None
         self.removed = False  # it ended, or belongs to another scheduler
         self._logprobs: list[Logprobs] | None = None if claim.sampling.logprobs is None else []  # since the claim
         self.num_output_sent = len(claim.output)  # output tokens that were sent to the pool, or came from it
@@ -88,6 +89,11 @@ class RequestEntry:
     def suspect(self) -> bool:
         """Whether it may have killed engines: it was in flight each time, and has brought no token since."""
         return self._claim.strikes >= SUSPECT and len(self.output) == len(self._claim.output)
+
+    @property
+    def distrusts_cache(self) -> bool:
+        """Whether it uses no cached blocks: those that it used may be why engines died."""
+        return self._claim.strikes >= SUSPECT
 
     @property
     def num_known_tokens(self) -> int:

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from time import monotonic
 
@@ -50,13 +50,15 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         text: TextTables | None = None,
         now: Callable[[], float] = monotonic,
+        cached_blocks: Mapping[int, bytes] | None = None,
     ) -> None:
         """`text` may be None if no request has stop strings or stop token ids with text. `now` is the clock of TTFT
-        targets, in seconds.
+        targets, in seconds. `cached_blocks` are the names of full blocks that the engine has from an earlier owner.
         """
         self.epoch = epoch
         self.knobs = knobs
-        self.blocks = BlockPool(figures.num_blocks, figures.block_size)
+        cached = cached_blocks if knobs.prefix_caching else None
+        self.blocks = BlockPool(figures.num_blocks, figures.block_size, cached)
         self._figures = figures
         self._rules = StopRules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
@@ -69,7 +71,7 @@ class Scheduler:
         self._entries: dict[str, RequestEntry] = {}  # all requests in the queues
         self._in_flight: deque[InFlight] = deque()
         self._outbox = Outbox()
-        self._step = 0
+        self._step = self._finished = 0  # the last iterations that were selected, and that have a result
 
     # --- requests from the pool ------------------------------------------------------------------------------
 
@@ -91,6 +93,7 @@ class Scheduler:
                 self._end(entry, entry.end)
             else:
                 self._queues.add(entry)
+                self._kv.keep_cached(entry)
 
     def cancel(self, ids: list[str]) -> None:
         """End these requests now, in whatever state they are. Unknown ids are requests that have already ended.
@@ -131,6 +134,8 @@ class Scheduler:
             else:
                 self.drop([id])
                 self.add([entry.as_claim(count)])
+                if again := self._entries.get(id):
+                    again.num_cached_tokens = entry.num_cached_tokens
         return resent
 
     # --- iterations ------------------------------------------------------------------------------------------
@@ -140,6 +145,7 @@ class Scheduler:
         if len(self._in_flight) >= self.knobs.depth:
             return None
         batch, closed = InFlight(self._step + 1), self._closed()
+        self._kv.step = batch.step
         if not closed:
             self._queues.hold_lines(self._now())
         self._builder.fill(batch, closed, nothing_in_flight=not self._in_flight)
@@ -150,7 +156,7 @@ class Scheduler:
             return None
         self._step = batch.step
         self._in_flight.append(batch)
-        return batch.message(self.epoch, self._kv)
+        return batch.message(self.epoch, self._kv, self._finished)
 
     def _closed(self) -> bool:
         """Return whether no request may join or preempt the running ones."""
@@ -165,6 +171,7 @@ class Scheduler:
         assert self._in_flight, f"no iteration is in flight, got a result of {result.step = }"
         batch = self._in_flight.popleft()
         assert (result.epoch, result.step) == (self.epoch, batch.step), f"{batch.step = } {result.step = }"
+        self._finished = batch.step
         self._cost.finished(batch.num_tokens, batch.num_pairs, result.elapsed)
         tokens, failed = result.tokens, result.failed
         ended = 0

@@ -30,8 +30,8 @@ def seat(settings: Settings = SETTINGS) -> SeatEngine:
 
 
 async def attach(engine: SeatEngine, epoch: str) -> EngineLink:
-    link, figures, _ = await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), WAIT)
-    assert figures.num_blocks > 0
+    link, attachment = await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), WAIT)
+    assert attachment.figures.num_blocks > 0
     return link
 
 

@@ -23,24 +23,32 @@ class LayerShape:
 
 
 class KVCache:
-    """Per layer keys [num_blocks + 1, heads, dim, block_size] and values [num_blocks + 1, heads, block_size, dim].
+    """Per layer keys [all blocks, heads, dim, block_size] and values [all blocks, heads, block_size, dim].
 
     What one head reads of a block is contiguous and in the order in which attention reads it: a score is a sum over
     dimensions for many keys at once, an output is a sum over keys for many dimensions at once. A decoder may order the
     numbers within such a piece differently.
 
-    The block after the last one stays zero. It pads block tables, so that no request reads another's values, not even
-    behind a mask (0 * NaN is NaN).
+    The scheduler places `num_blocks` of them. The block after these stays zero: it pads block tables, so that no
+    request reads another's values, not even behind a mask (0 * NaN is NaN). The last `num_reserved` are for the engine
+    itself.
     """
 
     def __init__(
-        self, layers: list[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_reserved: int = 0,
     ) -> None:
         assert num_blocks > 0, f"{num_blocks} KV blocks"
         self.num_blocks = num_blocks
         self.dtype = dtype
         self.block_size = block_size
-        blocks = num_blocks + 1
+        blocks = num_blocks + 1 + num_reserved
+        self.reserved_blocks = list(range(num_blocks + 1, blocks))
         self.keys = [zeros((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
         self.values = [zeros((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
 

@@ -30,6 +30,7 @@ class RequestState:
     sampling: SamplingParams
     num_computed_tokens: int = 0
     blocks: array[int] = field(default_factory=lambda: array("i"))
+    num_shared_blocks: int = 0  # the first blocks, which were full when it came
     adjustments: Adjustments | None = None  # of its logits; set by the sampler
     allowed: AllowedTokens | None = None  # the only tokens that may be sampled; None: all. Set by the sampler
     grammar: OutputGrammar | None = None  # of its output; set by the sampler
@@ -108,6 +109,11 @@ class RequestStates:
                 self._dirty.update(state.blocks)
         assert self._states or not self._holders, f"blocks {set(self._holders)} belong to no request"
 
+    def own_blocks(self, id: str) -> list[int]:
+        """The blocks that a request has written, and those that no other request has."""
+        state = self._states[id]
+        return [b for i, b in enumerate(state.blocks) if i >= state.num_shared_blocks or self._holders[b] == 1]
+
     def apply(self, iteration: Iteration) -> list[int]:
         """Forget released requests, add new ones, append new blocks. Returns the dirty blocks among the new ones; the
         caller erases them before they are used.
@@ -124,8 +130,9 @@ class RequestStates:
             self._states[new.id] = RequestState.of(new)
         for id, blocks in iteration.new_blocks.items():
             state = self._states[id]
-            shared = 0 if state.blocks else state.num_computed_tokens // self._block_size
-            own = blocks[shared:]
+            if not state.blocks:
+                state.num_shared_blocks = state.num_computed_tokens // self._block_size
+            own = blocks[max(0, state.num_shared_blocks - len(state.blocks)) :]
             assert not any(self._holders[block] for block in own), f"{id} was given another's block"
             erase.update(self._dirty.intersection(own))
             self._holders.update(blocks)

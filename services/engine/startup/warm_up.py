@@ -18,16 +18,23 @@ ID = "warm-up"
 
 
 class Engine(Protocol):
+    @property
+    def warm_up_blocks(self) -> list[int]: ...
     def reset(self, epoch: str) -> None: ...
     def run(self, iteration: Iteration) -> IterationResult: ...
 
 
-def iteration(epoch: str, block_size: int, deadly_token: int = -1) -> Iteration:
-    """A prompt of `TOKENS` different tokens, none of them `deadly_token`."""
+def count_blocks(block_size: int) -> int:
+    """The number of KV blocks that the iteration needs."""
+    return -(-TOKENS // block_size)
+
+
+def iteration(epoch: str, blocks: list[int], deadly_token: int = -1) -> Iteration:
+    """A prompt of `TOKENS` different tokens, none of them `deadly_token`, in these blocks."""
     prompt = [token for token in range(TOKENS + 1) if token != deadly_token][:TOKENS]
     sampling = SamplingParams(1, top_k=LOGPROBS, top_p=0.9, logprobs=LOGPROBS)  # so that the sampler is compiled, too
     new = NewRequest(ID, prompt, TOKENS, sampling)
-    return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: list(range(-(-TOKENS // block_size)))})
+    return Iteration(epoch, 0, {ID: TOKENS}, [new], {ID: blocks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +48,17 @@ class Warmth:
 
 
 class WarmUp:
-    """Warms up one loaded engine, for each of its owners."""
+    """Warms up one loaded engine, for each of its owners. What requests have left in its blocks stays there."""
 
-    def __init__(self, engine: Engine, block_size: int, deadly_token: int = -1) -> None:
+    def __init__(self, engine: Engine, deadly_token: int = -1) -> None:
         self._engine = engine
-        self._block_size = block_size
         self._deadly_token = deadly_token
         self._cold = True
 
     def __call__(self, epoch: str) -> Warmth:
         """Run an iteration; the first time run another one before it, which compiles and reads from disk. Afterwards
         the engine serves `epoch` and knows no request."""
-        one = iteration(epoch, self._block_size, self._deadly_token)
+        one = iteration(epoch, self._engine.warm_up_blocks, self._deadly_token)
         if self._cold:
             self._run(one)
             self._cold = False

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from services.engine.batch.block_names import BlockNames
 from services.messages import Iteration, IterationResult
+from services.scheduling.block_pool import BlockHashes
 
 EOS = 2
 VOCABULARY = 50
@@ -36,16 +38,33 @@ class Row:
 
 class EngineModel:
     """Runs iterations. Fails if a request reads a slot that was not computed, or writes a slot that another one
-    reads.
+    reads, or if a block has a name that is not that of its content for any of the `salts`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.size, self.num_blocks = block_size, num_blocks
+    def __init__(self, num_blocks: int, block_size: int, salts: tuple[str, ...] = ()) -> None:
+        self.size, self.num_blocks, self.salts = block_size, num_blocks, salts
+        self.names = BlockNames(block_size)
         self.rows: dict[str, Row] = {}
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
 
+    def reset(self) -> None:
+        """Forget all requests, as for another owner."""
+        self.rows.clear()
+        self.check_names()
+
+    def check_names(self) -> None:
+        for block, name in self.names.as_dict().items():
+            content = [self.slots[block, offset] for offset in range(self.size)]
+            tokens = content[-1]
+            assert content == [tokens[: len(tokens) - self.size + i + 1] for i in range(self.size)]
+            count = len(tokens) // self.size
+            chains = [BlockHashes(salt, self.size).first(count, [*tokens], []) for salt in self.salts]
+            assert name in [chain[-1] for chain in chains], f"block {block} has the name of other tokens"
+
     def run(self, iteration: Iteration, failed: list[str]) -> IterationResult:
         """Run an iteration. Requests in `failed` that would get a token fail instead."""
+        self.names.begin(iteration)
+        self.check_names()  # before it runs: earlier iterations have filled the blocks
         for id in iteration.released:
             del self.rows[id]  # raises KeyError if it was never sent
         for new in iteration.new:
@@ -70,6 +89,7 @@ class EngineModel:
             if row.computed == len(row.tokens):
                 if id in failed:
                     row.dead = True
+                    self.names.fail(row.blocks)
                 else:
                     tokens[id] = after(tuple(row.tokens))
                     row.tokens.append(tokens[id])

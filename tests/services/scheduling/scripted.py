@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
@@ -79,6 +79,7 @@ def scripted(
     text: TextTables | None = None,
     knobs: Knobs | None = None,
     now: Callable[[], float] = float,
+    cached_blocks: Mapping[int, bytes] | None = None,
 ) -> Script:
     """Create a scheduler of `kind` with blocks of 4 tokens."""
     return Script(
@@ -89,5 +90,6 @@ def scripted(
             eos_token_ids=[EOS],
             text=text,
             now=now,
+            cached_blocks=cached_blocks,
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
@@ -73,7 +74,8 @@ class Turn:
     drop: int | None = None  # and claim it again
     fail: int | None = None
     keep: int = 0  # iterations that stay in flight
-    crash: bool = False
+    crash: str = ""  # the scheduler or the engine dies
+    ran: int = 0  # iterations in flight that the engine runs after the scheduler's death
 
 
 some = st.sampled_from([None] * 8 + [0, 1, 2, 3])
@@ -85,7 +87,8 @@ turns = st.lists(
         drop=some,
         fail=some,
         keep=st.integers(0, 3),
-        crash=st.sampled_from([False] * 15 + [True]),
+        crash=st.sampled_from([""] * 12 + ["engine", "scheduler", "scheduler"]),
+        ran=st.integers(0, 3),
     ),
     max_size=20,
 )
@@ -104,18 +107,19 @@ class World:
         self.again: set[str] = (
             set()
         )  # requests that were dropped and claimed again, which iterations in flight may contain
-        self.start()
+        self.engine = EngineModel(BLOCKS, SIZE, ("", "a", "b"))
+        self.writers: dict[int, str] = {}  # the request that writes a block
+        self.start({})
 
-    def start(self) -> None:
+    def start(self, cached_blocks: Mapping[int, bytes]) -> None:
         self.scheduler = Scheduler(
             epoch="e",
             figures=EngineFigures("m", LENGTH, BLOCKS, SIZE, 100, "n"),
             knobs=self.knobs,
             eos_token_ids=[EOS],
             now=lambda: self.now,
+            cached_blocks=cached_blocks,
         )
-        self.engine = EngineModel(BLOCKS, SIZE)
-        self.writers: dict[int, str] = {}  # the request that writes a block
         self.flights: deque[tuple[Iteration, list[str]]] = deque()
 
     @property
@@ -141,10 +145,8 @@ class World:
     def turn(self, turn: Turn) -> None:
         for arrival in turn.arrivals:
             self.arrive(arrival)
-        self.left += turn.crash
         if turn.crash:  # tokens that were not committed are lost
-            self.start()
-            self.claim_again(self.open)
+            self.crash(turn)
         if turn.cancel is not None:
             self.scheduler.cancel(self.open[turn.cancel : turn.cancel + 1])
         if turn.drop is not None and (ids := self.open[turn.drop : turn.drop + 1]):
@@ -165,6 +167,20 @@ class World:
         self.scheduler.blocks.check()
         self.check_preemptions()
         self.now += 0.01
+
+    def crash(self, turn: Turn) -> None:
+        self.left += 1
+        if turn.crash == "engine":
+            self.engine = EngineModel(BLOCKS, SIZE, self.engine.salts)
+        while self.flights and turn.ran > 0 and turn.crash == "scheduler":
+            turn = replace(turn, ran=turn.ran - 1)
+            self.engine.run(*self.flights.popleft())
+        self.engine.reset()
+        names = self.engine.names.as_dict()
+        assert self.knobs.prefix_caching or not names
+        self.start(names)
+        self.scheduler.blocks.check()
+        self.claim_again(self.open)
 
     def land(self) -> None:
         iteration, failed = self.flights.popleft()

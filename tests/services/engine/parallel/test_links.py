@@ -102,7 +102,7 @@ def test_an_engine_checks_its_links_before_it_keeps_tokens(
     engines = [Engine.load(tiny_model("llama"), settings, rank) for rank in range(2)]
     links = link(2, "e")
     list(threads.map(Engine.link, engines, links))
-    first = iteration("e", 4)
+    first = iteration("e", engines[0].warm_up_blocks)
     for engine in engines:
         engine.reset("e")
     whole, _ = threads.map(Engine.run, engines, [first, first])

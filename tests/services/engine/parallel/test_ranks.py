@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from owners import Owners
 from rank_processes import RankProcesses
 from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
@@ -20,6 +21,7 @@ from test_prompt_logprobs import make_jobs as scored_jobs
 from tiny_models import make_tiny_model
 
 from load.bench.engine.perplexity import perplexity, text_ids
+from services.engine.batch.block_names import common
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
@@ -195,6 +197,17 @@ def test_a_new_owner_is_not_disturbed_by_what_the_last_one_left(ranks: RankProce
     for rank in range(ranks.layout.size):
         ranks.answer(rank)
     assert [job.output for job in Driver(ranks).run(jobs)] == generate(folder, make_jobs(random.Random(9), count=3))
+
+
+def test_each_owner_continues_with_the_blocks_that_all_ranks_have(ranks: RankProcesses, alone: Engine) -> None:
+    jobs = seeded_jobs()[:3]
+    claims = [Claim(job.id, float(i), job.prompt, [], job.sampling) for i, job in enumerate(jobs)]
+    expected = [job.output for job in Driver(alone).run(jobs)]
+    owners = Owners(ranks, lambda: common(ranks.all("__getattribute__", "block_names")), claims)
+    for epoch, iterations in enumerate([3, 4, 20], 1):
+        owners.own(f"{epoch}:a", iterations)
+    assert [owners.outputs[claim.id] for claim in claims] == expected
+    assert max(max(again.values()) for again in owners.recomputed[1:]) <= 4
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FLOAT32 = EngineSettings(device="cpu", dtype="float32", block_size=4, kv_blocks=
 
 
 def test_an_engine_is_measured_and_knows_no_request_afterwards(llama: Engine) -> None:
-    warmth = WarmUp(llama, llama.figures.block_size)("e")
+    warmth = WarmUp(llama)("e")
     assert warmth.seconds > 0
     assert len(llama._requests) == 0
     cost = IterationCost()
@@ -35,7 +35,7 @@ def test_an_engine_is_measured_and_knows_no_request_afterwards(llama: Engine) ->
 
 
 def test_it_draws_so_that_the_sampler_is_compiled() -> None:
-    sampling = iteration("e", 16).new[0].sampling
+    sampling = iteration("e", [0]).new[0].sampling
     assert sampling.temperature > 0
     assert sampling.top_k
     assert sampling.top_p < 1
@@ -44,12 +44,12 @@ def test_it_draws_so_that_the_sampler_is_compiled() -> None:
 
 def test_the_deadly_token_is_not_in_it() -> None:
     for deadly in (-1, 0, 1):
-        assert deadly not in iteration("e", 16, deadly).new[0].token_ids
+        assert deadly not in iteration("e", [0], deadly).new[0].token_ids
 
 
 def test_a_null_engine_takes_it_too() -> None:
     engine = NullEngine(EngineFigures("m", 100, 10, 4, 100, "null"))
-    warmth = WarmUp(engine, 4)("e")
+    warmth = WarmUp(engine)("e")
     assert (warmth.iteration.epoch, warmth.seconds >= 0) == ("e", True)
 
 
@@ -61,7 +61,7 @@ def test_the_next_owner_of_a_warm_engine_waits_for_one_iteration() -> None:
             self.epochs.append(iteration.epoch)
             return super().run(iteration)
 
-    warm_up = WarmUp(Counting(EngineFigures("m", 100, 10, 4, 100, "null")), 4)
+    warm_up = WarmUp(Counting(EngineFigures("m", 100, 10, 4, 100, "null")))
     for epoch in ("1:a", "2:b", "3:c"):
         warm_up(epoch)
     assert Counting.epochs == ["1:a", "1:a", "2:b", "3:c"]
@@ -69,7 +69,7 @@ def test_the_next_owner_of_a_warm_engine_waits_for_one_iteration() -> None:
 
 def test_its_bits_are_those_of_the_model_on_any_engine(tiny_model: Callable[[str], Path], llama: Engine) -> None:
     other = Engine.load(tiny_model("llama"), replace(FLOAT32, block_size=16, kv_blocks=8, threads=2))
-    bits = {WarmUp(engine, engine.figures.block_size)("e").bits for engine in (llama, other, other)}
+    bits = {WarmUp(engine)("e").bits for engine in (llama, other, other)}
     assert len(bits) == 1
 
 
@@ -85,4 +85,4 @@ def test_one_wrong_weight_shows(part: str, tiny_model: Callable[[str], Path], ll
     tensors[name].view(-1)[7] += 0.05
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     wrong = Engine.load(folder, FLOAT32)
-    assert WarmUp(wrong, 4)("e").bits != WarmUp(llama, 4)("e").bits
+    assert WarmUp(wrong)("e").bits != WarmUp(llama)("e").bits

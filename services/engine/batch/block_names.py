@@ -1,0 +1,54 @@
+"""BlockNames: which KV blocks of an engine are full, and of which tokens. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from services.messages import Iteration
+
+
+class BlockNames:
+    """The names of full blocks, as the scheduler has sent them. They outlive the scheduler: the next owner of the
+    engine begins with these blocks as its prefix cache.
+
+    A block has a name only while it contains the keys and values of exactly the tokens that the name stands for. It
+    gets its name after the iteration that filled it, and loses it before another request writes to it, or if the
+    request fails that wrote it.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._names: dict[int, bytes] = {}
+        self._failed: set[int] = set()  # blocks of failed requests; iterations sent before may still name them
+
+    def begin(self, iteration: Iteration) -> None:
+        """Forget the names of the blocks that this iteration gives to requests to write, and learn those of the blocks
+        that earlier ones have filled. Must be called before the iteration runs.
+        """
+        computed = {new.id: new.num_computed_tokens // self._block_size for new in iteration.new}
+        for id, blocks in iteration.new_blocks.items():
+            for block in blocks[computed.get(id, 0) :]:
+                self._names.pop(block, None)
+                self._failed.discard(block)
+                assert block not in iteration.full_blocks, f"block {block} is full, and {id} is to write it"
+        for block, name in iteration.full_blocks.items():
+            if block not in self._failed:
+                self._names[block] = name
+
+    def fail(self, blocks: Iterable[int]) -> None:
+        """Forget the names of these blocks of a failed request. They get none until another request writes them."""
+        for block in blocks:
+            self._failed.add(block)
+            self._names.pop(block, None)
+
+    def as_dict(self) -> dict[int, bytes]:
+        """Return the name of each block that has one, the one named longest ago first."""
+        return dict(self._names)
+
+
+def common(ranks: Sequence[dict[int, bytes]]) -> dict[int, bytes]:
+    """Return the names that all ranks of an engine have. One may have run an iteration more than another, and only the
+    one that samples knows at once that a request has failed.
+    """
+    first, *others = ranks
+    return {block: name for block, name in first.items() if all(names.get(block) == name for names in others)}
