@@ -17,7 +17,9 @@ from typing import Any
 
 import ray
 
+from actors.channel import Door
 from actors.engine_build import build_of, engine_settings, layout_of
+from actors.engine_thread import EngineThread
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
@@ -54,6 +56,17 @@ class EngineStatus:
         return _number(self.epoch) if self.epoch else 0, self.loading
 
 
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What an engine process tells the owner that it begins to serve."""
+
+    figures: bytes  # packed EngineFigures
+    loading: float  # seconds spent loading
+    first: bytes  # a packed Iteration that measures the speed of the engine
+    seconds: float  # that it took
+    door: Door  # where the owner connects
+
+
 def _number(epoch: str) -> int:
     """The number of an epoch `<number>:<nonce>`, which increases with each owner."""
     return int(epoch.partition(":")[0])
@@ -62,7 +75,8 @@ def _number(epoch: str) -> int:
 class EngineActor:
     """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    `serve`, `run` and `drop` run one after the other, in one thread; `status` and `expect` run beside them.
+    Iterations come over a channel. They, `serve` and `drop` run one after the other, in the thread of the engine;
+    `status` and `expect` run beside them.
     """
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
@@ -87,6 +101,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
+        self._thread = EngineThread(self._run)
         if not self._null:
             from services.engine.startup.preload import (
                 preload,  # imports torch for seconds, which a null engine does not need
@@ -122,13 +137,20 @@ class EngineActor:
         """Announce an owner under `epoch`: a `serve` for an earlier epoch, which may wait for other ranks, gives up."""
         self._expected = max(self._expected, _number(epoch))
 
-    def serve(self, epoch: str, meeting: str = "") -> tuple[bytes, float, bytes, float]:
+    def serve(self, epoch: str, meeting: str = "", far: bool = False) -> Attached:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
-        an engine meet at `meeting` first.
+        an engine meet at `meeting` first. `far`: the owner is on another node."""
+        return self._thread.call(lambda: self._serve(epoch, meeting, far))
 
-        Returns the packed EngineFigures, the seconds spent loading, a packed iteration that measures the speed of the
-        engine, and the seconds that this iteration took.
+    def drop(self, epoch: str) -> None:
+        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
+
+        Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
         """
+        self._thread.call(lambda: self._drop(epoch))
+
+    def _serve(self, epoch: str, meeting: str, far: bool) -> Attached:
+        self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
             self._load()
@@ -141,27 +163,23 @@ class EngineActor:
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        return pack(figures), loading, pack(warmth.iteration), warmth.seconds
+        door = self._thread.open(self._node if far else "")
+        return Attached(pack(figures), loading, pack(warmth.iteration), warmth.seconds, door)
 
-    def run(self, packed: bytes, *missed: bytes) -> bytes:
+    def _run(self, packed: bytes, missed: list[bytes]) -> bytes:
         """Run one iteration; the iteration and its result are packed. `missed` are the packed results since the last
         call, if this is one of several ranks and another one samples.
 
         Raises StaleEpoch for an owner whose epoch is over.
         """
-        if self._engine is None:
-            raise StaleEpoch("the weights were dropped: another process is this engine now")
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
         result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
         return pack(result)
 
-    def drop(self, epoch: str) -> None:
-        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
-
-        Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
-        """
+    def _drop(self, epoch: str) -> None:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
+        self._thread.dismiss("the weights were dropped: another process is this engine now")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()
