@@ -17,7 +17,9 @@ from typing import Any
 
 import ray
 
+from actors.channel import Door
 from actors.engine_build import build_of, engine_settings, layout_of
+from actors.engine_thread import EngineThread
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
 from services.engine.null import NullEngine
@@ -63,6 +65,7 @@ class ServeReply:
     warm_up: bytes  # a packed iteration that measures the speed of the engine
     warm_up_seconds: float  # that it took
     block_names: dict[int, bytes]  # of the full blocks that earlier owners have left (see `BlockNames`)
+    door: Door  # where the owner connects
 
 
 def _number(epoch: str) -> int:
@@ -73,9 +76,9 @@ def _number(epoch: str) -> int:
 class EngineActor:
     """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    `serve`, `run` and `drop` run one after the other, in one thread; `status` and `expect` run beside them. After
-    `serve` has returned, no iteration of an earlier epoch runs or writes: one that ran has ended, and later ones are
-    refused.
+    Iterations come over a channel. They, `serve` and `drop` run one after the other, in the thread of the engine;
+    `status` and `expect` run beside them. After `serve` has returned, no iteration of an earlier epoch runs or writes:
+    one that ran has ended, and later ones are refused.
     """
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
@@ -100,6 +103,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
+        self._thread = EngineThread(self._run)
         if not self._null:
             from services.engine.startup.preload import (
                 preload,  # imports torch for seconds, which a null engine does not need
@@ -135,11 +139,22 @@ class EngineActor:
         """Announce an owner under `epoch`: a `serve` for an earlier epoch, which may wait for other ranks, gives up."""
         self._expected = max(self._expected, _number(epoch))
 
-    def serve(self, epoch: str, meeting: str = "") -> ServeReply:
+    def serve(self, epoch: str, meeting: str = "", far: bool = False) -> ServeReply:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
-        an engine meet at `meeting` first. Waits for the iteration that runs: the names of blocks are true only if
-        nothing is written afterwards.
+        an engine meet at `meeting` first. `far`: the owner is on another node. Waits for the iteration that runs: the
+        names of blocks are true only if nothing is written afterwards.
         """
+        return self._thread.call(lambda: self._serve(epoch, meeting, far))
+
+    def drop(self, epoch: str) -> None:
+        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
+
+        Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
+        """
+        self._thread.call(lambda: self._drop(epoch))
+
+    def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
+        self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
             self._load()
@@ -152,27 +167,24 @@ class EngineActor:
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
-        return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, self._engine.block_names)
+        door = self._thread.open(self._node if far else "")
+        names = self._engine.block_names
+        return ServeReply(pack(figures), loading, pack(warmth.iteration), warmth.seconds, names, door)
 
-    def run(self, packed: bytes, *missed: bytes) -> bytes:
+    def _run(self, packed: bytes, missed: list[bytes]) -> bytes:
         """Run one iteration; the iteration and its result are packed. `missed` are the packed results since the last
         call, if this is one of several ranks and another one samples.
 
         Raises StaleEpoch for an owner whose epoch is over.
         """
-        if self._engine is None:
-            raise StaleEpoch("the weights were dropped: another process is this engine now")
         earlier = [[unpack(IterationResult, result) for result in missed]] if missed else []
         result: IterationResult = self._engine.run(unpack(Iteration, packed), *earlier)
         return pack(result)
 
-    def drop(self, epoch: str) -> None:
-        """Drop the weights and become a spare: the owner under `epoch` uses the other process.
-
-        Does nothing if this process serves a later epoch: a scheduler that was stopped may send this late.
-        """
+    def _drop(self, epoch: str) -> None:
         if self._epoch is None or _number(epoch) <= _number(self._epoch):
             return
+        self._thread.dismiss("the weights were dropped: another process is this engine now")
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()

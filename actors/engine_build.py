@@ -23,8 +23,10 @@ SOURCES = (
     "services/requests.py",
     "services/files.py",
     "services/wire.py",
+    "actors/channel.py",
     "actors/engine.py",
     "actors/engine_build.py",
+    "actors/engine_thread.py",
     "actors/liveness.py",
 )
 SUFFIXES = frozenset({".py", ".h", ".cpp"})

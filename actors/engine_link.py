@@ -1,4 +1,4 @@
-"""EngineLink: the EngineLoop's engine, at the other end of Ray actor calls."""
+"""EngineLink: the EngineLoop's engine, in other processes. Iterations go over channels, control by Ray actor calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,12 +16,13 @@ from ray.actor import ActorHandle
 
 from actors.engine import EngineStatus, ServeReply
 from actors.liveness import watch
+from actors.rank_channels import RankChannels
 from services.engine.batch.block_names import common
 from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.wire import pack, unpack
+from services.wire import unpack
 
 KILL_TIMEOUT = 5.0  # seconds in which a killed process must be gone
 KEEP_ALIVE_INTERVAL = 15.0  # seconds between calls that keep engine processes from ending themselves as orphans
@@ -58,12 +58,12 @@ class EngineLink:
         """`ranks` are the processes by rank. `sampler` is the rank whose results contain the tokens. `node` is the node
         of the calling process."""
         self.statuses = [status for status, _ in ranks]
-        self.first_result = 0.0  # Unix time
         self._actors = [actor for _, actor in ranks]
         self._deaths = [asyncio.create_task(watch(status.lifeline, node)) for status in self.statuses]
         self.dead = asyncio.create_task(_first_of(self._deaths))
         self._sampler = sampler
-        self._missed: list[bytes] = []  # results that the ranks which do not sample have not seen yet
+        self._channels = RankChannels(len(ranks), sampler)
+        self.dead.add_done_callback(self._on_death)
         self._node = node
 
     @property
@@ -75,6 +75,11 @@ class EngineLink:
     def names(self) -> list[str]:
         """The names of the actors, by rank."""
         return [status.name for status in self.statuses]
+
+    @property
+    def first_result(self) -> float:
+        """The Unix time of the first result; 0 before."""
+        return self._channels.first_result
 
     @property
     def gone(self) -> bool:
@@ -90,13 +95,12 @@ class EngineLink:
         """
         for actor in self._actors:
             actor.expect.remote(epoch)
-        calls = [actor.serve.remote(epoch, self.status.meeting) for actor in self._actors]
-        serving: asyncio.Future[Any] = asyncio.gather(*map(self._answer, calls))
+        serving: asyncio.Future[list[ServeReply]] = asyncio.ensure_future(self._attach(epoch))
         silence: asyncio.Future[Any] = asyncio.create_task(self._wait_for_silence())
         try:
             await asyncio.wait({serving, silence}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                replies: list[ServeReply] = serving.result()
+                replies = serving.result()
             elif silence.done():
                 raise EngineLost(f"an engine did not answer for {SILENCE:.0f} s")
             else:
@@ -110,18 +114,23 @@ class EngineLink:
         names = common([reply.block_names for reply in replies])
         return Attachment(unpack(EngineFigures, sampler.figures), loading, names)
 
-    def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
-        packed, missed = pack(iteration), self._missed
-        self._missed = []
-        calls = [actor.run.remote(packed, *missed) for actor in self._actors]  # sent now, not when awaited
-        return asyncio.ensure_future(self._result(calls))
+    async def _attach(self, epoch: str) -> list[ServeReply]:
+        """Let all ranks serve, and connect to them."""
+        calls = [
+            actor.serve.remote(epoch, self.status.meeting, status.node != self._node)
+            for actor, status in zip(self._actors, self.statuses, strict=True)
+        ]
+        answers: list[ServeReply] = await asyncio.gather(*map(self._answer, calls))
+        try:
+            await self._channels.connect([answer.door for answer in answers])
+        except OSError as error:
+            raise EngineLost(f"the engine cannot be reached: {error}") from error
+        return answers
 
-    async def _result(self, calls: list[Any]) -> IterationResult:
-        answers = await asyncio.gather(*map(self._answer, calls))
-        if len(answers) > 1:
-            self._missed.append(answers[self._sampler])
-        self.first_result = self.first_result or time.time()
-        return unpack(IterationResult, answers[self._sampler])
+    def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:
+        """Send an iteration to all ranks now. Awaiting the return value gives its result, or raises EngineLost, or
+        StaleEpoch if the engine has another owner."""
+        return self._channels.start(iteration)
 
     async def _answer(self, call: Any) -> Any:
         """The actor's answer. Raises EngineLost if a process of the engine dies first, or if Ray reports a failure."""
@@ -129,8 +138,7 @@ class EngineLink:
         answer.add_done_callback(discard_outcome)
         await asyncio.wait({answer, self.dead}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            dead = [status.pid for status, death in zip(self.statuses, self._deaths, strict=True) if death.done()]
-            raise EngineLost(f"engine process {', '.join(map(str, dead))} died")
+            raise self._death()
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
@@ -139,6 +147,14 @@ class EngineLink:
             raise EngineLost(f"the engine failed: {error}") from error
         except ray.exceptions.RayError as error:
             raise EngineLost(f"the engine is gone: {error}") from error
+
+    def _death(self) -> EngineLost:
+        dead = [status.pid for status, death in zip(self.statuses, self._deaths, strict=True) if death.done()]
+        return EngineLost(f"engine process {', '.join(map(str, dead))} died")
+
+    def _on_death(self, dead: asyncio.Task[None]) -> None:
+        if not dead.cancelled():
+            self._channels.fail(self._death())
 
     async def _wait_for_silence(self) -> None:
         """Return when one of the processes has not answered for `SILENCE` seconds, or has ended for good."""
@@ -164,7 +180,8 @@ class EngineLink:
         await asyncio.wait(self._deaths, timeout=KILL_TIMEOUT)
 
     def close(self) -> None:
-        """Stop watching the processes. The engine goes on."""
+        """Stop watching the processes and close the channels. The engine goes on."""
+        self._channels.close()
         for task in (self.dead, *self._deaths):
             task.cancel()
 

@@ -48,7 +48,7 @@ class Lifeline:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-            _enable_keepalive(connection)
+            enable_keepalive(connection)
         except OSError:  # out of file descriptors, or the client has gone
             time.sleep(RETRY_INTERVAL)
             return
@@ -82,7 +82,7 @@ async def watch(address: str, node: str) -> None:
                 return
             await asyncio.sleep(RETRY_INTERVAL)
     try:
-        _enable_keepalive(writer.get_extra_info("socket"))
+        enable_keepalive(writer.get_extra_info("socket"))
         await reader.read()
     except OSError:
         return  # the connection was reset
@@ -90,7 +90,7 @@ async def watch(address: str, node: str) -> None:
         writer.close()
 
 
-def _enable_keepalive(connection: socket.socket) -> None:
+def enable_keepalive(connection: socket.socket) -> None:
     """Let the kernel probe the other node every second. The node of a stopped process answers."""
     for option, value in (
         (socket.TCP_KEEPIDLE, 1),

@@ -22,12 +22,14 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
+from services.pool.commands import Commands
 
 OLDEST_SERVER = (6, 2)
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
 CONNECT_TIMEOUT = 2.0
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
+BLOCKING_CONNECTIONS = 1024
 
 # Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
 TEMPORARY = (
@@ -67,12 +69,13 @@ class Connection:
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
-        self._blocking = self._client(None, redis.ConnectionPool, None)
+        self._client = redis.Redis.from_pool(self._connections(SCRIPT_TIMEOUT))  # for what is seldom called
+        self._scripts = Commands(self._connections(None), SCRIPT_CONNECTIONS)
+        self._blocking = Commands(self._connections(None), BLOCKING_CONNECTIONS)
 
-    def _client(self, timeout: float | None, kind: Any, connections: int | None) -> Any:
+    def _connections(self, timeout: float | None) -> redis.ConnectionPool:
         options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
-        pool = kind.from_url(
+        return redis.ConnectionPool.from_url(
             self.url,
             protocol=2,
             decode_responses=False,
@@ -82,51 +85,49 @@ class Connection:
             retry_on_error=[],
             health_check_interval=0,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            max_connections=connections,
             **options,
         )
-        return redis.Redis.from_pool(pool)
 
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
         with self._calling("check"):
-            info = await self._scripts.info("server")
+            info = await self._client.info("server")
             version = str(info["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
                 raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
             try:
-                answer = await self._scripts.eval(_SELF_TEST, 0)
+                answer = await self._client.eval(_SELF_TEST, 0)
             except exceptions.ResponseError as error:
                 if code_of(error):
                     raise
                 raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
             assert answer == b"a2", f"Lua self-test gave {answer!r}"
             for name in scripts.names():
-                await self._scripts.script_load(scripts.script(name).text)
+                await self._client.script_load(scripts.script(name).text)
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
         """Run a script, which is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
         with self._calling(name):
             try:
-                return await self._scripts.execute_command("EVALSHA", script.sha, 1, prefix, *args)
+                return await self._scripts.run(SCRIPT_TIMEOUT, "EVALSHA", script.sha, 1, prefix, *args)
             except exceptions.NoScriptError:
-                return await self._scripts.execute_command("EVAL", script.text, 1, prefix, *args)
+                return await self._scripts.run(SCRIPT_TIMEOUT, "EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
         with self._calling(str(args[0])):
-            return await self._scripts.execute_command(*args)
+            return await self._scripts.run(SCRIPT_TIMEOUT, *args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
-            async with asyncio.timeout(timeout + BLOCK_SLACK):
-                return await self._blocking.execute_command(*args)
+            return await self._blocking.run(timeout + BLOCK_SLACK, *args)
 
     async def close(self) -> None:
-        for client in (self._scripts, self._blocking):
-            await client.aclose()
-            await client.connection_pool.disconnect()
+        for commands in (self._scripts, self._blocking):
+            await commands.close()
+        await self._client.aclose()
+        await self._client.connection_pool.disconnect()
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:

@@ -177,7 +177,7 @@ class RequestPool:
             cursor = entry.decode()
             if after != "0" and not _follows(cursor, after):
                 self._gaps.add(gateway)
-            events += packing.read_events(fields[b"e"])
+            events += packing.read_events(fields[1])
             after = cursor
         return after, events
 

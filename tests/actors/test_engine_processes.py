@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engine_seats import (
+    SETTINGS,
     WAIT,
     attach,
     attach_with_spare,
@@ -24,8 +25,10 @@ from engine_seats import (
 
 from actors import engine_processes
 from actors.engine_link import EngineLink
+from actors.engine_processes import SeatEngine
 from actors.placement import find_engine
 from services.errors import EngineLost, StaleEpoch
+from services.messages import Iteration
 from services.settings.sources import load
 
 pytestmark = [
@@ -85,6 +88,24 @@ async def test_an_engine_is_killed_from_another_node() -> None:
     await asyncio.wait_for(link.dead, WAIT)
     assert (await status_of(link.status.name)).pid != link.status.pid
     afar.close()
+
+
+async def test_an_owner_on_another_node_and_one_on_the_same_take_turns() -> None:
+    afar = await attach(SeatEngine(SETTINGS, 0, "192.0.2.1"), "1:a")
+    assert (await afar.start(iteration("1:a"))).tokens.keys() == {"r/0"}
+    near = await attach(seat(), "2:b")
+    assert near.status.pid == afar.status.pid
+    assert (await near.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+    with pytest.raises(StaleEpoch):
+        await afar.start(iteration("1:a"))
+    assert (await (await attach(SeatEngine(SETTINGS, 0, "192.0.2.1"), "3:c")).start(iteration("3:c"))).step == 1
+
+
+async def test_an_engine_that_fails_tells_why() -> None:
+    link = await attach(seat(), "1:a")
+    with pytest.raises(EngineLost, match="KeyError: 'unknown'"):
+        await link.start(Iteration("1:a", 1, {"unknown": 1}))
+    assert not link.dead.done()
 
 
 async def test_an_engine_with_weights_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def lone(server: OrcaServer) -> str:
             _ms(statistics.median(health)),
             _ms(statistics.quantiles(health, n=100)[98]),
         ],
-        ["of it one iteration with its actor call (mean)", _ms(spent["orca:iteration_seconds"]), ""],
+        ["of it one iteration with its way to the engine and back (mean)", _ms(spent["orca:iteration_seconds"]), ""],
         ["an exchange (mean); claim and commit are one each", _ms(spent["orca:exchange_seconds"]), ""],
     ]
     return f"A lone request, {LONE} times, 32 tokens in:\n\n" + table(["ms", "median", "p99"], rows)

@@ -1,0 +1,235 @@
+"""The channel between a scheduler and an engine process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.channel import Answer, Channel, Door, Frames, Order, framed
+from actors.engine_thread import MAX_STRANGERS, EngineThread
+
+HERE = "127.0.0.1"
+BIG = 3 << 20  # bytes, more than any socket buffers
+OTHER_USER = "import os, socket, time; os.setuid(65534); c = socket.socket(socket.AF_UNIX)"
+
+
+class Owner:
+    """A scheduler's end of a channel that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self.closed = asyncio.Event()
+        self.channel = Channel(self.answers.put_nowait, self.closed.set)
+
+    def send(self, iteration: bytes) -> None:
+        self.channel.send(framed(Order(iteration, [])))
+
+    async def result(self) -> bytes:
+        answer = await self.answers.get()
+        assert answer.result is not None, answer.error
+        return answer.result
+
+
+async def connect(door: Door) -> Owner:
+    owner = Owner()
+    await owner.channel.connect(door)
+    return owner
+
+
+def echo(iteration: bytes, missed: list[bytes]) -> bytes:
+    return iteration
+
+
+def open_door(thread: EngineThread, host: str = "") -> Door:
+    return thread.call(lambda: thread.open(host))
+
+
+def replace_owner(thread: EngineThread) -> Door:
+    thread.call(lambda: thread.dismiss("epoch 1:a is over"))
+    return open_door(thread)
+
+
+@pytest.fixture(params=["", HERE], ids=["unix", "tcp"])
+def host(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 30), min_size=1))
+def test_messages_are_whole_however_they_arrive(messages: list[bytes], pieces: list[int]) -> None:
+    data = b"".join(framed(Order(message, [])) for message in messages)
+    frames, found, at = Frames(), [], 0
+    while at < len(data):
+        size = pieces[at % len(pieces)]
+        found += list(frames.feed(data[at : at + size]))
+        at += size
+    assert [framed(Order(message, []))[4:] for message in messages] == found
+
+
+async def test_answers_come_in_the_order_of_the_orders(host: str) -> None:
+    owner = await connect(open_door(EngineThread(echo), host))
+    sent = [b"%d" % number for number in range(200)]
+    for message in sent:
+        owner.send(message)
+    assert [await owner.result() for _ in sent] == sent
+
+
+async def test_big_messages_both_ways(host: str) -> None:
+    owner = await connect(open_door(EngineThread(echo), host))
+    sent = [os.urandom(BIG), b"small", os.urandom(BIG)]
+    for message in sent:
+        owner.send(message)
+    assert [await owner.result() for _ in sent] == sent
+
+
+async def test_one_thread_runs_orders_and_calls() -> None:
+    names: set[int] = set()
+
+    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+        names.add(threading.get_ident())
+        return iteration
+
+    thread = EngineThread(run)
+    owner = await connect(open_door(thread))
+    owner.send(b"1")
+    await owner.result()
+    names.add(thread.call(threading.get_ident))
+    assert len(names) == 1
+    assert threading.get_ident() not in names
+
+
+def test_a_call_that_raises_raises_here() -> None:
+    thread = EngineThread(echo)
+    with pytest.raises(ZeroDivisionError):
+        thread.call(lambda: 1 // 0)
+    assert thread.call(lambda: 1) == 1
+
+
+async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    done: list[bytes] = []
+
+    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+        began.set()
+        assert go_on.wait(60)
+        done.append(iteration)
+        return iteration
+
+    thread = EngineThread(run)
+    first = await connect(open_door(thread))
+    first.send(b"1")
+    first.send(b"2")
+    await asyncio.to_thread(began.wait, 60)
+    serving = asyncio.create_task(asyncio.to_thread(replace_owner, thread))
+    while not thread._calls:  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.001)
+    assert not serving.done()
+    go_on.set()
+    second = await connect(await serving)
+    assert done == [b"1"]
+    assert await first.result() == b"1"
+    assert await first.answers.get() == Answer(None, "epoch 1:a is over", stale=True)
+    await first.closed.wait()
+    first.send(b"3")
+    second.send(b"4")
+    assert await second.result() == b"4"
+    assert done == [b"1", b"4"]
+
+
+async def test_an_owner_that_does_not_read_gives_way() -> None:
+    thread = EngineThread(lambda iteration, missed: bytes(BIG))
+    door = open_door(thread)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.connect(door.address)
+        stopped.sendall(door.secret + framed(Order(b"1", [])))
+        assert stopped.recv(1)
+        second = await connect(await asyncio.to_thread(replace_owner, thread))
+        second.send(b"2")
+        assert len(await second.result()) == BIG
+
+
+async def test_an_owner_that_dies_in_the_middle_of_an_order() -> None:
+    done: list[bytes] = []
+
+    def run(iteration: bytes, missed: list[bytes]) -> bytes:
+        done.append(iteration)
+        return iteration
+
+    thread = EngineThread(run)
+    door = open_door(thread)
+    with socket.socket(socket.AF_UNIX) as dies:
+        dies.connect(door.address)
+        dies.sendall(door.secret + framed(Order(b"1", []))[:-1])
+    second = await connect(await asyncio.to_thread(replace_owner, thread))
+    second.send(b"2")
+    assert await second.result() == b"2"
+    assert done == [b"2"]
+
+
+async def test_only_one_connection_with_the_secret_is_let_in(host: str) -> None:
+    thread = EngineThread(echo)
+    door = open_door(thread, host)
+    strangers = [door.socket() for _ in range(MAX_STRANGERS + 1)]
+    for stranger in strangers:
+        stranger.settimeout(60)
+        stranger.connect(door.address)
+    assert strangers[0].recv(1) == b""  # the oldest gives way
+    strangers[1].sendall(bytes(len(door.secret)))
+    assert strangers[1].recv(1) == b""
+    strangers[2].sendall(door.secret[:-1])
+    owner = await connect(door)
+    owner.send(b"1")
+    assert await owner.result() == b"1"
+    for stranger in strangers[2:]:
+        assert _ends(stranger)
+    with pytest.raises(ConnectionRefusedError):
+        await connect(door)
+    for stranger in strangers:
+        stranger.close()
+
+
+def _ends(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another user")
+@pytest.mark.parametrize("listens", [False, True])
+async def test_processes_of_other_users_are_refused(listens: bool, other_user: Callable[[str], str]) -> None:
+    door = open_door(EngineThread(echo))
+    connects = f"c.settimeout(30); c.connect({door.address!r}); print(c.recv(1))"
+    if not listens:
+        assert other_user(connects) == "b''"
+        return
+    name = other_user("c.bind('\\0orca-test-%d' % os.getpid()); c.listen(); print('orca-test-%d' % os.getpid())")
+    with pytest.raises(PermissionError):
+        await connect(Door("", name, b"secret"))
+
+
+@pytest.fixture
+def other_user() -> Iterator[Callable[[str], str]]:
+    """Runs a line of Python, with a socket `c`, as another user; returns the first line that it prints."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(line: str) -> str:
+        program = f"{OTHER_USER}\n{line}\nprint(flush=True)\ntime.sleep(60)"
+        process = subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
