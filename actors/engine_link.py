@@ -20,6 +20,7 @@ from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.scheduling import WarmUpTime
 from services.wire import pack, unpack
 
 KILL_TIMEOUT = 5.0  # seconds in which a killed process must be gone
@@ -48,6 +49,7 @@ class EngineLink:
         of the calling process."""
         self.statuses = [status for status, _ in ranks]
         self.first_result = 0.0  # Unix time
+        self.warm_up: WarmUpTime | None = None  # of the rank that samples; set by `serve`
         self._actors = [actor for _, actor in ranks]
         self._deaths = [asyncio.create_task(watch(status.lifeline, node)) for status in self.statuses]
         self.dead = asyncio.create_task(_first_of(self._deaths))
@@ -93,7 +95,9 @@ class EngineLink:
             serving.cancel()
             silence.cancel()
         figures, _, first, seconds = answers[self._sampler]
-        cost.finished(unpack(Iteration, first), seconds)
+        iteration = unpack(Iteration, first)
+        cost.finished(iteration, seconds)
+        self.warm_up = WarmUpTime(sum(iteration.scheduled.values()), seconds)
         return unpack(EngineFigures, figures), max(loading for _, loading, _, _ in answers)
 
     def start(self, iteration: Iteration) -> asyncio.Future[IterationResult]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
-from services.scheduling import Knobs, Scheduler
+from services.scheduling import Knobs, Scheduler, WarmUpTime
 from services.text import TextTables
 
 EOS = 2
@@ -79,6 +79,7 @@ def scripted(
     text: TextTables | None = None,
     knobs: Knobs | None = None,
     now: Callable[[], float] = float,
+    warm_up: WarmUpTime | None = None,
 ) -> Script:
     """Create a scheduler of `kind` with blocks of 4 tokens."""
     return Script(
@@ -88,6 +89,7 @@ def scripted(
             knobs=knobs or Knobs(max_batch_size=batch),
             eos_token_ids=[EOS],
             text=text,
+            warm_up=warm_up,
             now=now,
         )
     )
