@@ -85,7 +85,7 @@ class SchedulingSettings(BaseSettings):
         Field(
             description="KV blocks: all at the start of a request, or as they fill, with preemption when they run out"
         ),
-    ] = "reserve"
+    ] = "on_demand"
     lookahead: Annotated[
         int,
         Field(
