@@ -22,6 +22,7 @@ from services.errors import EngineLost, OtherWeights, StaleEpoch
 from services.loop.iteration_cost import IterationCost
 from services.loop.pool_session import discard_outcome
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.scheduling import WarmUpTime
 from services.wire import unpack
 
 KILL_TIMEOUT = 5.0  # seconds in which a killed process must be gone
@@ -44,6 +45,7 @@ class Attachment:
 
     figures: EngineFigures
     loading: float  # seconds spent loading the weights
+    warm_up: WarmUpTime
     cached_blocks: dict[int, bytes]  # names of the full blocks that all ranks have from earlier owners
 
 
@@ -109,10 +111,12 @@ class EngineLink:
             serving.cancel()
             silence.cancel()
         sampler = replies[self._sampler]
-        cost.finished(unpack(Iteration, sampler.warm_up), sampler.warm_up_seconds)
+        iteration = unpack(Iteration, sampler.warm_up)
+        cost.finished(iteration, sampler.warm_up_seconds)
+        warm_up = WarmUpTime(sum(iteration.scheduled.values()), sampler.warm_up_seconds)
         loading = max(reply.loading for reply in replies)
         names = common([reply.block_names for reply in replies])
-        return Attachment(unpack(EngineFigures, sampler.figures), loading, names)
+        return Attachment(unpack(EngineFigures, sampler.figures), loading, warm_up, names)
 
     async def _attach(self, epoch: str) -> list[ServeReply]:
         """Let all ranks serve, and connect to them."""

@@ -16,6 +16,7 @@ from functools import partial
 
 from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink
 from actors.engine_processes import SeatEngine
+from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
@@ -26,7 +27,7 @@ from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
-from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
+from services.scheduling import RequestLevelScheduler, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables
 
@@ -47,20 +48,6 @@ class SchedulerContext:
     cost: IterationCost  # what has been measured of the speed of its engines
     node: str  # the address of the node of this process
     lifeline: Lifeline  # watched by the spares
-
-
-def knobs(settings: Settings) -> Knobs:
-    return Knobs(
-        max_batch_size=settings.max_batch_size,
-        token_budget=settings.token_budget or None,
-        tbt_target=settings.tbt_target or None,
-        admission=settings.admission,
-        order=settings.order,
-        batches_in_flight=settings.pp,
-        lookahead=settings.lookahead,
-        prefix_caching=settings.prefix_caching,
-        share_prefixes=settings.share_prefixes,
-    )
 
 
 class Ownership:
@@ -155,9 +142,10 @@ class Ownership:
         scheduler = kind(
             epoch=self._seat.epoch,
             figures=attachment.figures,
-            knobs=knobs(settings),
+            knobs=knobs_of(settings, attachment.figures),
             eos_token_ids=self._context.model.eos_token_ids,
             text=self._context.text,
+            warm_up=attachment.warm_up,
             cached_blocks=attachment.cached_blocks,
         )
         self._loop = EngineLoop(

@@ -26,7 +26,7 @@ def main() -> None:
     requests = paper(options.n)
     with (
         tempfile.TemporaryDirectory() as folder,
-        OrcaServer(Path(folder), "--model", options.model, "--dtype", "float32") as server,
+        OrcaServer(Path(folder), "--model", options.model, "--dtype", "float32", "--preset", "paper") as server,
     ):
         run = asyncio.run(run_over_http(server.url, requests))
         metrics = server.metrics()

@@ -17,6 +17,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.knobs import CUDA_TARGET
 from load.curves import Line, Panel, draw
 from load.report import table
 from load.simulation.cost import Partition
@@ -77,7 +78,7 @@ def report(chunks: tuple[int, ...], budgets: tuple[int, ...], scale: Scale, out:
         draw(out / "article.png", [_panel(by_budget)])
     return (
         f"{LLAMA_70B.name} on {PARTITION.ranks} {H100_80GB.name}, {USERS} users, {PARTITION.num_slots:,} slots.\n\n"
-        f"### Simulated\n\n{_table(outcomes)}\n\n"
+        f"### Simulated\n\n{_table(outcomes | {f'target {CUDA_TARGET} s': with_default_target(scale)})}\n\n"
         f"### Beside the article, relative to Orca\n\n{_ratios(outcomes)}\n\n"
         f"### Other draws of requests\n\n{other_draws(chunks, scale)}\n\n"
         f"### Token budgets\n\n{_table(by_budget)}"
@@ -94,6 +95,12 @@ def measure(scale: Scale, token_budget: int | None = None, request_level: bool =
         request_level=request_level,
     )
     return run_in_virtual_time(_measure(policy, scale, seed))
+
+
+def with_default_target(scale: Scale) -> Outcome:
+    """What the users get with the default time target of a GPU."""
+    policy = Policy(USERS, PARTITION.num_slots, LLAMA_70B.max_model_len, tbt_target=CUDA_TARGET, stretch_target=True)
+    return run_in_virtual_time(_measure(policy, scale, seed=0))
 
 
 async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:

@@ -34,6 +34,8 @@ class Policy:
     max_model_len: int
     batches_in_flight: int = 1
     token_budget: int | None = None
+    tbt_target: float | None = None
+    stretch_target: bool = False
     request_level: bool = False
 
 
@@ -70,6 +72,8 @@ class World:
         knobs = Knobs(
             max_batch_size=policy.max_batch_size,
             token_budget=policy.token_budget,
+            tbt_target=policy.tbt_target,
+            stretch_target=policy.stretch_target,
             batches_in_flight=policy.batches_in_flight,
         )
         return kind(epoch=epoch, figures=self._figures(), knobs=knobs, now=RealClock().now)

@@ -10,6 +10,7 @@ from services.scheduling.knobs import Knobs
 
 FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
+LEAST_STRETCH = 3.0  # an automatic target is at least this many times the cost of the decodes in the iteration
 LINE_TARGET = 0.05  # seconds of an iteration of lines of batches
 LINE_LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
 
@@ -20,15 +21,19 @@ class Budget:
     Decodes take their share first. What is left goes to chunks of prompts, in order. A chunk can have any size. If the
     time target cannot be met, the first chunk still gets `LEAST_CHUNK` tokens, so that every prompt is computed in the
     end.
+
+    With `Knobs.stretch_target`, the target is raised where it would leave little time to prompts beside what an
+    iteration costs without them: on a slow engine, small chunks would read the weights again and again.
     """
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
         self._fixed = knobs.token_budget
-        self._target = knobs.tbt_target
+        self._least_target = knobs.tbt_target
+        self._stretch = LEAST_STRETCH if knobs.stretch_target else 0.0
         self._cost = cost
         self._batch = knobs.max_batch_size
         self._context = 0.0  # mean number of context tokens of the decodes in the last iteration
-        self._limited = self._fixed is not None or self._target is not None
+        self._limited = self._fixed is not None or self._least_target is not None
         self.begin()
 
     def begin(self) -> None:
@@ -36,11 +41,12 @@ class Budget:
         self.num_tokens = 0  # given so far
         self.num_pairs = 0  # of query and key, given so far
         self._chunks = 0
+        self._target = self._target_beside(0, 0)
 
     @property
     def max_tokens(self) -> float:
         """The largest number of tokens of an iteration, which is that of a prompt alone. Infinite without a budget."""
-        return self._fitting(0, 0, 0, LEAST_CHUNK) if self._limited else inf
+        return self._fitting(0, 0, 0, LEAST_CHUNK, self._target_beside(0, 0)) if self._limited else inf
 
     def max_decodes(self, wanted: int) -> int:
         """Return how many of `wanted` decodes fit."""
@@ -51,6 +57,7 @@ class Budget:
         self.num_tokens += decodes
         self.num_pairs += decodes + context
         self._context = context / max(1, decodes)
+        self._target = self._target_beside(self.num_tokens, self.num_pairs)
 
     def prompt_seconds(self, tokens: int, running: int) -> float:
         """Estimate how long a prompt of `tokens` tokens takes if no other prompt delays it. In each of its iterations,
@@ -60,7 +67,8 @@ class Budget:
         """
         others = min(running, self._batch - 1)
         pairs = int(others * (1 + self._context))
-        chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK))
+        target = self._target_beside(others, pairs)
+        chunk = max(1, self._fitting(tokens // 2, others, pairs, LEAST_CHUNK, target))
         count = -(-tokens // chunk)
         cost, own = self._cost, tokens * (tokens + 1) // 2
         return cost.seconds(tokens + count * others, own + count * pairs) + (count - 1) * cost.coefficients.fixed
@@ -81,23 +89,29 @@ class Budget:
         return max(0, count)
 
     def _room(self, context: int) -> int:
-        return self._fitting(context, self.num_tokens, self.num_pairs, 0 if self._chunks else LEAST_CHUNK)
+        least = 0 if self._chunks else LEAST_CHUNK
+        return self._fitting(context, self.num_tokens, self.num_pairs, least, self._target)
 
-    def _fitting(self, context: int, tokens: int, pairs: int, least: int) -> int:
+    def _target_beside(self, decodes: int, pairs: int) -> float | None:
+        """Return the time target in seconds of an iteration with these decodes, which have so many pairs."""
+        if self._least_target is None or not self._stretch:
+            return self._least_target
+        return max(self._least_target, self._stretch * self._cost.seconds(max(1, decodes), max(1, pairs)))
+
+    def _fitting(self, context: int, tokens: int, pairs: int, least: int, target: float | None) -> int:
         """Return how many tokens with `context` context tokens fit into an iteration that has `tokens` and `pairs`;
         at least `least`, if only the time target is exceeded.
         """
         room = inf if self._fixed is None else self._fixed - tokens
-        if self._target is not None:
-            time = self._affordable(context, tokens, pairs) if self._cost.known else FIRST_GUESS - tokens
+        if target is not None:
+            time = self._affordable(context, tokens, pairs, target) if self._cost.known else FIRST_GUESS - tokens
             room = min(room, max(least, time))
         return int(min(room, 1 << 30))
 
-    def _affordable(self, context: int, tokens: int, pairs: int) -> float:
+    def _affordable(self, context: int, tokens: int, pairs: int, target: float) -> float:
         """Return the largest n with cost(tokens + n, pairs + n * context + n * n / 2) <= target, a quadratic in n."""
         cost = self._cost
-        assert self._target is not None
-        left = self._target - cost.seconds(tokens, pairs)
+        left = target - cost.seconds(tokens, pairs)
         if left <= 0:
             return 0.0
         per_token, per_pair = cost.coefficients.per_token, cost.coefficients.per_pair
@@ -115,13 +129,12 @@ class LineBudget(Budget):
     """
 
     def __init__(self, knobs: Knobs, cost: CostModel) -> None:
-        self._asked = knobs.tbt_target
+        self._asked = inf if knobs.tbt_target is None or knobs.stretch_target else knobs.tbt_target
         super().__init__(replace(knobs, tbt_target=LINE_TARGET), cost)
 
-    def begin(self) -> None:
-        super().begin()
+    def _target_beside(self, decodes: int, pairs: int) -> float:
         target = max(LINE_TARGET, LINE_LEAST_SHARE * self._cost.seconds(1, 1 + int(self._context)))
-        self._target = target if self._asked is None else min(target, self._asked)
+        return min(target, self._asked)
 
     def max_decodes(self, wanted: int) -> int:
         wanted = super().max_decodes(wanted)

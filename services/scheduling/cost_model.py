@@ -27,6 +27,13 @@ class _Mean:
         self.at = at
 
 
+class WarmUpTime(NamedTuple):
+    """An engine's first iteration: a prompt of `tokens` tokens, which took `seconds`."""
+
+    tokens: int
+    seconds: float
+
+
 class Coefficients(NamedTuple):
     """seconds = fixed + per_token * tokens + per_pair * pairs."""
 
@@ -54,6 +61,10 @@ class CostModel:
     def known(self) -> bool:
         """Whether any iteration was measured."""
         return self._count > 0
+
+    def warmed_up(self, time: WarmUpTime) -> None:
+        """Learn from the engine's warm-up, so that the first prompt is not computed at an unknown speed."""
+        self.finished(time.tokens, time.tokens * (time.tokens + 1) // 2, time.seconds)
 
     def finished(self, tokens: int, pairs: int, seconds: float) -> None:
         """Learn from an iteration that took `seconds`."""

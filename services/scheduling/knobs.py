@@ -13,7 +13,8 @@ class Knobs:
     `token_budget`: the largest number of tokens in an iteration. Decodes go first, the rest goes to chunks of prompts.
     None: prompts are computed whole.
     `tbt_target`: seconds between tokens that an iteration should not exceed. It lowers the budget, by an estimate of
-    the cost that is updated after each iteration. None: no target.
+    the cost that is updated after each iteration. None: no target. `stretch_target`: on a slow engine, or beside
+    decodes that take long, the target is raised so that prompts get a fair share of the time.
     `admission`: `reserve` takes blocks for prompt + max_new_tokens at the first selection; `on_demand` takes them as
     they fill, and preempts requests when they run out.
     `order`: `fcfs`, or `priority`: later classes give way to an earlier one whose first token is at risk.
@@ -25,6 +26,7 @@ class Knobs:
     max_batch_size: int = 32
     token_budget: int | None = None
     tbt_target: float | None = None
+    stretch_target: bool = False
     admission: Literal["reserve", "on_demand"] = "reserve"
     order: Literal["fcfs", "priority"] = "fcfs"
     batches_in_flight: int = 1

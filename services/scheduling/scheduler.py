@@ -24,7 +24,7 @@ from services.requests import FinishReason
 from services.scheduling.batch_builder import BatchBuilder
 from services.scheduling.block_pool import BlockHashes, BlockPool
 from services.scheduling.budget import Budget
-from services.scheduling.cost_model import CostModel
+from services.scheduling.cost_model import CostModel, WarmUpTime
 from services.scheduling.in_flight import InFlight
 from services.scheduling.knobs import Knobs
 from services.scheduling.kv_cache_manager import KVCacheManager
@@ -49,11 +49,13 @@ class Scheduler:
         knobs: Knobs,
         eos_token_ids: Iterable[int] = (),
         text: TextTables | None = None,
+        warm_up: WarmUpTime | None = None,
         now: Callable[[], float] = monotonic,
         cached_blocks: Mapping[int, bytes] | None = None,
     ) -> None:
-        """`text` may be None if no request has stop strings or stop token ids with text. `now` is the clock of TTFT
-        targets, in seconds. `cached_blocks` are the names of full blocks that the engine has from an earlier owner.
+        """`text` may be None if no request has stop strings or stop token ids with text. `warm_up`: the speed of the
+        engine as far as it is known. `now` is the clock of TTFT targets, in seconds. `cached_blocks` are the names of
+        full blocks that the engine has from an earlier owner.
         """
         self.epoch = epoch
         self.knobs = knobs
@@ -63,6 +65,8 @@ class Scheduler:
         self._rules = StopRules(figures.max_model_len, frozenset(eos_token_ids), text)
         self._now = now
         self._cost = CostModel()
+        if warm_up:
+            self._cost.warmed_up(warm_up)
         self._budget = Budget(knobs, self._cost)
         order = Fcfs() if knobs.order == "fcfs" else Priority(self._cost, self._budget, now)
         self._kv = KVCacheManager(self.blocks, knobs)

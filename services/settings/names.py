@@ -36,7 +36,7 @@ VLLM_REFUSED = {
     "--enable-auto-tool-choice": "it is always on; --tool-call-parser none turns tools off",
     "--trust-remote-code": "code of a model's repository is never run",
     "--seed": "tokens depend on the request alone; send the field 'seed' in the request",
-    "--enable-chunked-prefill": "use --token-budget or --tbt-target; without them prompts are not split",
+    "--enable-chunked-prefill": "use --tbt-target; its value 0 computes prompts whole",
     "--scheduling-policy": "use --order; its classes age and have TTFT targets",
     "--async-scheduling": "use --lookahead 1",
     "--max-num-queued-reqs": "it counts running requests too; use --max-waiting, which counts waiting requests",

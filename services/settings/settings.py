@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.files import user_cache, user_data
 from services.settings.addresses import normalize
+from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
 
@@ -24,7 +25,7 @@ SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
-class Settings(BoundSettings, BaseSettings):
+class Settings(BoundSettings, SchedulingSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -72,52 +73,6 @@ class Settings(BoundSettings, BaseSettings):
 
     engines: Annotated[int, Field(ge=1, description="number of engines, each with its own scheduler")] = 1
     gateways: Annotated[int, Section.API, Field(ge=1, description="number of gateway replicas")] = 2
-    policy: Annotated[
-        Literal["iteration", "request"],
-        Section.SCHEDULING,
-        Field(description="iteration: Orca's scheduling; request: a batch does not change until its last request ends"),
-    ] = "iteration"
-    order: Annotated[
-        Literal["fcfs", "priority"],
-        Field(
-            description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
-        ),
-    ] = "fcfs"
-    ageing: Annotated[
-        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that count as much as one class")
-    ] = 60.0
-    ttft_target: Annotated[
-        float,
-        Field(gt=0, le=3600, description="order=priority: default target in seconds for the time to the first token"),
-    ] = 10.0
-    max_batch_size: Annotated[int, Field(ge=1, description="maximum number of requests in one iteration")] = 32
-    token_budget: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="maximum number of tokens in one iteration: decodes, then chunks of prompts; 0: whole prompts",
-        ),
-    ] = 0
-    tbt_target: Annotated[
-        float, Field(ge=0, description="target in seconds between tokens, which limits chunks of prompts; 0: none")
-    ] = 0.0
-    admission: Annotated[
-        Literal["reserve", "on_demand"],
-        Field(
-            description="KV blocks: all at the start of a request, or as they fill, with preemption when they run out"
-        ),
-    ] = "reserve"
-    lookahead: Annotated[
-        int,
-        Field(
-            ge=0, le=1, description="1: the engine gets the next iteration before the tokens of the last one are known"
-        ),
-    ] = 0
-    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with the same prefix")] = True
-    share_prefixes: Annotated[
-        bool,
-        Field(description="share prefixes between tenants too; a tenant can then learn from timing what others sent"),
-    ] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Section.ENGINE, Field(description="auto: cuda if there is a GPU")
     ] = "auto"
@@ -226,13 +181,7 @@ class Settings(BoundSettings, BaseSettings):
             raise ValueError(
                 "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
             )
-        if 0 < self.token_budget < self.max_batch_size:
-            raise ValueError(
-                f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
-                "each request of a full batch needs a token"
-            )
-        if self.share_prefixes and not self.prefix_caching:
-            raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
+        self.check_scheduling()
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:

@@ -19,7 +19,7 @@ from load.trace import Request
 from load.workloads import paper, single
 from services.scheduling import Knobs
 
-ALIKE = ("--no-prefix-caching",)  # otherwise a later round would find the prompts of an earlier one in the cache
+ALIKE = ("--preset", "paper")  # as in process; a later round finds no prompts of an earlier one in the cache
 ROUNDS = 2
 MAX_BATCH_SIZE = 32
 SHOWN = 0.1  # processor seconds; processes with less are not shown

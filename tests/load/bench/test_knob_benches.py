@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
-from load.bench.parts import chunking, lookahead, preemption, prefix, priorities
+from load.bench.parts import chunking, defaults, lookahead, preemption, prefix, priorities
 from load.in_process import Engine
 from load.options import Options, load_exact_engine
 from load.stock import oracle
@@ -62,6 +62,16 @@ def test_a_part_runs_and_all_its_variants_give_the_tokens_of_generate(engine: En
     rows = [line for line in report.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + variants
     assert "generate()" in report
+
+
+def test_all_settings_give_the_tokens_of_generate_on_the_loads_of_the_defaults(engine: Engine, check: Oracle) -> None:
+    size = defaults.Size(2, 12, 150, 2, 0.005, preemption.Size(4, 60, (4, 20), 8, 1), 2, 40, 8, 4, 1)
+    loads = defaults.loads(engine, size, PROMPTS)
+    chats = {name: loads[name] for name in ("a long prompt", "short answers", "a system prompt")}
+    variants = {name: defaults.VARIANTS[name] for name in ("paper", "default")} | {"small chunks": {"tbt_target": 1e-4}}
+    report = defaults.report(engine, check, size, chats, variants)
+    assert len([line for line in report.splitlines() if line.startswith("| ")]) == 2 + len(chats) * len(variants)
+    assert report.count("2 of 2 checked equal `generate()`") == len(chats)
 
 
 class Fickle(NullEngine):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from services.messages import Claim, Commit, EngineFigures, Iteration, IterationResult, Logprobs
 from services.requests import SamplingParams
-from services.scheduling import Knobs, Scheduler
+from services.scheduling import Knobs, Scheduler, WarmUpTime
 from services.text import TextTables
 
 EOS = 2
@@ -80,6 +80,7 @@ def scripted(
     knobs: Knobs | None = None,
     now: Callable[[], float] = float,
     cached_blocks: Mapping[int, bytes] | None = None,
+    warm_up: WarmUpTime | None = None,
 ) -> Script:
     """Create a scheduler of `kind` with blocks of 4 tokens."""
     return Script(
@@ -89,6 +90,7 @@ def scripted(
             knobs=knobs or Knobs(max_batch_size=batch),
             eos_token_ids=[EOS],
             text=text,
+            warm_up=warm_up,
             now=now,
             cached_blocks=cached_blocks,
         )

@@ -22,6 +22,7 @@ knobs = st.builds(
     max_batch_size=st.integers(1, 4),
     token_budget=st.none() | st.integers(4, 16),
     tbt_target=st.none() | st.sampled_from([0.005, 0.02, 0.05]),
+    stretch_target=st.booleans(),
     admission=st.sampled_from(["reserve", "on_demand"]),
     order=st.sampled_from(["fcfs", "priority"]),
     batches_in_flight=st.integers(1, 3),

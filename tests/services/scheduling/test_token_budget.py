@@ -5,8 +5,8 @@ from math import inf
 import pytest
 
 from services.messages import Claim
-from services.scheduling import Knobs
-from services.scheduling.budget import FIRST_GUESS, LEAST_CHUNK, Budget
+from services.scheduling import Knobs, WarmUpTime
+from services.scheduling.budget import FIRST_GUESS, LEAST_CHUNK, LEAST_STRETCH, Budget
 from services.scheduling.cost_model import CostModel
 from tests.services.scheduling.scripted import Script, claim, scripted
 
@@ -92,6 +92,37 @@ def test_a_chunk_gets_the_time_that_decodes_leave_of_the_target() -> None:
 def test_prompts_end_even_if_the_target_cannot_be_met() -> None:
     budget = Budget(Knobs(8, tbt_target=0.001), known(0.01, 1e-4, 0.0))
     assert [budget.take_chunk(0, 100), budget.take_chunk(0, 100)] == [LEAST_CHUNK, 0]
+
+
+def test_an_automatic_target_is_raised_on_a_slow_engine() -> None:
+    """One decode takes 1 s, which leaves nothing of a target of 0.25 s to prompts."""
+    budget = Budget(Knobs(8, tbt_target=0.25, stretch_target=True), known(1.0, 0.01, 0.0))
+    budget.add_decodes(1, 10)
+    assert budget.take_chunk(0, 10_000) == pytest.approx((LEAST_STRETCH - 1) * 1.01 / 0.01, rel=0.05)
+
+
+def test_an_automatic_target_is_raised_beside_decodes_that_take_long() -> None:
+    budget = Budget(Knobs(8, tbt_target=0.05, stretch_target=True), known(0.01, 1e-4, 1e-6))
+    budget.add_decodes(8, 80_000)  # 0.09 s
+    chunk = budget.take_chunk(0, 10_000)
+    assert 1e-4 * chunk + 1e-6 * chunk * chunk / 2 == pytest.approx((LEAST_STRETCH - 1) * 0.09, rel=0.05)
+    budget.begin()
+    budget.add_decodes(1, 10)
+    chunk = budget.take_chunk(0, 10_000)
+    assert 0.01 + 1e-4 * chunk + 1e-6 * chunk * chunk / 2 == pytest.approx(0.05, rel=0.05)
+
+
+def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
+    """An engine that needs 2 s for 16 tokens gets no prompt of `FIRST_GUESS` tokens; a fast one gets a long chunk."""
+    chunks = []
+    for seconds in (2.0, 0.002):
+        knobs = Knobs(8, tbt_target=0.25, stretch_target=True)
+        s = scripted(blocks=1000, length=4000, knobs=knobs, warm_up=WarmUpTime(16, seconds))
+        s.scheduler.add([claim("a", 1, 3000, 2)])
+        s.select()
+        chunks.append(s.batch["a"])
+    assert chunks[0] < 2 * LEAST_CHUNK
+    assert chunks[1] > FIRST_GUESS
 
 
 def test_both_bounds_hold() -> None:

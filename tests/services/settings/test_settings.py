@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from actors.knobs import knobs_of
 from services.errors import UsageError
+from services.messages import EngineFigures
+from services.scheduling import Knobs
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import Settings, sections
 from services.settings.sources import load
 from services.settings.types import hash_of
 
 ROOT = Path(__file__).parents[3]
+FIGURES = EngineFigures("m", 1024, 512, 16, 50_000, "r float32 cpu native")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +54,36 @@ def test_settings_are_unchanged_in_a_child_process(monkeypatch: pytest.MonkeyPat
     settings = load(api_key=["k", "l"], api_keys={"a": "alice"}, tp=2)
     monkeypatch.setenv("ORCA_API_KEY", "other")
     assert load(**json.loads(json.dumps(settings.with_key_hashes()))) == settings
+
+
+def test_the_preset_of_the_paper_is_algorithm_1() -> None:
+    settings = load(preset="paper")
+    assert knobs_of(settings, FIGURES) == Knobs()
+    assert knobs_of(load(), FIGURES) != Knobs()
+    assert load(**json.loads(json.dumps(settings.without_secrets()))) == settings
+
+
+def test_a_given_setting_takes_precedence_over_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "orca.toml").write_text('tbt-target = 0.5\nadmission = "on_demand"\n')
+    monkeypatch.setenv("ORCA_LOOKAHEAD", "1")
+    expected = Knobs(tbt_target=0.5, admission="on_demand", lookahead=1)
+    assert knobs_of(load(preset="paper", tbt_target="0.5"), FIGURES) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "numerics", "target", "stretched"),
+    [
+        ({}, "r bfloat16 cpu native amx", 0.25, True),
+        ({}, "r bfloat16 cuda native", 0.05, True),
+        ({"tbt_target": 0.1}, "r bfloat16 cuda native", 0.1, False),
+        ({"tbt_target": 0}, "r bfloat16 cuda native", None, False),
+    ],
+)
+def test_the_automatic_target_is_that_of_the_device(
+    given: dict[str, object], numerics: str, target: float | None, stretched: bool
+) -> None:
+    knobs = knobs_of(load(**given), replace(FIGURES, numerics=numerics))
+    assert (knobs.tbt_target, knobs.stretch_target, knobs.token_budget) == (target, stretched, None)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +168,10 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"device": "tpu"}, "device"),
         ({"order": "lifo"}, "order"),
         ({"ageing": -1}, "ageing"),
+        ({"preset": "vllm"}, "preset"),
+        ({"tbt_target": "soon"}, "tbt_target: is neither 'auto' nor a number of seconds .*'soon'"),
+        ({"tbt_target": -1}, "tbt_target: .*got -1"),
+        ({"token_budget": 7}, "token_budget=7 is less than max_batch_size=32"),
         ({"ttft_target": 0}, "ttft_target"),
         ({"earliest_class": 1}, "earliest_class"),
         ({"tenant_limits": {"a": {"max_wait": 1}}}, "tenant_limits.a.max_wait"),

@@ -1,0 +1,30 @@
+"""The knobs of a scheduler for the settings of a server and its engine's device."""
+
+from __future__ import annotations
+
+from services.messages import EngineFigures
+from services.scheduling import Knobs
+from services.settings.settings import Settings
+
+# tbt_target=auto: seconds between the tokens of a stream while prompts are computed
+CPU_TARGET = 0.25
+CUDA_TARGET = 0.05
+
+
+def knobs_of(settings: Settings, figures: EngineFigures) -> Knobs:
+    """Return the knobs of a scheduler with these settings whose engine reports `figures`."""
+    target = settings.tbt_target
+    if automatic := target == "auto":
+        target = CUDA_TARGET if "cuda" in figures.numerics.split() else CPU_TARGET
+    return Knobs(
+        max_batch_size=settings.max_batch_size,
+        token_budget=settings.token_budget or None,
+        tbt_target=target or None,
+        stretch_target=automatic,
+        admission=settings.admission,
+        order=settings.order,
+        batches_in_flight=settings.pp,
+        lookahead=settings.lookahead,
+        prefix_caching=settings.prefix_caching,
+        share_prefixes=settings.share_prefixes,
+    )

@@ -1,0 +1,115 @@
+"""Settings of the schedulers, and the preset that chooses their defaults."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+from pydantic_settings import BaseSettings
+
+from services.settings.types import Section
+
+# Algorithm 1 of the Orca paper: what `preset=paper` sets, unless a setting is given
+PAPER: dict[str, Any] = {
+    "policy": "iteration",
+    "order": "fcfs",
+    "token_budget": 0,
+    "tbt_target": 0.0,
+    "admission": "reserve",
+    "lookahead": 0,
+    "prefix_caching": False,
+    "share_prefixes": False,
+}
+
+
+def _seconds_or_auto(given: Any) -> float | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        raise ValueError("is neither 'auto' nor a number of seconds") from None
+    if not 0 <= seconds < inf:
+        raise ValueError("is not a number of seconds from 0 on")
+    return seconds
+
+
+class SchedulingSettings(BaseSettings):
+    """The part of `Settings` about scheduling."""
+
+    preset: Annotated[
+        Literal["default", "paper"],
+        Section.SCHEDULING,
+        Field(
+            description="which defaults the settings of this section have; paper: those of Algorithm 1 of the Orca "
+            "paper (whole prompts, all KV blocks at the start of a request, no lookahead, no prefix caching); settings "
+            "that are given take precedence over the preset"
+        ),
+    ] = "default"
+    policy: Annotated[
+        Literal["iteration", "request"],
+        Field(description="iteration: Orca's scheduling; request: a batch does not change until its last request ends"),
+    ] = "iteration"
+    order: Annotated[
+        Literal["fcfs", "priority"],
+        Field(
+            description="order of waiting requests: by arrival, or by class, then slack to the TTFT target, with ageing"
+        ),
+    ] = "fcfs"
+    ageing: Annotated[
+        float, Field(ge=0, le=86_400, description="order=priority: seconds of waiting that count as much as one class")
+    ] = 60.0
+    ttft_target: Annotated[
+        float,
+        Field(gt=0, le=3600, description="order=priority: default target in seconds for the time to the first token"),
+    ] = 10.0
+    max_batch_size: Annotated[int, Field(ge=1, description="maximum number of requests in one iteration")] = 32
+    token_budget: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="maximum number of tokens in one iteration: decodes, then chunks of prompts; 0: no maximum",
+        ),
+    ] = 0
+    tbt_target: Annotated[
+        float | Literal["auto"],
+        PlainValidator(_seconds_or_auto),
+        Field(
+            description="target in seconds between tokens, which limits chunks of prompts; 0: none; auto: 0.25 on CPUs "
+            "and 0.05 on GPUs, or 3 times what an iteration without prompts takes if that is more"
+        ),
+    ] = "auto"
+    admission: Annotated[
+        Literal["reserve", "on_demand"],
+        Field(
+            description="KV blocks: all at the start of a request, or as they fill, with preemption when they run out"
+        ),
+    ] = "on_demand"
+    lookahead: Annotated[
+        int,
+        Field(
+            ge=0, le=1, description="1: the engine gets the next iteration before the tokens of the last one are known"
+        ),
+    ] = 0
+    prefix_caching: Annotated[bool, Field(description="share KV blocks between requests with the same prefix")] = True
+    share_prefixes: Annotated[
+        bool,
+        Field(description="share prefixes between tenants too; a tenant can then learn from timing what others sent"),
+    ] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        """Return `values` with those of the preset for settings that are not given."""
+        return PAPER | values if isinstance(values, dict) and values.get("preset") == "paper" else values
+
+    def check_scheduling(self) -> None:
+        """Raises ValueError if settings of scheduling contradict each other."""
+        if 0 < self.token_budget < self.max_batch_size:
+            raise ValueError(
+                f"token_budget={self.token_budget} is less than max_batch_size={self.max_batch_size}: "
+                "each request of a full batch needs a token"
+            )
+        if self.share_prefixes and not self.prefix_caching:
+            raise ValueError("share_prefixes=True shares nothing with prefix_caching=False")
