@@ -42,6 +42,7 @@ class EngineThread:
         self._poll.register(self._wake, select.POLLIN)
         self._owner: socket.socket | None = None
         self._frames = Frames()
+        self._torn = False  # whether the owner has a part of an answer only
         self._listener: socket.socket | None = None
         self._secret = b""
         self._strangers: dict[int, tuple[socket.socket, bytes]] = {}  # by descriptor, with what they have sent
@@ -140,6 +141,7 @@ class EngineThread:
         while self._owner is owner and owner is not None:
             try:
                 rest = rest[owner.send(rest) :]
+                self._torn = bool(rest)
             except BlockingIOError:
                 waiting = select.poll()
                 waiting.register(owner, select.POLLOUT)
@@ -154,14 +156,15 @@ class EngineThread:
     def _end(self, last: Answer) -> None:
         """Close the owner's channel with a last word, if it can be sent at once."""
         assert self._owner is not None
-        with contextlib.suppress(OSError):  # without it, it still sees the end of the channel
-            self._owner.send(framed(last))
+        if not self._torn:
+            with contextlib.suppress(OSError):  # without it, it still sees the end of the channel
+                self._owner.send(framed(last))
         self._drop_owner()
 
     def _drop_owner(self) -> None:
         assert self._owner is not None
         self._forget(self._owner)
-        self._owner, self._frames = None, Frames()
+        self._owner, self._frames, self._torn = None, Frames(), False
 
     def _accept(self, listener: socket.socket) -> None:
         try:

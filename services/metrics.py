@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -124,11 +125,9 @@ class Counters:
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Count `value` in a histogram, `times` times."""
-        buckets = HISTOGRAMS[name].buckets
-        place = bisect_left(buckets, value)
-        bound = str(buckets[place]) if place < len(buckets) else "+Inf"
-        self._sums[f"{name}_bucket|{bound}"] += times
-        self._sums[f"{name}_sum"] += value * times
+        buckets, counts, total = _series_of(name)
+        self._sums[counts[bisect_left(buckets, value)]] += times
+        self._sums[total] += value * times
 
     def take(self) -> dict[str, float]:
         """Return the increments since the last call."""
@@ -138,6 +137,13 @@ class Counters:
 
 def _series(name: str, labels: dict[str, str]) -> str:
     return "|".join((name, *labels.values()))
+
+
+@cache
+def _series_of(name: str) -> tuple[tuple[float, ...], list[str], str]:
+    """The buckets of a histogram, the series that count in them and above them, and the series of the sum."""
+    buckets = HISTOGRAMS[name].buckets
+    return buckets, [f"{name}_bucket|{bound}" for bound in (*buckets, "+Inf")], f"{name}_sum"
 
 
 def render(overview: Overview, model_name: str) -> bytes:

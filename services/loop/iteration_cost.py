@@ -55,6 +55,8 @@ class IterationCost:
 
     def work(self, iteration: Iteration) -> int:
         """Return the tokens to compute, plus the pairs of prompts converted to tokens."""
+        if not self._begun and not iteration.new:
+            return sum(iteration.scheduled.values())
         contexts = {id: computed for id, (computed, _) in self._begun.items()}
         contexts |= {new.id: new.num_computed_tokens for new in iteration.new}
         counts = iteration.scheduled

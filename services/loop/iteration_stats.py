@@ -21,9 +21,12 @@ class IterationStats:
     def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
         """Count an iteration. `seconds`: from its start to its result, measured by the scheduler."""
         counters = self._counters
-        new = {request.id for request in iteration.new}
-        prompts = [count for id, count in iteration.scheduled.items() if count > 1 or id in new]
-        batch, initiations, tokens = len(iteration.scheduled), len(prompts), sum(iteration.scheduled.values())
+        batch, tokens = len(iteration.scheduled), sum(iteration.scheduled.values())
+        prompts: list[int] = []
+        if iteration.new or tokens > batch:
+            new = {request.id for request in iteration.new}
+            prompts = [count for id, count in iteration.scheduled.items() if count > 1 or id in new]
+        initiations = len(prompts)
         counters.inc("orca:iterations")
         if 0 < initiations < batch:
             counters.inc("orca:mixed_iterations")

@@ -157,6 +157,26 @@ async def test_an_owner_that_does_not_read_gives_way() -> None:
         assert len(await second.result()) == BIG
 
 
+async def test_half_an_answer_is_not_completed_by_a_last_word() -> None:
+    answer = os.urandom(BIG)
+    thread = EngineThread(lambda iteration, missed: answer)
+    door = open_door(thread)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(door.address)
+        slow.sendall(door.secret + framed(Order(b"1", [])))
+        received = slow.recv(1)
+
+        def read_and_dismiss() -> bytes:
+            read = slow.recv(BIG)  # there is room for a last word after it
+            thread.dismiss("the owner is dismissed")
+            return read
+
+        received += await asyncio.to_thread(thread.call, read_and_dismiss)
+        while rest := slow.recv(BIG):
+            received += rest
+    assert framed(Answer(answer)).startswith(received)
+
+
 async def test_an_owner_that_dies_in_the_middle_of_an_order() -> None:
     done: list[bytes] = []
 
