@@ -59,19 +59,20 @@ class EventBuffer:
         return self._put(event, now)
 
     def _put(self, event: TokenEvent, now: float) -> bool:
-        expected = self.next.get(event.id)
-        if expected is None or event.index < expected:
+        id, index, token, logprobs = event.id, event.index, event.token, event.logprobs
+        expected = self.next.get(id)
+        if index != expected:
+            if expected is not None and index > expected:
+                return False
             self._compare(event, now)
             return True
-        if event.index > expected:
-            return False
-        if event.token is not None:
-            self.next[event.id] = expected + 1
-            self.tokens[event.id].append(event.token)
-            if event.logprobs is not None and self.submission is not None:
-                self.logprobs[event.id].append(event.logprobs)
+        if token is not None:
+            self.next[id] = index + 1
+            self.tokens[id].append(token)
+            if logprobs is not None and self.submission is not None:
+                self.logprobs[id].append(logprobs)
         else:
-            del self.next[event.id]
+            del self.next[id]
         self.arrived = now
         if self._error is None:
             self._events.append(event)
