@@ -22,6 +22,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
+from services.pool.kept_connections import KeptConnections
 
 OLDEST_SERVER = (6, 2)
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
@@ -67,16 +68,18 @@ class Connection:
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._scripts = self._client(SCRIPT_TIMEOUT, redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
-        self._blocking = self._client(None, redis.ConnectionPool, None)
+        self._scripts = self._client(redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
+        self._blocking = self._client(redis.ConnectionPool, None)
+        self._to_scripts = KeptConnections(self._scripts.connection_pool)
+        self._to_blocking = KeptConnections(self._blocking.connection_pool)
 
-    def _client(self, timeout: float | None, kind: Any, connections: int | None) -> Any:
+    def _client(self, kind: Any, connections: int | None) -> Any:
         options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
         pool = kind.from_url(
             self.url,
             protocol=2,
             decode_responses=False,
-            socket_timeout=timeout,
+            socket_timeout=None,  # each call is limited as a whole
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
@@ -90,38 +93,45 @@ class Connection:
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
         with self._calling("check"):
-            info = await self._scripts.info("server")
-            version = str(info["redis_version"])
-            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
-                raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
-            try:
-                answer = await self._scripts.eval(_SELF_TEST, 0)
-            except exceptions.ResponseError as error:
-                if code_of(error):
-                    raise
-                raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
-            assert answer == b"a2", f"Lua self-test gave {answer!r}"
-            for name in scripts.names():
-                await self._scripts.script_load(scripts.script(name).text)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                await self._check()
+
+    async def _check(self) -> None:
+        info = await self._scripts.info("server")
+        version = str(info["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+            raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
+        try:
+            answer = await self._scripts.eval(_SELF_TEST, 0)
+        except exceptions.ResponseError as error:
+            if code_of(error):
+                raise
+            raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
+        assert answer == b"a2", f"Lua self-test gave {answer!r}"
+        for name in scripts.names():
+            await self._scripts.script_load(scripts.script(name).text)
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
         """Run a script, which is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
         with self._calling(name):
-            try:
-                return await self._scripts.execute_command("EVALSHA", script.sha, 1, prefix, *args)
-            except exceptions.NoScriptError:
-                return await self._scripts.execute_command("EVAL", script.text, 1, prefix, *args)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                try:
+                    return await self._to_scripts.call("EVALSHA", script.sha, 1, prefix, *args)
+                except exceptions.NoScriptError:
+                    return await self._to_scripts.call("EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
+        """The reply to a command, as the server sent it."""
         with self._calling(str(args[0])):
-            return await self._scripts.execute_command(*args)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                return await self._to_scripts.call(*args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
             async with asyncio.timeout(timeout + BLOCK_SLACK):
-                return await self._blocking.execute_command(*args)
+                return await self._to_blocking.call(*args)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
@@ -132,8 +142,8 @@ class Connection:
     def _calling(self, kind: str) -> Iterator[None]:
         """Wraps every call: translates errors, and passes on every cancellation.
 
-        redis-py writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when
-        the write completes.
+        redis-py connects under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when
+        the connection is open.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -37,7 +37,7 @@ KINDS = {
 
 
 async def memory(pool):
-    return (await pool._server.command("INFO", "memory"))["used_memory"]
+    return (await pool._server._scripts.info("memory"))["used_memory"]
 
 
 def name_of(i):
