@@ -141,6 +141,30 @@ class Choice:
         elif fresh and text:
             self._texts.append(text)
 
+    def add_all(self, events: list[TokenEvent]) -> None:
+        """Take the next events. The text of their tokens is decoded at once where it does not matter which token it is
+        of."""
+        if self._parser is not None or self._silent or self.added < self.sent:
+            for event in events:
+                self.add(event)
+            return
+        last = events[-1]
+        assert events[0].index == self.added, f"event {events[0].index} of {last.id} after {self.added} events"
+        assert last.index == self.added + len(events) - 1, f"events of {last.id} are missing before {last.index}"
+        self.added += len(events)
+        tokens = [event.token for event in events if event.token is not None]
+        scored = [event.logprobs for event in events if event.logprobs is not None]
+        self.completion_tokens += len(tokens)
+        self._tokens += tokens
+        if scored:
+            self._logprobs += scored
+            self.prompt_logprobs = scored[0].prompt or self.prompt_logprobs
+        text = self._detokenizer.push(tokens)
+        if last.end is not None:
+            text += self._finish(last.end)
+        if text:
+            self._texts.append(text)
+
     def take(self, allow_empty: bool = False) -> Delta | None:
         """What came since the last delta. None while there is no text, unless the choice has ended; with
         `allow_empty`, tokens without text also make a delta."""

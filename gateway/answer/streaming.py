@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
+from gateway.http.middleware import SERVER_SEND
 from gateway.pool_client.generation import Generation, size_of
 from services.messages import TokenEvent
 
@@ -106,7 +107,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_all(send)
+            # A task of its own: waking one that is suspended below the whole app goes through each coroutine above it.
+            writing = asyncio.create_task(self._send_all(scope.get(SERVER_SEND, send)))
+            with _Patience(writing) as self._patience:
+                await writing
         except TimeoutError:
             log.info("the stream of %s is closed: its client does not read", self._generation.request)
         except (ClientGone, OSError):
@@ -118,11 +122,12 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         now = asyncio.get_running_loop().time
-        body = self._first
+        body, patience = self._first, self._patience
         while True:
             more = not self._writer.done
-            async with asyncio.timeout(WRITE_TIMEOUT):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+            patience.since = now()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            patience.since = None
             if not more:
                 return
             body, until = b"", now() + KEEP_ALIVE
@@ -143,3 +148,35 @@ class EventStream(Response):
         except Exception:
             log.exception("the stream of %s failed", self._generation.request)
             return self._writer.fail(ApiError(Kind.INTERNAL, "Internal error."))
+
+
+class _Patience:
+    """Ends a task that sends for more than `WRITE_TIMEOUT` seconds without a pause: `with` then raises TimeoutError.
+
+    `since`: when the current send began, in seconds of the loop's clock; None while there is none. The timer looks at
+    it now and then, because `asyncio.timeout` would set and cancel a timer for each token.
+    """
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.since: float | None = None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._over = False
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(WRITE_TIMEOUT, self._look)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._over and kind is asyncio.CancelledError:
+            raise TimeoutError
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        until = (now if self.since is None else self.since) + WRITE_TIMEOUT
+        if until <= now:
+            self._over = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_at(until, self._look)

@@ -22,6 +22,7 @@ from services.settings.types import digest_of
 REQUEST_ID = b"x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"
 MAX_ID_BYTES = 256
+SERVER_SEND = "orca.send"  # in the scope: `send` without the middleware below, which only looks at the response's start
 
 PROBES = frozenset({"/health", "/ping", "/ready"})  # requested by address; they contain no information
 METRICS = "/metrics"
@@ -52,6 +53,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         ids = self._ids(scope)
+        scope[SERVER_SEND] = send
         started = False
 
         async def begin(message: Message) -> None:

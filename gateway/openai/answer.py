@@ -5,6 +5,8 @@ Reasoning has two names in an answer: `reasoning_content`, which most clients re
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -18,6 +20,7 @@ from gateway.model import ServedModel
 from services.messages import TokenEvent
 
 CALL_PREFIX = "call_"
+_ID = attrgetter("id")
 
 
 class Answer:
@@ -48,16 +51,19 @@ class Answer:
     def add(self, events: list[TokenEvent]) -> list[Choice]:
         """Take events up to the first one that fails a choice. Returns the choices that may have a delta."""
         touched: dict[int, Choice] = {}
-        for event in events:
+        for id, group in groupby(events, _ID):
             if self.error is not None:
                 break
-            choice = self._by_id[event.id]
-            choice.add(event)
-            self.error = choice.error or self._position_error(choice)
-            if event.index >= choice.sent:
+            choice, run = self._by_id[id], list(group)
+            received = max(0, min(len(run), choice.sent - run[0].index))  # number of these that the client has
+            for event in run[:received]:
+                choice.add(event)
+                if event.token is not None:
+                    self._completion_logprobs[choice.index].skip(event.token)
+            if received < len(run):
+                choice.add_all(run[received:] if received else run)
                 touched[choice.index] = choice
-            elif event.token is not None:
-                self._completion_logprobs[choice.index].skip(event.token)
+            self.error = choice.error or self._position_error(choice)
         return list(touched.values())
 
     def _position_error(self, choice: Choice) -> ApiError | None:

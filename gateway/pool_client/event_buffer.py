@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 
 from gateway.errors import ApiError, Kind
@@ -39,7 +38,9 @@ class EventBuffer:
         self._most = UNREAD * len(self.next)
         self._events: list[TokenEvent] = []
         self._error: Exception | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the `take` that waits
+        self._timer: asyncio.TimerHandle | None = None  # ends that wait
+        self._due = 0.0  # when the timer rings, in seconds of the loop's clock
 
     @property
     def open(self) -> bool:
@@ -58,23 +59,25 @@ class EventBuffer:
         return self._put(event, now)
 
     def _put(self, event: TokenEvent, now: float) -> bool:
-        expected = self.next.get(event.id)
-        if expected is None or event.index < expected:
+        id, index, token, logprobs = event.id, event.index, event.token, event.logprobs
+        expected = self.next.get(id)
+        if index != expected:
+            if expected is not None and index > expected:
+                return False
             self._compare(event, now)
             return True
-        if event.index > expected:
-            return False
-        if event.token is not None:
-            self.next[event.id] = expected + 1
-            self.tokens[event.id].append(event.token)
-            if event.logprobs is not None and self.submission is not None:
-                self.logprobs[event.id].append(event.logprobs)
+        if token is not None:
+            self.next[id] = index + 1
+            self.tokens[id].append(token)
+            if logprobs is not None and self.submission is not None:
+                self.logprobs[id].append(logprobs)
         else:
-            del self.next[event.id]
+            del self.next[id]
         self.arrived = now
         if self._error is None:
             self._events.append(event)
-            self._wake.set()
+            if self._waiter is not None:
+                self._wake()
         return True
 
     def catch_up(self, snapshot: Snapshot, now: float) -> None:
@@ -88,23 +91,46 @@ class EventBuffer:
     def fail(self, error: Exception) -> None:
         """No more events will arrive: `take` raises `error` after it has returned the buffered events."""
         self._error = self._error or error
-        self._wake.set()
+        self._wake()
 
     async def take(self, until: float | None = None) -> list[TokenEvent]:
         """All buffered events: at least one, or none at the loop's time `until`. Raises the error given to `fail`."""
-        if not self._events:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._arrival()
-        events, self._events = self._events, []
-        return events
-
-    async def _arrival(self) -> None:
         while not self._events:
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            loop = asyncio.get_running_loop()
+            if until is not None:
+                if loop.time() >= until:
+                    break
+                self._ring_at(until, loop)
+            self._waiter = loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """No more events will be taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring_at(self, until: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake `take` at `until` or before. A timer that rings before is kept: setting one for each token would cost
+        more than to be woken once too often."""
+        if self._timer is None or self._due > until:
+            self.close()
+            self._timer, self._due = loop.call_at(until, self._ring), until
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _compare(self, event: TokenEvent, now: float) -> None:
         """An index that arrived before. The pool's server may have lost the first event, and this one may differ."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, Self, TypeVar
 
 from starlette.types import Receive
@@ -28,12 +27,12 @@ log = logging.getLogger(__name__)
 class Work(Protocol):
     """The result of `function`, which handles about `size` bytes; in a thread if these are many."""
 
-    async def __call__(self, size: int, function: Callable[[], T]) -> T: ...
+    async def __call__(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
-def size_of(events: Iterable[TokenEvent]) -> int:
+def size_of(events: Sequence[TokenEvent]) -> int:
     """The cost of making an answer of these events, in bytes of a body of the same cost."""
-    return sum(EVENT + ENTRY * _entries(event.logprobs) for event in events)
+    return EVENT * len(events) + sum([ENTRY * _entries(e.logprobs) for e in events if e.logprobs is not None])
 
 
 class Generation:
@@ -74,7 +73,7 @@ class Generation:
     async def work(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function`, which handles events that were taken, with this `size_of`."""
         try:
-            return await self._work(size, partial(function, *args, **kwargs))
+            return await self._work(size, function, *args, **kwargs)
         finally:
             self._release()
 
@@ -83,6 +82,7 @@ class Generation:
         self._release()
         if self._watcher:
             self._watcher.cancel()
+        self._buffer.close()
         self._on_close(self._buffer)
 
     def _release(self) -> None:
@@ -107,8 +107,6 @@ async def _watch(receive: Receive, buffer: EventBuffer) -> None:
     buffer.fail(ClientGone())
 
 
-def _entries(logprobs: Logprobs | None) -> int:
-    if logprobs is None:
-        return 0
+def _entries(logprobs: Logprobs) -> int:
     scored = 0 if logprobs.prompt is None else len(logprobs.prompt.tokens) + len(logprobs.prompt.top_ids)
     return 1 + len(logprobs.top) + scored

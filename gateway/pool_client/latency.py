@@ -22,20 +22,21 @@ class RequestLatency:
     def __init__(self, counters: Counters, received: float, sequences: list[NewSequence]) -> None:
         self._counters = counters
         self._received = received
-        self._times = [_Times(len(s.prompt)) for s in sequences]
+        self._times = {s.id: _Times(len(s.prompt)) for s in sequences}
 
     def observe(self, events: list[TokenEvent], now: float) -> None:
         """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
-        fresh: dict[int, int] = {}
+        fresh: dict[str, int] = {}
+        ended: list[str] = []
         for event in events:
             if event.token is not None:
-                choice = _choice(event)
-                fresh[choice] = fresh.get(choice, 0) + 1
-        for choice, tokens in fresh.items():
-            self._tokens(self._times[choice], tokens, now)
-        for event in events:
-            if event.end is not None:
-                self._ended(self._times[_choice(event)], now)
+                fresh[event.id] = fresh.get(event.id, 0) + 1
+            else:
+                ended.append(event.id)
+        for id, tokens in fresh.items():
+            self._tokens(self._times[id], tokens, now)
+        for id in ended:
+            self._ended(self._times[id], now)
 
     def _tokens(self, times: _Times, tokens: int, now: float) -> None:
         if times.tokens == 0:
@@ -55,7 +56,3 @@ class RequestLatency:
         if times.tokens > 1:
             mean = (times.last - times.first) / (times.tokens - 1)
             observe("vllm:request_time_per_output_token_seconds", mean)
-
-
-def _choice(event: TokenEvent) -> int:
-    return int(event.id.rpartition("/")[2])

@@ -34,7 +34,7 @@ class Events:
         self._id = ""
 
     def feed(self, line: bytes) -> Event | None:
-        """The event which this line ends, or None. Comments and other fields are skipped.
+        """The event which this line, with or without its end, ends, or None. Comments and other fields are skipped.
 
         Raises StreamError for a line that is not UTF-8."""
         try:

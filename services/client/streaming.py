@@ -53,13 +53,15 @@ async def follow(
 
 
 async def _read(response: aiohttp.ClientResponse, answer: StreamedAnswer, on_event: Callable[[Event], None]) -> None:
-    events = Events()
-    async for line in response.content:
-        event = events.feed(line)
-        if event is not None:
-            try:
-                answer.feed(event)
-            finally:
-                on_event(event)
-            if answer.done:
-                return
+    events, rest = Events(), b""
+    async for data in response.content.iter_any():  # all that has arrived; to wait for each line takes far longer
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            event = events.feed(line)
+            if event is not None:
+                try:
+                    answer.feed(event)
+                finally:
+                    on_event(event)
+                if answer.done:
+                    return

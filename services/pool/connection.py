@@ -22,14 +22,13 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
-from services.pool.commands import Commands
+from services.pool.kept_connections import KeptConnections
 
 OLDEST_SERVER = (6, 2)
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
 CONNECT_TIMEOUT = 2.0
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
-BLOCKING_CONNECTIONS = 1024
 
 # Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
 TEMPORARY = (
@@ -69,72 +68,82 @@ class Connection:
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._client = redis.Redis.from_pool(self._connections(SCRIPT_TIMEOUT))  # for what is seldom called
-        self._scripts = Commands(self._connections(None), SCRIPT_CONNECTIONS)
-        self._blocking = Commands(self._connections(None), BLOCKING_CONNECTIONS)
+        self._scripts = self._client(redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
+        self._blocking = self._client(redis.ConnectionPool, None)
+        self._to_scripts = KeptConnections(self._scripts.connection_pool)
+        self._to_blocking = KeptConnections(self._blocking.connection_pool)
 
-    def _connections(self, timeout: float | None) -> redis.ConnectionPool:
+    def _client(self, kind: Any, connections: int | None) -> Any:
         options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
-        return redis.ConnectionPool.from_url(
+        pool = kind.from_url(
             self.url,
             protocol=2,
             decode_responses=False,
-            socket_timeout=timeout,
+            socket_timeout=None,  # each call is limited as a whole
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
             health_check_interval=0,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            max_connections=connections,
             **options,
         )
+        return redis.Redis.from_pool(pool)
 
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
         with self._calling("check"):
-            info = await self._client.info("server")
-            version = str(info["redis_version"])
-            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
-                raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
-            try:
-                answer = await self._client.eval(_SELF_TEST, 0)
-            except exceptions.ResponseError as error:
-                if code_of(error):
-                    raise
-                raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
-            assert answer == b"a2", f"Lua self-test gave {answer!r}"
-            for name in scripts.names():
-                await self._client.script_load(scripts.script(name).text)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                await self._check()
+
+    async def _check(self) -> None:
+        info = await self._scripts.info("server")
+        version = str(info["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+            raise PoolUnavailable(f"{self._shown}: server {version} is older than 6.2")
+        try:
+            answer = await self._scripts.eval(_SELF_TEST, 0)
+        except exceptions.ResponseError as error:
+            if code_of(error):
+                raise
+            raise PoolUnavailable(f"{self._shown}: server {version} does not run our Lua: {error}") from None
+        assert answer == b"a2", f"Lua self-test gave {answer!r}"
+        for name in scripts.names():
+            await self._scripts.script_load(scripts.script(name).text)
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> Any:
         """Run a script, which is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
         with self._calling(name):
-            try:
-                return await self._scripts.run(SCRIPT_TIMEOUT, "EVALSHA", script.sha, 1, prefix, *args)
-            except exceptions.NoScriptError:
-                return await self._scripts.run(SCRIPT_TIMEOUT, "EVAL", script.text, 1, prefix, *args)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                try:
+                    return await self._to_scripts.call("EVALSHA", script.sha, 1, prefix, *args)
+                except exceptions.NoScriptError:
+                    return await self._to_scripts.call("EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
+        """The reply to a command, as the server sent it."""
         with self._calling(str(args[0])):
-            return await self._scripts.run(SCRIPT_TIMEOUT, *args)
+            async with asyncio.timeout(SCRIPT_TIMEOUT):
+                return await self._to_scripts.call(*args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
-            return await self._blocking.run(timeout + BLOCK_SLACK, *args)
+            async with asyncio.timeout(timeout + BLOCK_SLACK):
+                return await self._to_blocking.call(*args)
 
     async def close(self) -> None:
-        for commands in (self._scripts, self._blocking):
-            await commands.close()
-        await self._client.aclose()
-        await self._client.connection_pool.disconnect()
+        for client in (self._scripts, self._blocking):
+            await client.aclose()
+            await client.connection_pool.disconnect()
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
         """Wraps every call: translates errors, and passes on every cancellation.
 
-        redis-py writes under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when
-        the write completes.
+        redis-py connects under `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives just when
+        the connection is open.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -203,9 +203,11 @@ def read_events(entry: bytes) -> list[TokenEvent]:
     events: list[TokenEvent] = []
     first = 0
     for place, (raw_id, index, count) in enumerate(zip(ids, indices, counts, strict=True), 1):
-        id = raw_id.decode()
-        logprobs, end = extra_of.get(place, (False, False))
-        events += _events(id, index, tokens[first : first + count], logprobs, end)
+        id, own = raw_id.decode(), tokens[first : first + count]
+        if place in extra_of:
+            events += _events(id, index, own, *extra_of[place])
+        else:
+            events += [TokenEvent(id, at, token) for at, token in enumerate(own, index)]
         first += count
     return events
 

@@ -173,11 +173,11 @@ class RequestPool:
         if not reply:
             return after, []
         events: list[TokenEvent] = []
-        for entry, fields in reply[0][1]:
+        for entry, (_, packed) in reply[0][1]:
             cursor = entry.decode()
             if after != "0" and not _follows(cursor, after):
                 self._gaps.add(gateway)
-            events += packing.read_events(fields[1])
+            events += packing.read_events(packed)
             after = cursor
         return after, events
 

@@ -8,8 +8,8 @@ what follows a complete stop string is held back.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Collection, Iterable, Sequence
+from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 
 from services.text.stop_strings import StopMatcher, earliest_match, encode_stops
 from services.text.token_bytes import TextTables
@@ -29,7 +29,7 @@ class Detokenizer:
         self._stops = encode_stops(stops)
         self._stop_token_ids = stop_token_ids
         self._matcher = StopMatcher(tables, stops) if include_stop else None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = Utf8Decoder("replace")
         self._held = b""
 
     def push(self, tokens: Iterable[int]) -> str:
@@ -37,7 +37,13 @@ class Detokenizer:
         new = list(tokens)
         if not new:
             return ""
-        self._held += self._tables.join(new)
+        data = self._tables.join(new)
+        if not (self._stops or self._held or self._decoder.buffer or new[-1] in self._stop_token_ids):
+            try:
+                return data.decode()  # whole characters, of which nothing is held back
+            except UnicodeDecodeError:
+                pass
+        self._held += data
         final = self._first_claimed(new[-1]) if self._matcher is None else self._end_of_stop(new, self._matcher)
         text = self._decoder.decode(self._held[:final])
         self._held = self._held[final:]

@@ -39,7 +39,7 @@ class Committer:
 
 async def lose_all(pool: RequestPool) -> None:
     """Delete all keys, as if the pool's server had restarted without its data."""
-    keys = [key async for key in pool._server._client.scan_iter(f"{pool._prefix}*")]
+    keys = [key async for key in pool._server._scripts.scan_iter(f"{pool._prefix}*")]
     await pool._server.command("DEL", *keys)
 
 

@@ -56,7 +56,7 @@ def client_of(stack: Stack) -> openai.OpenAI:
 
 async def drop_holds(pool: RequestPool) -> None:
     """Delete all leases, as if they had expired."""
-    keys = [key async for key in pool._server._client.scan_iter(f"{pool._prefix}hold:*")]
+    keys = [key async for key in pool._server._scripts.scan_iter(f"{pool._prefix}hold:*")]
     if keys:
         await pool._server.command("DEL", *keys)
 
@@ -134,7 +134,7 @@ def _requests(stack: Stack) -> set[str]:
     end = time.monotonic() + 20
 
     async def names() -> set[str]:
-        keys: Any = stack.pool._server._client.scan_iter(f"{stack.pool._prefix}group:*")
+        keys: Any = stack.pool._server._scripts.scan_iter(f"{stack.pool._prefix}group:*")
         return {key.decode().rpartition(":")[2] async for key in keys}
 
     while len(found := stack.call(names())) < 8:
@@ -237,6 +237,6 @@ def test_cancelling_a_batch_cancels_requests_of_a_dead_owner(gateways: Gateways)
 async def ends(pool: RequestPool) -> list[FinishReason | None]:
     """The reasons for which the sequences in the pool ended; None for one that has not."""
     prefix = f"{pool._prefix}group:"
-    names = [key.decode().removeprefix(prefix) async for key in pool._server._client.scan_iter(f"{prefix}*")]
+    names = [key.decode().removeprefix(prefix) async for key in pool._server._scripts.scan_iter(f"{prefix}*")]
     found = await pool.listen("a reader", {f"{name}/0": 0 for name in names}) if names else []
     return [snapshot.end and snapshot.end.reason for snapshot in found]

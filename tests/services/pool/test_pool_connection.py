@@ -6,7 +6,6 @@ import pytest
 from pool_helpers import Owner, group
 
 from services.errors import PoolUnavailable
-from services.pool.connection import SCRIPT_CONNECTIONS
 from services.pool.pool import RequestPool
 
 
@@ -99,20 +98,3 @@ async def test_the_reply_to_a_cancelled_command_goes_to_no_other(server_pools):
         call.cancel()
         assert await pool._server.command("ECHO", steps) == str(steps).encode()
         await asyncio.wait([call])
-
-
-async def test_a_connection_that_the_server_has_closed_is_replaced(server_pools):
-    pool, other = await server_pools(), await server_pools()
-    first = await pool._server.command("CLIENT", "ID")
-    assert await pool._server.command("CLIENT", "ID") == first
-    assert await other._server.command("CLIENT", "KILL", "ID", first) == 1
-    (connection,) = pool._server._scripts._idle
-    while not await connection.can_read():  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0)
-    assert await pool._server.command("CLIENT", "ID") != first
-
-
-async def test_commands_at_once_use_no_more_connections_than_allowed(server_pools):
-    pool = await server_pools()
-    await asyncio.gather(*(pool._server.command("PING") for _ in range(200)))
-    assert len(pool._server._scripts._all) == SCRIPT_CONNECTIONS

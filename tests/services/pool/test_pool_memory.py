@@ -37,7 +37,7 @@ KINDS = {
 
 
 async def memory(pool):
-    return (await pool._server._client.info("memory"))["used_memory"]
+    return (await pool._server._scripts.info("memory"))["used_memory"]
 
 
 def name_of(i):

@@ -16,7 +16,7 @@ end
 -- Applies the i-th commit of a batch: appends the tokens that the sequence does not have yet, because committed tokens
 -- never change. Returns its end (blob), or false if it goes on. If the commit begins behind the sequence's last token, it
 -- changes nothing and also returns the number of tokens that the sequence has.
--- `outboxes` are those of all gateways; `listens[b][i]` is 1 if the gateway of outbox `b` listens to this sequence.
+-- `outboxes` are those of gateways that listen to anything; `listens[b][i]` is 1 if the gateway of outbox `b` listens to this sequence.
 -- Adds the tokens to charge to `tokens_of`, by payer.
 local function append_commit(outboxes, listens, tokens_of, i, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
@@ -58,9 +58,12 @@ local function commit_all(seat, batch)
   if #ids == 0 then
     return ended, foreign, lacking
   end
-  local outboxes, listens, tokens_of = get_outboxes(), {}, {}
-  for b, box in ipairs(outboxes) do
-    listens[b] = call_in_chunks("SMISMEMBER", box.listening, ids)
+  local outboxes, listens, tokens_of = {}, {}, {}
+  for _, box in ipairs(get_outboxes()) do
+    if redis.call("EXISTS", box.listening) == 1 then -- the others would cost as much as these
+      outboxes[#outboxes + 1] = box
+      listens[#outboxes] = call_in_chunks("SMISMEMBER", box.listening, ids)
+    end
   end
   local owned = call_in_chunks("SMISMEMBER", P .. "running:" .. seat, ids)
   for e = 1, #extras, 3 do

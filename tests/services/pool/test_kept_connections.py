@@ -1,0 +1,53 @@
+"""Connections that stay open between calls: after an error reply, a cancelled call, and one that the server closed."""
+
+import asyncio
+
+import pytest
+from redis.exceptions import ResponseError
+
+from services.pool.connection import SCRIPT_CONNECTIONS, Connection
+
+
+@pytest.fixture
+async def server(server_url):
+    server = Connection(server_url)
+    yield server
+    await server.close()
+
+
+async def own_id(server):
+    return await server._to_scripts.call("CLIENT", "ID")
+
+
+async def test_the_next_call_uses_the_same_connection_also_after_an_error_reply(server):
+    first = await own_id(server)
+    with pytest.raises(ResponseError):
+        await server._to_scripts.call("NONSENSE")
+    assert await own_id(server) == first
+
+
+async def test_a_late_reply_is_not_taken_for_the_next_one(server):
+    kept = server._to_blocking
+    first = await kept.call("CLIENT", "ID")
+    waiting = asyncio.create_task(kept.call("BLPOP", "a-list", "60"))
+    while b"blpop" not in await server.command("CLIENT", "LIST", "ID", first):  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await server.command("LPUSH", "a-list", "late")
+    assert await kept.call("ECHO", "next") == b"next"
+    await server.command("DEL", "a-list")
+
+
+async def test_a_connection_that_the_server_closed_while_it_was_idle_is_opened_again(server):
+    first = await own_id(server)
+    admin = Connection(server.url)
+    await admin.command("CLIENT", "KILL", "ID", first)
+    await admin.close()
+    assert await own_id(server) > first
+
+
+async def test_more_calls_than_connections(server):
+    calls = [server.command("ECHO", str(i)) for i in range(8 * SCRIPT_CONNECTIONS)]
+    assert await asyncio.gather(*calls) == [b"%d" % i for i in range(8 * SCRIPT_CONNECTIONS)]
+    assert len(server._to_scripts._kept) <= SCRIPT_CONNECTIONS
