@@ -76,8 +76,8 @@ def _processes(pids: Sequence[int]) -> Table:
 
 
 def short(title: str) -> str:
-    """A title without its arguments: `ray::EngineActor`, `orca serve`, `raylet`, `dashboard.py`."""
-    words = title.split()
+    """A title without its arguments: `ray::EngineActor`, `cli serve`, `raylet`, `dashboard.py`."""
+    words = title.split() or ["(ended)"]
     if "-m" in words[:-1]:
         at = words.index("-m")
         return " ".join(words[at + 1 : at + 3]) if words[at + 1] == "cli" else words[at + 1]

