@@ -74,6 +74,17 @@ def by_kind(before: Mapping[int, float], after: Mapping[int, float]) -> dict[str
     return spent
 
 
+def busy_seconds() -> float:
+    """Processor seconds of the whole machine so far, with those that its host took for others."""
+    return parse_busy(Path("/proc/stat").read_text())
+
+
+def parse_busy(text: str) -> float:
+    """All of the first line of /proc/stat but the times of idleness and of waiting for disks."""
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, text.split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / TICKS
+
+
 def all_processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 

@@ -33,6 +33,6 @@ def measure(options: Options, python: Path) -> Figures:
         spend(server.url, WARM, server.processor_seconds)
         for name, requests in WORKLOADS.items():
             found = spend(server.url, requests, server.processor_seconds)
-            rates[name] = {SERVED: found.run.throughput}
+            rates[name] = {SERVED: found.run.throughput, f"others, {SERVED}": found.others}
             spent[f"{name}, {SERVED}"] = {kind: ms for kind, ms in found.per_token(1e-3).items() if ms}
     return {RATES: rates, SPENT: spent}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from load.over_http import run_over_http
-from load.processes import CLIENT, by_kind
+from load.processes import CLIENT, busy_seconds, by_kind
 from load.trace import Request, Run
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A run over HTTP, and the processor seconds that it took by kind of process, the client's among them."""
+    """A run over HTTP, and its processor seconds by kind of process, the client's among them. `others`: the
+    cores that other work had meanwhile."""
 
     run: Run
     seconds: Mapping[str, float]
+    others: float
 
     @property
     def chunks(self) -> int:
@@ -33,10 +36,11 @@ class Spent:
 
 def spend(url: str, requests: Sequence[Request], processes: Callable[[], dict[int, float]]) -> Spent:
     """Run `requests` on the server at `url`. `processes` reads the processor seconds of its processes by their ids."""
-    before, own = processes(), own_seconds()
+    before, own, busy, began = processes(), own_seconds(), busy_seconds(), time.perf_counter()
     run = asyncio.run(run_over_http(url, requests))
-    own = own_seconds() - own
-    return Spent(run, by_kind(before, processes()) | {CLIENT: own})
+    took, own, busy = time.perf_counter() - began, own_seconds() - own, busy_seconds() - busy
+    seconds = by_kind(before, processes()) | {CLIENT: own}
+    return Spent(run, seconds, max(0.0, busy - sum(seconds.values())) / took)
 
 
 def own_seconds() -> float:

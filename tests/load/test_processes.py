@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_stat, stat_of, threads_of
+from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of, threads_of
 
 
 def test_the_name_in_a_stat_line_may_hold_parentheses_and_spaces() -> None:
@@ -48,3 +48,8 @@ def test_processor_time_counts_from_the_first_reading() -> None:
     own, new = os.getpid(), os.getppid()
     found = by_kind({own: 1.0, 999_999_999: 5.0}, {own: 1.5, new: 0.25})
     assert sum(found.values()) == 0.75
+
+
+def test_the_machine_is_busy_while_it_neither_idles_nor_waits_for_disks() -> None:
+    text = "cpu  100 20 30 5000 600 7 8 9 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    assert parse_busy(text) == (100 + 20 + 30 + 7 + 8 + 9) / TICKS

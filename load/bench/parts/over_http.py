@@ -11,7 +11,7 @@ from load.bench.figures import Figures, Table, rounds_of
 from load.bench.spent import own_seconds, spend
 from load.in_process import Setup, run_in_process
 from load.options import Options, load_engine
-from load.processes import by_kind
+from load.processes import busy_seconds, by_kind
 from load.server import OrcaServer
 from load.trace import Run
 from load.workloads import paper, single
@@ -31,7 +31,8 @@ PLAIN, SERVED, RATIO = "in process", "over HTTP", "seconds over HTTP / in proces
 ABOUT = (
     "`paper`: the trace, 64 requests at once; `single`: one request, 128 tokens in and out. First in process, while no "
     f"server runs, then over HTTP, with gateways, pool and Ray. `max_batch_size` {MAX_BATCH_SIZE}; server and client "
-    "on the same cores."
+    "on the same cores. Others: the cores that other work on the machine had meanwhile; a run is disturbed where it is "
+    "not near 0."
 )
 
 
@@ -40,7 +41,7 @@ def run(options: Options) -> str:
 
 
 def measure(options: Options) -> Figures:
-    plain, spent = _in_process(options)
+    plain, spent, others = _in_process(options)
     flags = ["--model", options.model, "--device", options.device, "--dtype", options.dtype, *FLAGS]
     rates: Table = {}
     with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
@@ -52,23 +53,28 @@ def measure(options: Options) -> Figures:
                 SERVED: found.run.throughput,
                 RATIO: found.run.seconds / expected.seconds,
                 "equal outputs": _equal(found.run, expected) / len(requests),
+                f"others, {PLAIN}": others[name],
+                f"others, {SERVED}": found.others,
             }
             spent[f"{name}, {SERVED}"] = found.per_token(1e-3)
         return {RATES: rates, SPENT: spent, IDLY: {"": _idle(server)}}
 
 
-def _in_process(options: Options) -> tuple[dict[str, Run], Table]:
-    """The runs of the workloads on an engine in this process, and the processor milliseconds of a token."""
+def _in_process(options: Options) -> tuple[dict[str, Run], Table, dict[str, float]]:
+    """The runs of the workloads on an engine in this process, the processor milliseconds of a token, and the cores that
+    other work had."""
     engine = load_engine(options)
     run_in_process(engine, WARM, SETUP)
-    runs, spent = {}, {}
+    runs, spent, others = {}, {}, {}
     for name, requests in WORKLOADS.items():
-        began = own_seconds()
+        own, busy, began = own_seconds(), busy_seconds(), time.perf_counter()
         runs[name] = run_in_process(engine, requests, SETUP)
-        spent[f"{name}, {PLAIN}"] = {"a token": (own_seconds() - began) / runs[name].tokens * 1e3}
+        took, own, busy = time.perf_counter() - began, own_seconds() - own, busy_seconds() - busy
+        spent[f"{name}, {PLAIN}"] = {"a token": own / runs[name].tokens * 1e3}
+        others[name] = max(0.0, busy - own) / took
     del engine
     gc.collect()
-    return runs, spent
+    return runs, spent, others
 
 
 def _equal(run: Run, expected: Run) -> int:

@@ -31,7 +31,8 @@ FIRST, RATES, SPENT = "A lone request, ms", "Streams at once", "Processor time o
 ABOUT = (
     "An engine that answers at once; server and client on the same cores. The streams have "
     + ", ".join(f"{tokens:,} tokens where there are {streams:,}" for streams, tokens in TOKENS.items())
-    + f". A lone request: {LONE} times, {PROMPT} tokens in, {DEFAULT_GATEWAYS} gateways."
+    + f". A lone request: {LONE} times, {PROMPT} tokens in, {DEFAULT_GATEWAYS} gateways. "
+    "Others: the cores that other work on the machine had meanwhile."
 )
 
 
@@ -73,6 +74,7 @@ def _streams(server: OrcaServer, requests: list[Request]) -> tuple[dict[str, flo
         "TTFT, ms": statistics.median(answer.ttft for answer in run.answers) * 1e3,
         "iteration, ms": means["orca:iteration_seconds"] * 1e3,
         "exchange, ms": means["orca:exchange_seconds"] * 1e3,
+        "others, cores": spent.others,
     }
     return rates, spent.per_token(1e-6)
 

@@ -84,7 +84,7 @@ def test_rounds_in_a_file_are_printed_without_measuring(tmp_path: Path, capsys: 
 def test_processor_time_of_tokens_and_chunks() -> None:
     request = Request([5], 4)
     answers = [Answer(request, 0.0, [1, 2, 3, 4], [0.1] * 4, chunks=1) for _ in range(2)]
-    found = Spent(Run(answers), {"engines": 0.4, CLIENT: 0.4})
+    found = Spent(Run(answers), {"engines": 0.4, CLIENT: 0.4}, others=0.0)
     assert found.per_token(1e-3) == {"engines": 50.0, CLIENT: 50.0, "a token": 100.0, "a chunk": 400.0}
 
 
