@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.processes import end_processes_of, processes_of
+from load.processes import all_processes, descendants, processor_seconds, title_of
 
 ROOT = Path(__file__).parents[1]
 READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for
@@ -123,7 +124,7 @@ class OrcaServer:
 
     def pool_server(self) -> list[int]:
         """Process ids of the pool's server on its data folder, whichever process started it."""
-        return [pid for pid in _all_processes() if _is_server_in(self.data_dir, Path(f"/proc/{pid}"))]
+        return [pid for pid in all_processes() if _is_server_in(self.data_dir, Path(f"/proc/{pid}"))]
 
     def kill_all(self) -> None:
         """Send SIGKILL to all its processes at once: itself, its cluster, the pool's server."""
@@ -135,18 +136,13 @@ class OrcaServer:
     def metrics(self) -> dict[str, float]:
         return metrics(self.url)
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """CPU seconds of the processes below this server so far, by title; those of equal titles are added up."""
-        spent: dict[str, float] = {}
-        for pid in self.descendants():
-            title = _title(pid).split(" ")[0].rpartition("/")[2]
-            title = title.partition(".")[0] if title.startswith("ray::") else title  # without the method that it runs
-            spent[title] = spent.get(title, 0.0) + cpu_seconds_of(pid)
-        return spent
+    def processor_seconds(self) -> dict[int, float]:
+        """Processor seconds of its living processes so far, itself included, by their ids."""
+        return processor_seconds([self.process.pid, *self.descendants()])
 
     def pids(self, title: str) -> list[int]:
         """Process ids below this server whose title starts with `title`."""
-        return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(title)]
+        return [pid for pid in descendants(self.process.pid) if title_of(pid).startswith(title)]
 
     def engine(self) -> int:
         """The id of the process that has the weights, for a server with one engine; 0 while there is none."""
@@ -162,7 +158,7 @@ class OrcaServer:
         return bool(metrics.get("orca:spare_ready") and metrics.get("orca:spare_schedulers"))
 
     def descendants(self) -> list[int]:
-        return _descendants(self.process.pid)
+        return descendants(self.process.pid)
 
     def until_idle(self, seconds: float) -> bool:
         """Wait until no request waits or runs in the pool, at most `seconds`; returns whether that is so."""
@@ -186,46 +182,11 @@ def metrics(url: str) -> dict[str, float]:
     return samples
 
 
-def _all_processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-
-
 def _is_server_in(folder: Path, process: Path) -> bool:
     try:
         return (process / "cwd").samefile(folder) and (process / "comm").read_text().strip().endswith("-server")
     except OSError:
         return False  # it has ended, or belongs to another user
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-    except OSError:
-        return ""
-
-
-def cpu_seconds_of(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for pid in _all_processes():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(pid)
-    found, queue = [], [root]
-    while queue:
-        for pid in children.get(queue.pop(), []):
-            found.append(pid)
-            queue.append(pid)
-    return found
 
 
 async def until(happened: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> None:

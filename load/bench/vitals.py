@@ -12,17 +12,12 @@ from pathlib import Path
 import httpx
 
 from load import report
+from load.processes import kind_of, title_of
 from load.report import table
 from load.server import OrcaServer
 
 PROBE = 0.2  # seconds between requests of /health
 PROBE_TIMEOUT = 2.0
-PROCESSES = {  # a kind of process, and the part of its title that identifies it
-    "gateways": "orca:gateway",
-    "schedulers": "orca:scheduler",
-    "engines": "ray::EngineActor",
-    "HAProxy": "bin/haproxy",
-}
 SETTLED = 60.0  # seconds within which abandoned requests should be cancelled
 
 
@@ -35,15 +30,13 @@ def settled(server: OrcaServer) -> str:
 def memory(server: OrcaServer) -> dict[str, float]:
     """The memory of our processes in MiB (PSS) by kind; processes of one kind are added up."""
     found: dict[str, float] = {}
-    pool = server.pool_server()
-    for pid in {*server.cluster(), *pool}:
+    for pid in {*server.cluster(), *server.pool_server()}:
         try:
-            title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
         pss = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
-        name = "pool" if pid in pool else next((name for name, part in PROCESSES.items() if part in title), "other")
+        name = kind_of(title_of(pid))
         found[name] = found.get(name, 0.0) + pss
     return found
 

@@ -1,72 +1,89 @@
-"""The paper's trace and one stream over HTTP and in process on the same engine, in turn.
-
-Over HTTP means with gateway, pool and Ray. A second table has the processor time of the server's processes.
-"""
+"""The paper's trace and a lone stream in process and over HTTP, in turn, each alone on the machine."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import tempfile
+import time
 from pathlib import Path
 
-from load.in_process import Engine, Setup, run_in_process
+from load.bench.figures import Figures, Table, rounds_of
+from load.bench.spent import own_seconds, spend
+from load.in_process import Setup, run_in_process
 from load.options import Options, load_engine
-from load.over_http import run_over_http
-from load.report import table
+from load.processes import busy_seconds, by_kind
 from load.server import OrcaServer
-from load.trace import Request
+from load.trace import Run
 from load.workloads import paper, single
 from services.scheduling import Knobs
 
-ALIKE = ("--preset", "paper")  # as in process; a later round finds no prompts of an earlier one in the cache
 ROUNDS = 2
 MAX_BATCH_SIZE = 32
-SHOWN = 0.1  # processor seconds; processes with less are not shown
+IDLE = 5.0  # seconds
 SETUP = Setup(Knobs(MAX_BATCH_SIZE))
+WARM = paper(4, 9)
 WORKLOADS = {"paper": paper(), "single": single()}
+# as in process; with prefix caching a later run would find the prompts of the warm-up in the cache
+FLAGS = ("--preset", "paper", "--max-batch-size", str(MAX_BATCH_SIZE))
+
+RATES, SPENT, IDLY = "Output tokens/s", "Processor time of a token, ms", "Idle server, share of a core"
+PLAIN, SERVED, RATIO = "in process", "over HTTP", "seconds over HTTP / in process"
+ABOUT = (
+    "`paper`: the trace, 64 requests at once; `single`: one request, 128 tokens in and out. First in process, while no "
+    f"server runs, then over HTTP, with gateways, pool and Ray. `max_batch_size` {MAX_BATCH_SIZE}; server and client "
+    "on the same cores. Others: the cores that other work on the machine had meanwhile; a run is disturbed where it is "
+    "not near 0."
+)
 
 
 def run(options: Options) -> str:
-    engine = load_engine(options)
-    flags = ["--model", options.model, "--device", options.device, "--dtype", options.dtype]
-    flags += ["--max-batch-size", str(MAX_BATCH_SIZE)]
-    rows = []
-    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags, *ALIKE) as server:
-        run_in_process(engine, paper(4, 9), SETUP)  # warm up
-        asyncio.run(run_over_http(server.url, paper(4, 9)))
+    return rounds_of(measure, options, ABOUT, ROUNDS)
+
+
+def measure(options: Options) -> Figures:
+    plain, spent, others = _in_process(options)
+    flags = ["--model", options.model, "--device", options.device, "--dtype", options.dtype, *FLAGS]
+    rates: Table = {}
+    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+        spend(server.url, WARM, server.processor_seconds)
         for name, requests in WORKLOADS.items():
-            rows += [[name, number, *_in_turn(engine, server, requests)] for number in range(1, ROUNDS + 1)]
-        metrics, spent = server.metrics(), _processor_seconds(server, WORKLOADS["paper"])
-    head = ["workload", "round", "in process, s", "over HTTP, s", "ratio", "equal outputs"]
-    return (
-        f"`paper`: the trace, all at once; `single`: one request, 128 tokens in and out. max_batch_size "
-        f"{MAX_BATCH_SIZE}, {engine.figures.numerics}; server and client on the same cores. "
-        f"Over HTTP: peak batch {metrics['orca:peak_batch_size']:.0f}, "
-        f"{metrics['orca:mixed_iterations_total']:.0f} of {metrics['orca:iterations_total']:.0f} iterations mixed.\n\n"
-        + table(head, rows)
-        + "\n\nProcessor seconds of the server's processes while it served `paper` once more:\n\n"
-        + table(["process", "s"], [[name, f"{seconds:.1f}"] for name, seconds in spent if seconds >= SHOWN])
-    )
+            found, expected = spend(server.url, requests, server.processor_seconds), plain[name]
+            rates[name] = {
+                PLAIN: expected.throughput,
+                SERVED: found.run.throughput,
+                RATIO: found.run.seconds / expected.seconds,
+                "equal outputs": _equal(found.run, expected) / len(requests),
+                f"others, {PLAIN}": others[name],
+                f"others, {SERVED}": found.others,
+            }
+            spent[f"{name}, {SERVED}"] = found.per_token(1e-3)
+        return {RATES: rates, SPENT: spent, IDLY: {"": _idle(server)}}
 
 
-def _processor_seconds(server: OrcaServer, requests: list[Request]) -> list[tuple[str, float]]:
-    """Processor seconds of each kind of process, in falling order."""
-    before = server.cpu_seconds()
-    asyncio.run(run_over_http(server.url, requests))
-    spent = {name: seconds - before.get(name, 0.0) for name, seconds in server.cpu_seconds().items()}
-    return sorted(spent.items(), key=lambda item: -item[1])
-
-
-def _in_turn(engine: Engine, server: OrcaServer, requests: list[Request]) -> list[str]:
-    """The seconds in process and over HTTP, their ratio, and how many outputs are equal."""
+def _in_process(options: Options) -> tuple[dict[str, Run], Table, dict[str, float]]:
+    """The runs of the workloads on an engine in this process, the processor milliseconds of a token, and the cores that
+    other work had."""
+    engine = load_engine(options)
+    run_in_process(engine, WARM, SETUP)
+    runs, spent, others = {}, {}, {}
+    for name, requests in WORKLOADS.items():
+        own, busy, began = own_seconds(), busy_seconds(), time.perf_counter()
+        runs[name] = run_in_process(engine, requests, SETUP)
+        took, own, busy = time.perf_counter() - began, own_seconds() - own, busy_seconds() - busy
+        spent[f"{name}, {PLAIN}"] = {"a token": own / runs[name].tokens * 1e3}
+        others[name] = max(0.0, busy - own) / took
+    del engine
     gc.collect()
-    alone = run_in_process(engine, requests, SETUP)
-    served = asyncio.run(run_over_http(server.url, requests))
-    same = sum(output == expected for output, expected in zip(served.outputs, alone.outputs, strict=True))
-    return [
-        f"{alone.seconds:.1f}",
-        f"{served.seconds:.1f}",
-        f"{served.seconds / alone.seconds:.3f}",
-        f"{same} of {len(requests)}",
-    ]
+    return runs, spent, others
+
+
+def _equal(run: Run, expected: Run) -> int:
+    return sum(output == other for output, other in zip(run.outputs, expected.outputs, strict=True))
+
+
+def _idle(server: OrcaServer) -> dict[str, float]:
+    """Processor seconds in a second without requests, by kind of process."""
+    before = server.processor_seconds()
+    time.sleep(IDLE)
+    spent = by_kind(before, server.processor_seconds())
+    return {kind: seconds / IDLE for kind, seconds in spent.items()} | {"in all": sum(spent.values()) / IDLE}

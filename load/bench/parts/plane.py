@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import statistics
 import tempfile
 import time
@@ -12,43 +11,88 @@ from pathlib import Path
 
 import aiohttp
 
+from load.bench.figures import Figures, rounds_of
+from load.bench.spent import spend
 from load.options import Options
 from load.over_http import OverHttp, run_over_http
-from load.report import table
 from load.server import OrcaServer
 from load.trace import Request
 
+ROUNDS = 1
 LONE = 300
-STREAMS = (1, 32, 128)
-TOKENS = 256  # of each stream
+PROMPT = 32
+GATEWAYS = (1, 2, 4, 8)
+DEFAULT_GATEWAYS = 2
+TOKENS = {1: 1024, 32: 512, 128: 256, 1000: 64}  # of each stream, by the number of streams
+FLAGS = ("--null-engine", "--max-batch-size", "1024", "--kv-blocks", "100000")
+
+FIRST_TOKEN = "time to first token"
+FIRST, RATES, SPENT = "A lone request, ms", "Streams at once", "Processor time of a token, and of a chunk in all, µs"
+ABOUT = (
+    "An engine that answers at once; server and client on the same cores. The streams have "
+    + ", ".join(f"{tokens:,} tokens where there are {streams:,}" for streams, tokens in TOKENS.items())
+    + f". A lone request: {LONE} times, {PROMPT} tokens in, {DEFAULT_GATEWAYS} gateways. "
+    "Others: the cores that other work on the machine had meanwhile."
+)
 
 
 def run(options: Options) -> str:
-    flags = ["--model", options.model, "--null-engine", "--max-batch-size", "256", "--kv-blocks", "100000"]
-    with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
-        asyncio.run(run_over_http(server.url, [Request([5] * 32, 32)] * 32))  # warm up
-        return lone(server) + "\n\n" + many(server)
+    return rounds_of(measure, options, ABOUT, ROUNDS)
 
 
-def lone(server: OrcaServer) -> str:
+def measure(options: Options) -> Figures:
+    figures: Figures = {FIRST: {}, RATES: {}, SPENT: {}}
+    for gateways in GATEWAYS:
+        flags = ["--model", options.model, *FLAGS, "--gateways", str(gateways)]
+        with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
+            asyncio.run(run_over_http(server.url, [_request(32)] * 32 * gateways))  # warm up
+            if gateways == DEFAULT_GATEWAYS:
+                figures[FIRST] = _lone(server)
+            for streams, tokens in TOKENS.items():
+                name = row(gateways, streams)
+                figures[RATES][name], figures[SPENT][name] = _streams(server, [_request(tokens)] * streams)
+    return figures
+
+
+def row(gateways: int, streams: int) -> str:
+    return f"{gateways} gateway{'s' * (gateways > 1)}, {streams:,} stream{'s' * (streams > 1)}"
+
+
+def _request(tokens: int) -> Request:
+    return Request([5] * PROMPT, tokens)
+
+
+def _streams(server: OrcaServer, requests: list[Request]) -> tuple[dict[str, float], dict[str, float]]:
+    """Rates and times of these streams, and the processor time of their tokens."""
+    before = server.metrics()
+    spent = spend(server.url, requests, server.processor_seconds)
+    run, means = spent.run, _means(before, server.metrics())
+    rates = {
+        "tokens/s": run.throughput,
+        "chunks/s": spent.chunks / run.seconds,
+        "tokens of a chunk": run.tokens / spent.chunks,
+        "TTFT, ms": statistics.median(answer.ttft for answer in run.answers) * 1e3,
+        "iteration, ms": means["orca:iteration_seconds"] * 1e3,
+        "exchange, ms": means["orca:exchange_seconds"] * 1e3,
+        "others, cores": spent.others,
+    }
+    return rates, spent.per_token(1e-6)
+
+
+def _lone(server: OrcaServer) -> dict[str, dict[str, float]]:
     """The time to first token of a lone request, and its parts."""
     before = server.metrics()
-    first, health = asyncio.run(_lone(server.url))
-    spent = _means(before, server.metrics())
-    rows = [
-        ["time to first token", _ms(statistics.median(first)), _ms(statistics.quantiles(first, n=100)[98])],
-        [
-            "of it HTTP both ways (`/health`)",
-            _ms(statistics.median(health)),
-            _ms(statistics.quantiles(health, n=100)[98]),
-        ],
-        ["of it one iteration with its way to the engine and back (mean)", _ms(spent["orca:iteration_seconds"]), ""],
-        ["an exchange (mean); claim and commit are one each", _ms(spent["orca:exchange_seconds"]), ""],
-    ]
-    return f"A lone request, {LONE} times, 32 tokens in:\n\n" + table(["ms", "median", "p99"], rows)
+    first, health = asyncio.run(_first_tokens(server.url))
+    means = _means(before, server.metrics())
+    return {
+        FIRST_TOKEN: _median_and_p99(first),
+        "of it HTTP both ways (`/health`)": _median_and_p99(health),
+        "of it one iteration with its call of the engine": {"mean": means["orca:iteration_seconds"] * 1e3},
+        "an exchange; claim and commit are one each": {"mean": means["orca:exchange_seconds"] * 1e3},
+    }
 
 
-async def _lone(url: str) -> tuple[list[float], list[float]]:
+async def _first_tokens(url: str) -> tuple[list[float], list[float]]:
     first, health = [], []
     async with aiohttp.ClientSession(url) as session:
         for _ in range(LONE):
@@ -56,35 +100,12 @@ async def _lone(url: str) -> tuple[list[float], list[float]]:
             async with session.get("/health") as response:
                 await response.read()
             health.append(time.perf_counter() - began)
-            first.append((await OverHttp(session).ask(Request([5] * 32, 4))).ttft)
+            first.append((await OverHttp(session).ask(_request(4))).ttft)
     return first, health
 
 
-def many(server: OrcaServer) -> str:
-    """Tokens per second of concurrent streams, and the processes that spend the time."""
-    rows, spent = [], ""
-    for count in STREAMS:
-        cpu, own, before = server.cpu_seconds(), _own_cpu(), server.metrics()
-        run = asyncio.run(run_over_http(server.url, [Request([5] * 32, TOKENS)] * count))
-        chunks = sum(answer.chunks for answer in run.answers)
-        first = statistics.median(answer.ttft for answer in run.answers)
-        means = _means(before, server.metrics())
-        cells = [f"{run.throughput:,.0f}", f"{chunks / run.seconds:,.0f}", _ms(first)]
-        rows.append([count, *cells, *(_ms(means[f"orca:{name}_seconds"]) for name in ("iteration", "exchange"))])
-        spent = _cpu_line(cpu, server.cpu_seconds(), _own_cpu() - own, run.tokens)
-    head = ["streams", "tokens/s", "chunks/s", "TTFT median, ms", "iteration, ms", "exchange, ms"]
-    return f"Streams of {TOKENS} tokens at once:\n\n{table(head, rows)}\n\nCPU per token at {STREAMS[-1]}: {spent}."
-
-
-def _cpu_line(before: Mapping[str, float], after: Mapping[str, float], client: float, tokens: int) -> str:
-    spent = {title: after[title] - before.get(title, 0.0) for title in after} | {"client": client}
-    largest = sorted(spent.items(), key=lambda item: -item[1])[:6]
-    return ", ".join(f"`{title}` {seconds / tokens * 1e6:.0f} µs" for title, seconds in largest)
-
-
-def _own_cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+def _median_and_p99(seconds: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(seconds) * 1e3, "p99": statistics.quantiles(seconds, n=100)[98] * 1e3}
 
 
 def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -92,7 +113,3 @@ def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
     names = [name.removesuffix("_sum") for name in after if name.endswith("_seconds_sum")]
     change = {name: after[name] - before.get(name, 0.0) for name in after}
     return {name: change[f"{name}_sum"] / max(1.0, change[f"{name}_count"]) for name in names}
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"

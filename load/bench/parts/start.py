@@ -1,42 +1,86 @@
-"""How long `orca serve` takes to be ready, the first time and later, and the processor time until then."""
+"""How long `orca serve` takes to be ready, the first time and later, and what it waits for."""
 
 from __future__ import annotations
 
-import statistics
+import re
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from load.bench.figures import Figures, Table, rounds_of
 from load.options import Options, model_folder
-from load.report import table
+from load.processes import processor_seconds, stat_of, title_of
 from load.server import OrcaServer
 
 ROUNDS = 3
 LOOK = 0.05  # seconds between checks for spares
-SHOWN = 0.5  # processor seconds; processes with less are not shown
+SHOWN = 0.2  # processor seconds; processes with less are not shown
+STEP = re.compile(r"\[ *([\d.]+) s\] (starting [^,]+|ready)")
+
+SECONDS, STEPS = "Seconds from the command", "A later start by its processes, seconds from the command"
+READY, FIRST, LATER = "ready", "first", "later"
+ABOUT = (
+    "The first start has an empty cache: it compiles the kernels, and its engine reads the model's config with "
+    "transformers. Later ones have everything cached. Processor time is that from the command to both spares, of "
+    "the processes that run then; processes of equal title are one row, which begins with the first of them."
+)
 
 
 def run(options: Options) -> str:
+    return rounds_of(measure, options, ABOUT, ROUNDS)
+
+
+def measure(options: Options) -> Figures:
     flags = ["--model", str(model_folder(options)), "--device", options.device, "--dtype", options.dtype]
     with tempfile.TemporaryDirectory() as cache:
-        first, *later = [_start([*flags, "--cache-dir", cache]) for _ in range(1 + ROUNDS)]
-    rows = [(name, first[name], statistics.median(some.get(name, 0.0) for some in later)) for name in first]
-    return (
-        "Seconds from the command to `ready` and to both spares, and processor seconds until then of the processes "
-        "that run then, both of a kind together. The first start compiles the kernels, and its engine reads the "
-        f"model's config with transformers; later ones are the median of {ROUNDS}.\n\n"
-        + table(["", "first", "later"], [[name, f"{a:.1f}", f"{b:.1f}"] for name, a, b in rows if max(a, b) >= SHOWN])
-    )
+        first, _ = _start([*flags, "--cache-dir", cache])
+        later, steps = _start([*flags, "--cache-dir", cache])
+    seconds = {name: {FIRST: first[name], LATER: later[name]} for name in first}
+    return {SECONDS: seconds, STEPS: steps}
 
 
-def _start(flags: list[str]) -> dict[str, float]:
-    """Seconds until it is ready and until it has spares; processor seconds until then, in all and by process."""
+def _start(flags: list[str]) -> tuple[dict[str, float], Table]:
+    """Seconds until it is ready and until it has spares, and processor seconds; and its steps."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as data, OrcaServer(Path(data), *flags) as server:
         ready = time.monotonic() - began
         while not server.has_spares():
             time.sleep(LOOK)
-        spares, spent = time.monotonic() - began, server.cpu_seconds()
+        spares = time.monotonic() - began
+        pids = [server.process.pid, *server.descendants()]
+        steps = _processes(pids) | printed(server.lines)
+        spent = sum(processor_seconds(pids).values())
         server.end()
-    costliest = sorted(spent.items(), key=lambda item: -item[1])
-    return {"ready": ready, "spares": spares, "processor time": sum(spent.values()), **dict(costliest)}
+    ordered = dict(sorted(steps.items(), key=lambda step: step[1]["at"]))
+    return {READY: ready, "spares": spares, "processor time": spent}, ordered
+
+
+def printed(lines: Sequence[str]) -> Table:
+    """The steps that the command printed, with their times."""
+    found = [match for line in lines if (match := STEP.match(line))]
+    return {f"*{match[2]}*": {"at": float(match[1])} for match in found}
+
+
+def _processes(pids: Sequence[int]) -> Table:
+    """When the processes of each title began, seconds after the first of `pids`, and their processor seconds."""
+    command = stat_of(pids[0])
+    assert command is not None, "the command runs"
+    rows: Table = {}
+    for pid in pids:
+        if stat := stat_of(pid):
+            row = rows.setdefault(short(title_of(pid)), {"at": stat.began - command.began, "processor seconds": 0.0})
+            row["at"] = min(row["at"], stat.began - command.began)
+            row["processor seconds"] += stat.processor
+    return {title: row for title, row in rows.items() if row["processor seconds"] >= SHOWN}
+
+
+def short(title: str) -> str:
+    """A title without its arguments: `ray::EngineActor`, `cli serve`, `raylet`, `dashboard.py`."""
+    words = title.split() or ["(ended)"]
+    if "-m" in words[:-1]:
+        at = words.index("-m")
+        return " ".join(words[at + 1 : at + 3]) if words[at + 1] == "cli" else words[at + 1]
+    script = next((word for word in words[1:3] if word.endswith(".py")), "") if "python" in words[0] else ""
+    name = (script or words[0]).rpartition("/")[2] if not title.startswith("ray::") else words[0]
+    return name.partition(".")[0] if name.startswith("ray::") else name

