@@ -115,6 +115,8 @@ class BlockPool:
 
     def take_full(self, step: int) -> dict[int, bytes]:
         """Return the published blocks that are full after iteration `step`, with their hashes, each only once."""
+        if not self._untaken:
+            return {}
         full = [block for block, filled_by in self._untaken.items() if filled_by <= step]
         for block in full:
             del self._untaken[block]

@@ -66,6 +66,23 @@ def with_spares(server: OrcaServer) -> None:
     wait_until(lambda: server.metrics().get("orca:spare_schedulers") == 1, 60)
 
 
+def test_a_new_scheduler_computes_no_prompt_again(server: OrcaServer) -> None:
+    body = SEEDED | {"prompt": [*range(300, 600)]}
+    with_spares(server)
+    scheduler = server.scheduler()
+    computed = "vllm:iteration_tokens_total_sum"
+    before = []
+
+    def kill() -> None:
+        before.append(server.metrics()[computed])
+        os.kill(scheduler, signal.SIGKILL)
+
+    found = stream(server, body, kill)
+    assert server.scheduler() not in (0, scheduler)
+    assert server.metrics()[computed] - before[0] < len(range(300, 600))
+    assert stream(server, body) == found
+
+
 @pytest.mark.chaos
 def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(server: OrcaServer) -> None:
     body = SEEDED | {"max_tokens": 120}

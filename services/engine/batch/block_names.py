@@ -25,6 +25,8 @@ class BlockNames:
         """Forget the names of the blocks that this iteration gives to requests to write, and learn those of the blocks
         that earlier ones have filled. Must be called before the iteration runs.
         """
+        if not (iteration.new_blocks or iteration.full_blocks):
+            return
         computed = {new.id: new.num_computed_tokens // self._block_size for new in iteration.new}
         for id, blocks in iteration.new_blocks.items():
             for block in blocks[computed.get(id, 0) :]:

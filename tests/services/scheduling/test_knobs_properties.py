@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.messages import Claim, EngineFigures, Iteration
+from services.messages import Claim, EngineFigures, Iteration, IterationResult
 from services.requests import BATCH_CLASS, FinishReason, SamplingParams
 from services.scheduling import Knobs, Scheduler
 from services.scheduling.request_queues import LULL
@@ -109,7 +109,8 @@ class World:
             set()
         )  # requests that were dropped and claimed again, which iterations in flight may contain
         self.engine = EngineModel(BLOCKS, SIZE, ("", "a", "b"))
-        self.writers: dict[int, str] = {}  # the request that writes a block
+        self.writers: dict[int, str] = {}  # the tenant that writes a block, as of the last selected iteration
+        self.written: dict[int, str] = {}  # as of the last iteration that the engine ran
         self.start({})
 
     def start(self, cached_blocks: Mapping[int, bytes]) -> None:
@@ -175,7 +176,8 @@ class World:
             self.engine = EngineModel(BLOCKS, SIZE, self.engine.salts)
         while self.flights and turn.ran > 0 and turn.crash == "scheduler":
             turn = replace(turn, ran=turn.ran - 1)
-            self.engine.run(*self.flights.popleft())
+            self.run(*self.flights.popleft())
+        self.writers = self.written.copy()
         self.engine.reset()
         names = self.engine.names.as_dict()
         assert self.knobs.prefix_caching or not names
@@ -184,8 +186,13 @@ class World:
         self.claim_again(self.open)
 
     def land(self) -> None:
-        iteration, failed = self.flights.popleft()
-        self.scheduler.update(self.engine.run(iteration, failed))
+        self.scheduler.update(self.run(*self.flights.popleft()))
+
+    def run(self, iteration: Iteration, failed: list[str]) -> IterationResult:
+        found = {new.id: new.num_computed_tokens // SIZE for new in iteration.new}
+        for id, blocks in iteration.new_blocks.items():
+            self.written |= dict.fromkeys(blocks[found.get(id, 0) :], self.claims[id].tenant)
+        return self.engine.run(iteration, failed)
 
     def commit(self) -> None:
         for commit in self.scheduler.take_commits():
