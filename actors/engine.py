@@ -139,7 +139,10 @@ class EngineActor:
 
     def serve(self, epoch: str, meeting: str = "", far: bool = False) -> Attached:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
-        an engine meet at `meeting` first. `far`: the owner is on another node."""
+        an engine meet at `meeting` first. `far`: the owner is on another node.
+
+        Raises StaleEpoch if a later owner is about to attach, or has.
+        """
         return self._thread.call(lambda: self._serve(epoch, meeting, far))
 
     def drop(self, epoch: str) -> None:
@@ -150,6 +153,8 @@ class EngineActor:
         self._thread.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> Attached:
+        if self._expected > _number(epoch):  # the caller was stopped, and goes on late
+            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
@@ -222,8 +227,6 @@ class EngineActor:
         from services.engine.startup import devices
 
         number = _number(epoch)
-        if self._expected > number:
-            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._disconnect_ranks()
         self._links = Links(
             self._layout,
