@@ -139,10 +139,7 @@ class EngineActor:
 
     def serve(self, epoch: str, meeting: str = "", far: bool = False) -> Attached:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
-        an engine meet at `meeting` first. `far`: the owner is on another node.
-
-        Raises StaleEpoch if a later owner is about to attach, or has.
-        """
+        an engine meet at `meeting` first. `far`: the owner is on another node."""
         return self._thread.call(lambda: self._serve(epoch, meeting, far))
 
     def drop(self, epoch: str) -> None:
