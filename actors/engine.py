@@ -154,6 +154,8 @@ class EngineActor:
         self._thread.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
+        if self._expected > _number(epoch):  # the caller was stopped, and goes on late
+            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()
         if self._engine is None:
@@ -227,8 +229,6 @@ class EngineActor:
         from services.engine.startup import devices
 
         number = _number(epoch)
-        if self._expected > number:
-            raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._disconnect_ranks()
         self._links = Links(
             self._layout,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from actors import engine_processes
 from actors.engine_link import EngineLink
 from actors.engine_processes import SeatEngine
 from actors.placement import find_engine
+from load.server import until
 from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration
 from services.settings.sources import load
@@ -50,6 +52,13 @@ async def test_weights_are_loaded_once_and_serve_the_last_owner() -> None:
     assert (await second.start(iteration("2:b"))).tokens.keys() == {"r/0"}
 
 
+async def test_an_owner_that_attaches_late_does_not_disturb_a_later_one() -> None:
+    link = await attach(seat(), "2:b")
+    with pytest.raises(StaleEpoch, match="a later owner"):
+        await named(link.status.name).serve.remote("1:a")
+    assert (await link.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+
+
 async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None:
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGKILL)
@@ -69,6 +78,7 @@ async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None
 async def test_an_engine_that_does_not_answer_is_killed() -> None:
     link = await attach(seat(), "1:a")
     os.kill(link.status.pid, signal.SIGSTOP)
+    await until(lambda: stands_still(link.status.pid))
     stuck = link.start(iteration("1:a"))
     done, _ = await asyncio.wait({stuck}, timeout=1)
     assert not done
@@ -78,6 +88,11 @@ async def test_an_engine_that_does_not_answer_is_killed() -> None:
         await stuck
     again = await attach(seat(), "2:b")
     assert again.status.pid != link.status.pid
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all threads are stopped, which takes a moment after the signal."""
+    return all("State:\tT" in (task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 async def test_an_engine_is_killed_from_another_node() -> None:
