@@ -276,10 +276,9 @@ class Group:
     background: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not changed; a frozen one takes longer to make, and each token of a stream needs one
 class TokenEvent:
-    """The committed token `index` of a sequence or, if `token` is None, its end at that index. It never changes; a
-    frozen dataclass takes twice as long to make, and each token of each stream makes one."""
+    """The committed token `index` of a sequence or, if `token` is None, its end at that index."""
 
     id: str
     index: int

@@ -36,6 +36,7 @@ class Answer:
         self.model = model
         self.choices = choices_of(plan, model, sent)
         self.error: ApiError | None = None
+        self._num_ended = 0  # choices
         self._by_id = {f"{request}/{choice.index}": choice for choice in self.choices}
         echoes = [Echo(model.tokenizer, plan.prompts[i], given) for i, given in enumerate(plan.texts)]
         self._echoes = [echoes[choice.index // plan.n] for choice in self.choices] if plan.echo else []
@@ -46,7 +47,7 @@ class Answer:
     @property
     def ended(self) -> bool:
         """Whether every choice has ended with an answer."""
-        return all(choice.ended for choice in self.choices)
+        return self._num_ended == len(self.choices)
 
     def add(self, events: list[TokenEvent]) -> list[Choice]:
         """Take events up to the first one that fails a choice. Returns the choices that may have a delta."""
@@ -63,6 +64,8 @@ class Answer:
             if received < len(run):
                 choice.add_all(run[received:] if received else run)
                 touched[choice.index] = choice
+            if choice.ended:  # only its last event ends it
+                self._num_ended += 1
             self.error = choice.error or self._position_error(choice)
         return list(touched.values())
 

@@ -19,6 +19,8 @@ from services.messages import Snapshot, Submission, TokenEvent
 from services.pool.pool import RequestPool
 
 BLOCK = 1.0  # seconds a read waits for events
+MANY = 8  # streams with events in one read, from which on the next read waits for `PAUSE`
+PAUSE = 0.01  # seconds, which nobody sees: under load several tokens of a stream leave in one write
 SILENCE = 10.0  # seconds without an event after which a sequence is read from token storage
 LISTEN_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
 DISTRIBUTE_AT_ONCE = 1024  # tokens of snapshots, one or two milliseconds, before other tasks run
@@ -92,10 +94,15 @@ class EventReader:
                     checked = self._now()
                     await self.reread(self._silent())
                 retry = FIRST_RETRY
+                if len(events) >= MANY and len({event.id for event in events}) >= MANY:
+                    await self._pause()
             except PoolUnavailable as error:
                 self._lose(error)
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(PAUSE)
 
     def _lose(self, error: PoolUnavailable) -> None:
         if not self.pool_unavailable:

@@ -68,14 +68,13 @@ class Connection:
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._scripts = self._client(redis.BlockingConnectionPool, SCRIPT_CONNECTIONS)
-        self._blocking = self._client(redis.ConnectionPool, None)
-        self._to_scripts = KeptConnections(self._scripts.connection_pool)
+        self._scripts, self._blocking = self._client(), self._client()
+        self._to_scripts = KeptConnections(self._scripts.connection_pool, SCRIPT_CONNECTIONS)
         self._to_blocking = KeptConnections(self._blocking.connection_pool)
 
-    def _client(self, kind: Any, connections: int | None) -> Any:
+    def _client(self) -> Any:
         options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
-        pool = kind.from_url(
+        pool: Any = redis.ConnectionPool.from_url(
             self.url,
             protocol=2,
             decode_responses=False,
@@ -85,7 +84,6 @@ class Connection:
             retry_on_error=[],
             health_check_interval=0,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            max_connections=connections,
             **options,
         )
         return redis.Redis.from_pool(pool)
@@ -115,23 +113,20 @@ class Connection:
         """Run a script, which is sent once: after an error the caller does not know whether it ran."""
         script = scripts.script(name)
         with self._calling(name):
-            async with asyncio.timeout(SCRIPT_TIMEOUT):
-                try:
-                    return await self._to_scripts.call("EVALSHA", script.sha, 1, prefix, *args)
-                except exceptions.NoScriptError:
-                    return await self._to_scripts.call("EVAL", script.text, 1, prefix, *args)
+            try:
+                return await self._to_scripts.call(SCRIPT_TIMEOUT, "EVALSHA", script.sha, 1, prefix, *args)
+            except exceptions.NoScriptError:
+                return await self._to_scripts.call(SCRIPT_TIMEOUT, "EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it."""
         with self._calling(str(args[0])):
-            async with asyncio.timeout(SCRIPT_TIMEOUT):
-                return await self._to_scripts.call(*args)
+            return await self._to_scripts.call(SCRIPT_TIMEOUT, *args)
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
-            async with asyncio.timeout(timeout + BLOCK_SLACK):
-                return await self._to_blocking.call(*args)
+            return await self._to_blocking.call(timeout + BLOCK_SLACK, *args)
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):

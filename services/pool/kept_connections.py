@@ -6,53 +6,63 @@ write, and records figures about all of it. For a call per token of a stream thi
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from redis import exceptions
 
+LONGEST_WAIT = 20.0  # seconds for a connection, while all are in use
+
 
 class KeptConnections:
-    """`pool` is one of redis-py's, without a socket timeout: the caller limits the time of a call."""
+    """`pool` is one of redis-py's, without a socket timeout. `most`: the number of calls at a time; None: any."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, most: int | None = None) -> None:
         self._pool = pool
+        self._slots = asyncio.Semaphore(most) if most else None
         self._kept: list[Any] = []
-        self._waiting = 0  # calls that wait for the pool to have a connection
 
-    async def call(self, *args: str | bytes | int) -> Any:
-        """The reply to a command, as the server sent it. Raises what redis-py raises."""
-        connection = await self._take()
+    async def call(self, seconds: float, *args: str | bytes | int) -> Any:
+        """The reply to a command, as the server sent it, within `seconds` once there is a connection for it. Raises
+        what redis-py raises, and TimeoutError."""
+        if self._slots is None:
+            return await self._timed(seconds, args)
+        if self._slots.locked():
+            async with asyncio.timeout(LONGEST_WAIT):
+                await self._slots.acquire()
+        else:
+            await self._slots.acquire()
         try:
-            await connection.send_command(*args)
-            reply = await connection.read_response()
-        except exceptions.ResponseError:  # a reply too
-            await self._keep(connection)
-            raise
-        except BaseException:  # its reply may still arrive
-            await connection.disconnect(nowait=True)
-            await self._pool.release(connection)
-            raise
-        await self._keep(connection)
-        return reply
+            return await self._timed(seconds, args)
+        finally:
+            self._slots.release()
+
+    async def _timed(self, seconds: float, args: tuple[str | bytes | int, ...]) -> Any:
+        async with asyncio.timeout(seconds):
+            connection = await self._take()
+            try:
+                await connection.send_command(*args)
+                reply = await connection.read_response()
+            except exceptions.ResponseError:  # a reply too
+                self._kept.append(connection)
+                raise
+            except BaseException:  # its reply may still arrive
+                await self._drop(connection)
+                raise
+            self._kept.append(connection)
+            return reply
 
     async def _take(self) -> Any:
         while self._kept:
             connection = self._kept.pop()
             if _is_open(connection):
                 return connection
-            await connection.disconnect(nowait=True)
-            await self._pool.release(connection)
-        self._waiting += 1
-        try:
-            return await self._pool.get_connection()
-        finally:
-            self._waiting -= 1
+            await self._drop(connection)
+        return await self._pool.get_connection()
 
-    async def _keep(self, connection: Any) -> None:
-        if self._waiting:
-            await self._pool.release(connection)
-        else:
-            self._kept.append(connection)
+    async def _drop(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)
+        await self._pool.release(connection)
 
 
 def _is_open(connection: Any) -> bool:

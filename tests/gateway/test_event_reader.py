@@ -39,6 +39,32 @@ async def test_tokens_and_end_in_order(pool: RequestPool, reader: EventReader) -
     assert not buffer.open
 
 
+@pytest.mark.parametrize("streams", [event_reader.MANY - 1, event_reader.MANY])
+async def test_tokens_of_many_streams_arrive_together(
+    pool: RequestPool, reader: EventReader, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """After a read for many streams the next one waits; for few streams it does not."""
+    over, pauses = asyncio.Event(), 0
+
+    async def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+        await over.wait()
+
+    monkeypatch.setattr(reader, "_pause", pause)
+    buffers, committer = [await submit(pool, reader, f"r{i}") for i in range(streams)], Committer(pool)
+    await committer.commit(*(Commit(f"r{i}/0", 0, [5]) for i in range(streams)))
+    assert [await take(buffer, 1) for buffer in buffers] == [[(0, 5)]] * streams
+    await committer.commit(Commit("r0/0", 1, [6]))
+    if streams < event_reader.MANY:
+        assert await take(buffers[0], 1) == [(1, 6)]
+    await committer.commit(Commit("r0/0", 2, [7], end=END))
+    over.set()
+    last = [(1, 6), (2, 7), (3, None)][streams < event_reader.MANY :]
+    assert [(event.index, event.token) for event in await buffers[0].take()] == last
+    assert pauses == (streams >= event_reader.MANY)
+
+
 async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader) -> None:
     buffer, committer = await submit(pool, reader, "a"), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))
