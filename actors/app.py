@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
@@ -13,6 +14,7 @@ from services.errors import SettingsError
 from services.models.pin import pin_commit
 from services.settings import exposure
 from services.settings.secret_files import POOL
+from services.settings.settings import Settings
 from services.settings.sources import load
 
 # Serve's default for `health_check_period_s` is 10 s
@@ -25,8 +27,24 @@ COMMON: dict[str, Any] = {
 COMMIT_TIME = 2.0  # seconds beyond the drain that a replica may take to finish an iteration and release its seat
 
 
+def replicas(settings: Settings) -> dict[str, int]:
+    """The replicas of each deployment. There is one scheduler more than seats: the spare has imported everything and
+    takes over in a fraction of a second."""
+    return {"gateway": settings.gateways, "scheduler": settings.engines + 1}
+
+
+def fewest_replicas(settings: Settings) -> dict[str, int]:
+    """The replicas without which a server is not ready. The others can start when it is."""
+    return {"gateway": 1, "scheduler": settings.engines}
+
+
 def build(args: dict[str, Any]) -> serve.Application:
-    """Build the application that `serve deploy` and `orca serve` run; `args` are settings by name.
+    """Build the application that `serve deploy` runs; `args` are settings by name. Raises as `application` does."""
+    return application(args, replicas)
+
+
+def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]]) -> serve.Application:
+    """Build the application with `count` replicas of each deployment; `args` are settings by name.
 
     Raises SettingsError for a setting that is unknown or contradictory, for a missing `redis_url`, and for a server
     that other machines could use without an API key.
@@ -42,17 +60,17 @@ def build(args: dict[str, Any]) -> serve.Application:
     scheduler_values = _without_pool(settings.without_secrets()) | shared
     gateway_values = _without_pool(settings.with_key_hashes()) | shared
     common = COMMON | {"graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME}
-    # one more replica than seats: the spare has imported everything and takes over in a fraction of a second
-    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=settings.engines + 1, **common)
+    first = count(settings)
+    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=first["scheduler"], **common)
     gateway: Any = serve.deployment(
         GatewayReplica,
         name="gateway",
-        num_replicas=settings.gateways,
+        num_replicas=first["gateway"],
         max_ongoing_requests=max_requests(settings) + IDLE_CONNECTIONS,  # Serve's default is 5
         **common,
     )
-    application: serve.Application = gateway.bind(gateway_values, scheduler.bind(scheduler_values))
-    return application
+    bound: serve.Application = gateway.bind(gateway_values, scheduler.bind(scheduler_values))
+    return bound
 
 
 def _without_pool(values: dict[str, Any]) -> dict[str, Any]:

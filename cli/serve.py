@@ -1,7 +1,8 @@
 """`orca serve`: the whole server on this machine, until Ctrl-C.
 
 This process supervises two others: the pool's server, and the process that holds Ray. If it is killed, both go on; the
-next `orca serve` on the port uses the same pool and replaces the cluster.
+next `orca serve` on the port uses the same pool and replaces the cluster. Modules that are needed later are imported
+when the cluster has begun to start.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ import time
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
-from cli.server import own_url
 from cli.supervisor import PortClaim, Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
-from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.settings import exposure
@@ -101,6 +100,8 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
 async def _check_pool(url: str, say: Progress) -> None:
     """Raises SettingsError if the pool's server refuses the password. If it does not answer, the processes of the
     cluster wait for it later."""
+    from services.pool.pool import RequestPool
+
     pool = RequestPool(url)
     try:
         await pool.connect()
@@ -148,6 +149,8 @@ async def _until_ready(settings: Settings) -> None:
     """Wait until the server answers that it is ready."""
     import httpx
 
+    from cli.server import own_url
+
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
         while True:
@@ -158,6 +161,8 @@ async def _until_ready(settings: Settings) -> None:
 
 
 def _ready_line(settings: Settings) -> str:
+    from cli.server import own_url
+
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     return (

@@ -24,6 +24,7 @@ from actors.cluster.processes import describe, end_processes_of, ports_of, proce
 from actors.front_door import connection_limits, raise_file_limit
 from services.errors import OrcaError, SettingsError
 from services.pool.server.users import try_lock
+from services.processes import until_ended
 from services.settings.settings import Settings
 
 READY_TIMEOUT = 900.0  # seconds, for models that load slowly
@@ -117,13 +118,17 @@ class ClusterProcess:
             writer.close()
         raise OrcaError("the process that holds Ray ended")
 
+    def start_spares(self) -> None:
+        """Let the cluster start the processes without which it is ready."""
+        self._send("ready")
+
     async def death(self) -> str:
         """Wait until the child or a process of Ray's head has died; return a message that says which."""
         await self._ray_runs.wait()
         found = {name: pid for pid, name in processes_of(self.folder).items() if name in HEAD}
         watched = {f"Ray's {name}": found.get(name) for name in HEAD}
         watched["the process that holds Ray"] = self._process.pid
-        waiting = {asyncio.create_task(_until_ended(pid)): name for name, pid in watched.items()}
+        waiting = {asyncio.create_task(until_ended(pid)): name for name, pid in watched.items()}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             return f"{waiting[done.pop()]} died"
@@ -136,7 +141,7 @@ class ClusterProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_until_ended(self._process.pid), timeout)
+            await asyncio.wait_for(until_ended(self._process.pid), timeout)
 
     def end(self, logs: Path | None = None) -> None:
         """Kill all processes of the cluster and remove its files; its logs are moved to `logs` if that is given."""
@@ -181,6 +186,7 @@ class Supervisor:
                 await self._until_cluster_ready(redis_url, model)
                 self._say(f"ready again after {time.monotonic() - died:.1f} s" if was_ready else ready)
                 self._say(describe(ports_of(processes_of(self._cluster.folder))))
+                self._cluster.start_spares()
                 was_ready = True
                 cause = await self._cluster.death()
             except OrcaError as error:
@@ -230,23 +236,6 @@ def _make_folder() -> Path:
     """Make a new folder for the files of a cluster."""
     temp = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="orca-serve-", dir=temp if len(os.fsencode(temp)) <= LONGEST_TEMP else "/tmp"))
-
-
-async def _until_ended(pid: int | None) -> None:
-    """Wait until the process has ended; return at once if there is none."""
-    if pid is None:
-        return
-    try:
-        number = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    event, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_reader(number, event.set)
-    try:
-        await event.wait()
-    finally:
-        loop.remove_reader(number)
-        os.close(number)
 
 
 def _save_logs(folder: Path, logs: Path) -> None:

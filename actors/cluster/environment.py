@@ -22,8 +22,16 @@ SERVE_MODE = {
     "RAY_DEDUP_LOGS": "0",
     # the same priority as the clients and the pool's server on this machine; Ray's default is 15
     "RAY_worker_niceness": "0",
-    # a raylet ends itself if its agents have not started by then; Ray's default of 30 s is too short on a busy machine
-    "RAY_agent_register_timeout_ms": "120000",
+    # a raylet's agents have a pipe to it as their input, see `head.py`; nothing collects Ray's own metrics
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "60000",
+    # nor its records of tasks and of events in its loops, which the dashboard and Ray's own logs would show
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_event_stats": "0",
+    # the raylet looks for its object store every 0.05 s, for 10 s; the default is every 1 s, and once is too early
+    "RAY_raylet_client_connect_timeout_milliseconds": "50",
+    "RAY_raylet_client_num_connect_attempts": "200",
     # the cluster is one machine, so Ray's own servers listen on the loopback address only
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

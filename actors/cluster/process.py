@@ -1,13 +1,15 @@
 """The process that holds Ray for `orca serve`: `python -m actors.cluster.process CHANNEL FOLDER`.
 
 CHANNEL is an inherited socket. The process receives the settings on it, then the pool's URL and the pinned model as
-soon as they are known, and reports how far it has come. It goes on when the supervisor is killed: the cluster serves
+soon as they are known, reports how far it has come, and starts the spares when it is told that the server is ready. It
+goes on when the supervisor is killed: the cluster serves
 until the next `orca serve` replaces it. SIGTERM drains the cluster and ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import logging
@@ -23,14 +25,18 @@ import ray
 from pydantic import SecretStr
 
 from actors.cluster.environment import RAY_FOLDER
+from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
+from services.background import start_thread
 from services.errors import OrcaError
 from services.models import resolve
 from services.settings.settings import Settings
 from services.settings.sources import load
 
+APPLICATION = "orca"  # its name in Serve
+SHARED_IMPORTS = ("prometheus_client", "redis.asyncio")  # also by `ray.init`; two threads must not import them at once
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -51,6 +57,10 @@ class Channel:
             sys.exit("the supervisor is gone")
         return json.loads(line)
 
+    def wait(self) -> None:
+        """Wait for the next value, or until the supervisor is gone."""
+        self._lines.readline()
+
     def send(self, **values: Any) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone
             self._socket.sendall(json.dumps(values).encode() + b"\n")
@@ -68,6 +78,9 @@ class Channel:
 def main() -> None:
     channel, folder = Channel(int(sys.argv[1])), Path(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in SHARED_IMPORTS:
+        importlib.import_module(name)
+    start_thread(_import_gateway, "import")
     with contextlib.suppress(KeyboardInterrupt):
         with channel.reporting():
             settings = load(**channel.receive())
@@ -77,6 +90,11 @@ def main() -> None:
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(settings, folder)
+
+
+def _import_gateway() -> None:
+    """Import what `_deploy` needs, while Ray's head starts. It takes almost a second, and imports nothing of Ray."""
+    importlib.import_module("gateway.app")
 
 
 def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
@@ -93,6 +111,8 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
     settings = settings.model_copy(update=update)
     _deploy(settings, folder)
     channel.send(at="serve")
+    channel.wait()  # until the server is ready
+    _add_replicas(settings)
     while True:
         signal.pause()
 
@@ -111,6 +131,7 @@ def _start_ray(settings: Settings, folder: Path) -> None:
         check_ranks(model, proven(model, engine_settings(settings)))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users
+    use_small_head()
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, settings.engines * size),
@@ -127,8 +148,8 @@ def _start_ray(settings: Settings, folder: Path) -> None:
 def _deploy(settings: Settings, folder: Path) -> None:
     """Start the engines, and meanwhile Serve with gateways and schedulers, on the address of the settings.
 
-    Returns when gateways and schedulers run. They read the pool's URL from a file that only this user can read, since
-    Ray keeps the arguments of actors.
+    Returns when a gateway and as many schedulers as engines run. They read the pool's URL from a file that only this
+    user can read, since Ray keeps the arguments of actors.
     """
     url = folder / "redis-url"
     url.touch(mode=0o600)
@@ -138,13 +159,27 @@ def _deploy(settings: Settings, folder: Path) -> None:
 
     from ray import serve  # takes more than a second, during which the engines begin to load
 
-    from actors.app import build
+    from actors.app import application, fewest_replicas
 
     # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
     serve.start(http_options={"host": "127.0.0.1", "port": settings.port})
     values = settings.with_key_hashes() | {"redis_url_file": str(url)}
     del values["redis_url"]
-    serve.run(build(values), name="orca", route_prefix="/", blocking=False)
+    # the external scaler is `_add_replicas`
+    first = application(values, fewest_replicas)
+    serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
+
+
+def _add_replicas(settings: Settings) -> None:
+    """Start the spare schedulers and the further gateways."""
+    from ray.serve import context
+    from ray.serve._private.common import DeploymentID
+
+    from actors.app import replicas
+
+    client: Any = context._get_global_client()
+    for name, count in replicas(settings).items():
+        ray.get(client._controller.update_deployment_replicas.remote(DeploymentID(name, APPLICATION), count))
 
 
 def _stop(settings: Settings, folder: Path) -> None:

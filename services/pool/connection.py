@@ -23,8 +23,8 @@ from redis.maint_notifications import MaintNotificationsConfig
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
 from services.pool.kept_connections import KeptConnections
+from services.pool.server.binaries import OLDEST_SERVER
 
-OLDEST_SERVER = (6, 2)
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
 CONNECT_TIMEOUT = 2.0
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails

@@ -33,7 +33,8 @@ LENGTH = 1000  # tokens; more than two seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
-ENGINE = "ray::EngineActor"
+ENGINE, SCHEDULER, GATEWAY = "ray::EngineActor", "ray::ServeReplica:orca:scheduler", "ray::ServeReplica:orca:gateway"
+UNUSED = ("/dashboard/", "monitor.py", "/runtime_env/agent/", "ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of Ray
 
 
 class Life:
@@ -196,6 +197,13 @@ def with_spare(server: OrcaServer) -> int:
     return server.engine()
 
 
+def test_rays_head_has_only_processes_that_a_server_uses(server: OrcaServer) -> None:
+    with_spare(server)
+    titles = [Path(f"/proc/{pid}/cmdline").read_text() for pid in server.descendants()]
+    assert any("raylet" in title for title in titles)
+    assert [title for title in titles if any(name in title for name in UNUSED)] == []
+
+
 def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) -> None:
     engine = with_spare(server)
     kill([engine])
@@ -270,14 +278,15 @@ def test_orca_serve_itself_is_killed_and_the_next_one_replaces_its_cluster(life:
 
 
 def test_everything_is_killed_at_once(life: Life, server: OrcaServer) -> None:
-    """The next server has two engines and another policy."""
+    """The next server has two engines, two gateways and another policy."""
     request, response = Request("everything"), BackgroundResponse(server)
     before = request.broken_by(server, server.kill_all)
-    life.start("--engines", "2", "--policy", "request", port=server.port)
+    life.start("--engines", "2", "--gateways", "2", "--policy", "request", port=server.port)
     response.resume(life.server)
     after = request.again(life.server)
     assert after[: len(before)] == before
     wait_until(lambda: len(life.server.pids(ENGINE)) == 4)  # for each engine one with weights and a spare
+    wait_until(lambda: [len(life.server.pids(title)) for title in (SCHEDULER, GATEWAY)] == [3, 2])
 
 
 def test_a_second_server_names_the_port_in_use(server: OrcaServer) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.errors import PoolUnavailable
-from services.pool.connection import OLDEST_SERVER
 
+OLDEST_SERVER = (6, 2)  # version
 _ON_PATH = ("redis-server", "valkey-server")
 # package -> path of the server in it
 _IN_WHEELS = {

@@ -18,22 +18,19 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import redis.asyncio as redis
-from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from services.background import start
 from services.child_environment import least
 from services.errors import PoolUnavailable
 from services.pool.server.binaries import ServerBinary
 from services.pool.server.resources import has_disk_space, max_memory
 from services.pool.server.users import Users, try_lock
+from services.processes import until_ended
 
 log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 100  # bytes; the kernel accepts 107
-POLL = 0.05  # seconds between checks of the process
+POLL = 0.05  # seconds between checks of a process that starts or ends
+CHECK_PERIOD = 1.0  # seconds between checks of a process that runs, whose end is noticed at once
 STOP_TIMEOUT = 10.0
 MAX_PAUSE = 2.0  # seconds before a server that dies at once is started again
 DISK_PERIOD = 0.5  # seconds between checks of a full disk
@@ -148,7 +145,7 @@ class PoolServer:
                 log.info("started %s (pid %d) on %s", self.binary, child.pid, self.data_dir)
             try:
                 info = await self._ask("INFO")
-            except (exceptions.RedisError, OSError) as error:
+            except OSError as error:
                 if child and child.poll() is not None:
                     where = f"{self.data_dir}/server.log"
                     raise PoolUnavailable(f"{self.binary} ended with status {child.returncode}; see {where}") from None
@@ -213,16 +210,24 @@ class PoolServer:
         return [str(self.binary.path), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
     async def _ask(self, *command: str) -> Any:
+        """Send a command. Raises OSError if the server refuses it or does not answer."""
+        import redis.asyncio as redis  # takes a tenth of a second, in which `orca serve` can start the cluster
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
         client: Any = redis.Redis(
             unix_socket_path=str(self._socket), protocol=2, socket_timeout=2, retry=Retry(NoBackoff(), 0)
         )
-        async with client:
-            return await client.execute_command(*command)
+        try:
+            async with client:
+                return await client.execute_command(*command)
+        except redis.RedisError as error:
+            raise OSError(f"{self._socket}: {error}") from error
 
     async def _shut_down(self) -> None:
         deadline = time.monotonic() + STOP_TIMEOUT
         while self._alive():
-            with contextlib.suppress(exceptions.RedisError, OSError):
+            with contextlib.suppress(OSError):
                 await self._ask("SHUTDOWN")
             if time.monotonic() > deadline:
                 log.error("the pool's server (pid %d) does not end; killing it", self._pid)
@@ -232,8 +237,10 @@ class PoolServer:
             await asyncio.sleep(POLL / 5)
 
     async def _wait_for_death(self) -> None:
-        while self._alive():  # noqa: ASYNC110 - a process that is not our child sets no event
-            await asyncio.sleep(POLL)
+        while self._alive():
+            with contextlib.suppress(TimeoutError):  # in another container its process id says nothing
+                await asyncio.wait_for(until_ended(self._pid), CHECK_PERIOD)
+                await asyncio.sleep(POLL)  # the lock goes last, with the children that the server has forked
 
     def _alive(self) -> bool:
         """Whether a server holds the folder's lock."""
