@@ -10,7 +10,7 @@ from services.scheduling.knobs import Knobs
 
 FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
-LEAST_STRETCH = 3.0  # an automatic target is at least this many times the cost of the decodes in the iteration
+LEAST_STRETCH = 2.0  # an automatic target is at least this many times the cost of the decodes in the iteration
 LINE_TARGET = 0.05  # seconds of an iteration of lines of batches
 LINE_LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
 
