@@ -10,7 +10,7 @@ from services.scheduling.knobs import Knobs
 
 FIRST_GUESS = 256  # tokens of an iteration with a time target before any iteration has been measured
 LEAST_CHUNK = 16  # prompt tokens that are computed even if the time target cannot be met
-LEAST_STRETCH = 3.0  # an automatic target is at least this many times the cost of the decodes in the iteration
+LEAST_STRETCH = 2.0  # an automatic target is at least this many times the cost of the decodes in the iteration
 LINE_TARGET = 0.05  # seconds of an iteration of lines of batches
 LINE_LEAST_SHARE = 2.0  # or this many times the cost of one decode, if that is more
 
@@ -40,7 +40,7 @@ class Budget:
         """Begin a new iteration."""
         self.num_tokens = 0  # given so far
         self.num_pairs = 0  # of query and key, given so far
-        self._chunks = 0
+        self._chunks = self._decodes = self._decode_pairs = 0
         self._target = self._target_beside(0, 0)
 
     @property
@@ -57,7 +57,16 @@ class Budget:
         self.num_tokens += decodes
         self.num_pairs += decodes + context
         self._context = context / max(1, decodes)
+        self._decodes, self._decode_pairs = self.num_tokens, self.num_pairs
         self._target = self._target_beside(self.num_tokens, self.num_pairs)
+
+    def limit_running(self, newcomers: bool) -> None:
+        """Begin or end the chunks of running prompts. With an automatic target they get half of the time that decodes
+        leave if there are `newcomers`, so that a short request starts beside long prompts that came before it.
+        """
+        self._target = target = self._target_beside(self._decodes, self._decode_pairs)
+        if newcomers and self._stretch and target is not None:
+            self._target = target - (target - self._cost.seconds(self._decodes, self._decode_pairs)) / 2
 
     def prompt_seconds(self, tokens: int, running: int) -> float:
         """Estimate how long a prompt of `tokens` tokens takes if no other prompt delays it. In each of its iterations,

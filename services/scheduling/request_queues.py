@@ -109,6 +109,11 @@ class RequestQueues:
 
     # --- places ----------------------------------------------------------------------------------------------
 
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a request may start for which there is a place. Lines of batches do not count."""
+        return not self.full and any(not entry.is_line for entry in self.waiting)
+
     def next_suspect(self) -> RequestEntry | None:
         """Return the request that must run alone next: a suspect that already holds blocks, or the first one.
 

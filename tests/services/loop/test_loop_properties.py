@@ -32,6 +32,7 @@ knobs = st.sampled_from(
         Knobs(3),
         Knobs(3, lookahead=1),
         Knobs(2, batches_in_flight=3),
+        Knobs(3, tbt_target=0.25, stretch_target=True, admission="on_demand", prefix_caching=True),
         Knobs(3, token_budget=20, admission="on_demand", lookahead=1, prefix_caching=True),
         Knobs(3, token_budget=7, admission="on_demand", order="priority", batches_in_flight=2, prefix_caching=True),
     ]

@@ -112,6 +112,23 @@ def test_an_automatic_target_is_raised_beside_decodes_that_take_long() -> None:
     assert 0.01 + 1e-4 * chunk + 1e-6 * chunk * chunk / 2 == pytest.approx(0.05, rel=0.05)
 
 
+def test_a_short_request_starts_beside_long_prompts_that_came_before_it() -> None:
+    first = []
+    for stretched in (False, True):
+        s = scripted(blocks=9000, length=9000, knobs=Knobs(8, tbt_target=0.25, stretch_target=stretched))
+        s.scheduler.add([claim("a", 1, 6000, 2), claim("b", 2, 6000, 2)])
+        number = 0
+        while not any(commit.id == "short" for commit in s.commits):
+            number += 1
+            if number == 4:
+                s.scheduler.add([claim("short", 3, 20, 1)])
+            s.select()
+            s.finish(elapsed=0.02 + 0.001 * sum(s.batch.values()))
+        first.append(number)
+    assert first[0] > 40  # both prompts are computed first
+    assert first[1] == 4
+
+
 def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
     """An engine that needs 2 s for 16 tokens gets no prompt of `FIRST_GUESS` tokens; a fast one gets a long chunk."""
     chunks = []
