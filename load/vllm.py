@@ -40,11 +40,14 @@ class VllmServer:
 
     def __enter__(self) -> VllmServer:
         end = time.monotonic() + READY
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.__exit__()
-                raise AssertionError(f"vLLM is not ready:\n{self._log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.5)
+        try:
+            while not self._answers():
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise AssertionError(f"vLLM is not ready:\n{self._log.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.5)
+        except BaseException:  # also an interrupt: `with` calls `__exit__` only after `__enter__`
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -32,6 +32,7 @@ IDLE = 8.0  # seconds
 LEAST = 0.01  # of the time of a load; processes and threads with less are not shown
 FUNCTIONS = 6  # shown of each process
 SYMBOLS = 16  # shown of each load
+WIDTH = 70  # characters of a symbol
 MODEL, NULL = {1: 256, 32: 128}, {1: 1024, 32: 512}  # tokens of each stream by the number of streams
 NULL_FLAGS = ("--null-engine", "--kv-blocks", "100000")
 
@@ -103,8 +104,9 @@ def _python(program: str, load: Served, seconds: float) -> str:
         for kind, found in kinds.items()
         for name, samples in found.most_common(FUNCTIONS)
     ]
-    return f"\n{load.name}: Python functions, share of the samples of their processes (py-spy):\n\n" + table(
-        ["processes", "function", "share"], rows
+    return (
+        f"\n{load.name}: Python functions with the interpreter's lock, share of their processes' samples (py-spy):\n\n"
+        + table(["processes", "function", "share"], rows)
     )
 
 
@@ -114,7 +116,7 @@ def _native(program: str, load: Served, seconds: float) -> str:
         sampler = Perf(program, _pids(load.server), seconds, Path(folder))
         load.run()
         found = sampler.symbols()
-    rows = [[f"{share:.1f}%", name, library, f"`{symbol}`"] for share, name, library, symbol in found[:SYMBOLS]]
+    rows = [[f"{share:.1f}%", name, library, f"`{symbol[:WIDTH]}`"] for share, name, library, symbol in found[:SYMBOLS]]
     return f"\n{load.name}: symbols of all processes, share of all samples (perf):\n\n" + table(
         ["share", "thread", "library", "symbol"], rows
     )

@@ -21,11 +21,12 @@ def find(program: str) -> str | None:
 
 
 class PySpy:
-    """Samples the Python functions of some processes; threads that wait are not counted."""
+    """Samples the Python functions of some processes: those that hold the interpreter's lock, because py-spy takes
+    threads that wait in C for running ones."""
 
     def __init__(self, program: str, pids: Iterable[int], seconds: float, folder: Path) -> None:
         self._files = {pid: folder / f"{pid}.raw" for pid in pids}
-        common = ["record", "--nonblocking", "-r", str(RATE), "-d", str(max(1, round(seconds))), "-f", "raw"]
+        common = ["record", "--nonblocking", "--gil", "-r", str(RATE), "-d", str(max(1, round(seconds))), "-f", "raw"]
         self._running = [
             subprocess.Popen([program, *common, "-p", str(pid), "-o", str(file)], stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL)
