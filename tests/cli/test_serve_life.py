@@ -160,16 +160,12 @@ def api(server: OrcaServer) -> OpenAI:
 
 def undisturbed(answer_id: str) -> list[int]:
     """The tokens of a null engine without faults: a function of the id and the position."""
-    engine, sequence = NullEngine.load(default_model_folder(), EngineSettings()), answer_id + "/0"
+    engine, sequence = NullEngine.load(resolve("default", Settings().cache_dir), EngineSettings()), answer_id + "/0"
     engine.reset("")
     new = [NewRequest(sequence, PROMPT, len(PROMPT), SamplingParams(LENGTH))]
     results = [engine.run(Iteration("", 0, {sequence: len(PROMPT)}, new))]
     results += [engine.run(Iteration("", step, {sequence: 1})) for step in range(1, LENGTH)]
     return [result.tokens[sequence] for result in results]
-
-
-def default_model_folder() -> Path:
-    return resolve("default", Settings().cache_dir)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -216,8 +212,7 @@ def test_an_idle_engines_death_is_noticed_without_a_request(server: OrcaServer) 
 def test_without_an_engine_a_server_is_not_ready(server: OrcaServer) -> None:
     with_spare(server)
 
-    def not_ready_without_engines() -> bool:
-        """Ray starts new processes, and `/ready` may not see a pause of less than a second."""
+    def not_ready_without_engines() -> bool:  # Ray starts new ones, and `/ready` may miss a pause of less than 1 s
         for engine in server.pids(ENGINE):
             kill([engine])
         return not ready(server)
