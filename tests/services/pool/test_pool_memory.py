@@ -37,7 +37,9 @@ KINDS = {
 
 
 async def memory(pool):
-    return (await pool._server._scripts.info("memory"))["used_memory"]
+    """What counts towards the server's `maxmemory`: not the buffers of an append-only file that is rewritten just now."""
+    info = await pool._server._scripts.info("memory")
+    return info["used_memory"] - info["mem_not_counted_for_evict"]
 
 
 def name_of(i):
