@@ -37,7 +37,7 @@ KINDS = {
 
 
 async def memory(pool):
-    """What counts towards the server's `maxmemory`: not the buffers of an append-only file that is rewritten just now."""
+    """What counts towards the server's `maxmemory`: not buffers of an append-only file that is being rewritten."""
     info = await pool._server._scripts.info("memory")
     return info["used_memory"] - info["mem_not_counted_for_evict"]
 
