@@ -154,7 +154,8 @@ class EngineActor:
         self._thread.call(lambda: self._drop(epoch))
 
     def _serve(self, epoch: str, meeting: str, far: bool) -> ServeReply:
-        if self._expected > _number(epoch):  # the caller was stopped, and goes on late
+        latest = max(self._expected, _number(self._epoch) if self._epoch else 0)  # the call of `expect` may be lost
+        if latest > _number(epoch):  # the caller was stopped, and goes on late
             raise StaleEpoch(f"epoch {epoch}: a later owner is about to attach, or has")
         self._thread.dismiss(f"epoch {self._epoch} is over: the engine serves {epoch}")
         started = time.monotonic()

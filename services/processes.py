@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+
+NO_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)  # the last two: the id is a thread's, on older and newer kernels
 
 
 async def until_ended(pid: int | None) -> None:
@@ -12,8 +15,10 @@ async def until_ended(pid: int | None) -> None:
         return
     try:
         number = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
+    except OSError as error:
+        if error.errno in NO_PROCESS:
+            return
+        raise
     event, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(number, event.set)
     try:

@@ -2,8 +2,8 @@
 
 CHANNEL is an inherited socket. The process receives the settings on it, then the pool's URL and the pinned model as
 soon as they are known, reports how far it has come, and starts the spares when it is told that the server is ready. It
-goes on when the supervisor is killed: the cluster serves
-until the next `orca serve` replaces it. SIGTERM drains the cluster and ends it.
+goes on when the supervisor is killed: the cluster serves until the next `orca serve` replaces it. SIGTERM drains the
+cluster and ends it.
 """
 
 from __future__ import annotations

@@ -59,6 +59,15 @@ async def test_an_owner_that_attaches_late_does_not_disturb_a_later_one() -> Non
     assert (await link.start(iteration("2:b"))).tokens.keys() == {"r/0"}
 
 
+async def test_a_later_owner_that_was_not_announced_is_not_disturbed_either() -> None:
+    """Ray may lose the call that announces an owner and deliver the next one."""
+    link = await attach(seat(), "1:a")
+    engine = named(link.status.name)
+    await engine.serve.remote("3:c")
+    with pytest.raises(StaleEpoch, match="a later owner"):
+        await engine.serve.remote("2:b")
+
+
 async def test_the_spare_takes_over_and_the_dead_one_becomes_the_spare() -> None:
     first = await attach_with_spare("1:a")
     os.kill(first.status.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 
 from services.processes import until_ended
 
@@ -28,3 +29,15 @@ async def test_returns_at_once_without_a_process() -> None:
     process.wait()
     for pid in (None, 0, process.pid):
         await asyncio.wait_for(until_ended(pid), 10)
+
+
+async def test_the_id_of_a_thread_is_no_process() -> None:
+    """A process id from another container may be one here."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        await asyncio.wait_for(until_ended(thread.native_id), 10)
+    finally:
+        end.set()
+        thread.join()
