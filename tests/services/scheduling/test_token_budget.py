@@ -129,6 +129,22 @@ def test_a_short_request_starts_beside_long_prompts_that_came_before_it() -> Non
     assert first[1] == 4
 
 
+def test_a_request_that_lacks_blocks_takes_no_time_from_running_prompts() -> None:
+    """The second prompt needs more blocks than the first one leaves."""
+    chunks = []
+    for claims in ([claim("a", 1, 500, 2)], [claim("a", 1, 500, 2), claim("b", 2, 400, 2)]):
+        knobs = Knobs(8, tbt_target=0.25, stretch_target=True, admission="on_demand")
+        s = scripted(blocks=150, length=600, knobs=knobs, warm_up=WarmUpTime(16, 0.02))
+        s.scheduler.add(claims)
+        made = []
+        while not s.commits:
+            s.select()
+            made.append(s.batch["a"])
+            s.finish(elapsed=0.02 + 0.001 * sum(s.batch.values()))
+        chunks.append(made)
+    assert chunks[0] == chunks[1]
+
+
 def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
     """An engine that needs 2 s for 16 tokens gets no prompt of `FIRST_GUESS` tokens; a fast one gets a long chunk."""
     chunks = []
