@@ -74,11 +74,11 @@ class BatchBuilder:
             if computed >= entry.publish_at:
                 self._kv.publish(entry, computed)
         self._budget.add_decodes(len(batch.entries), context)
-        self._budget.limit_running(newcomers=bool(prompts) and not alone and queues.has_newcomers)
+        self._budget.begin_running(newcomers=bool(prompts) and not alone and queues.has_newcomers)
         for entry in prompts:
             if len(batch.entries) < self._knobs.max_batch_size and entry.active:
                 self._put_chunk(batch, entry)
-        self._budget.limit_running(newcomers=False)
+        self._budget.end_running()
 
     def _put_waiting(self, batch: InFlight, only_paused: bool) -> None:
         """Put waiting requests into the batch, by rank, up to the first that does not fit (lines 23 to 26). Paused
