@@ -20,7 +20,7 @@ from services.pool.pool import RequestPool
 
 BLOCK = 1.0  # seconds a read waits for events
 MANY = 8  # streams with events in one read, from which on the next read waits for `PAUSE`
-PAUSE = 0.01  # seconds, which nobody sees: under load several tokens of a stream leave in one write
+PAUSE = 0.01  # seconds, too short to be seen. Under load several tokens of a stream leave in one write
 SILENCE = 10.0  # seconds without an event after which a sequence is read from token storage
 LISTEN_AT_ONCE = 256  # sequences per script call, so that it does not block the pool for long
 DISTRIBUTE_AT_ONCE = 1024  # tokens of snapshots, one or two milliseconds, before other tasks run

@@ -45,6 +45,7 @@ TEMPORARY = (
     "TRYAGAIN",
     "UNBLOCKED",  # a blocking command, when the server becomes a replica
 )
+DEMOTED = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})  # the server is a replica of another one
 # If a command inside a script fails, Redis 6.2 puts its code after a minus sign in the middle of the message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
 _KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
@@ -69,8 +70,8 @@ class Connection:
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
         self._scripts, self._blocking = self._client(), self._client()
-        self._to_scripts = KeptConnections(self._scripts.connection_pool, SCRIPT_CONNECTIONS)
-        self._to_blocking = KeptConnections(self._blocking.connection_pool)
+        self._to_scripts = KeptConnections(self._scripts.connection_pool, _is_demoted, SCRIPT_CONNECTIONS)
+        self._to_blocking = KeptConnections(self._blocking.connection_pool, _is_demoted)
 
     def _client(self) -> Any:
         options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
@@ -180,6 +181,10 @@ def code_of(error: Exception) -> str | None:
         return str(code)
     found = _CODE.search(str(error))
     return found[1] if found else None
+
+
+def _is_demoted(error: Exception) -> bool:
+    return code_of(error) in DEMOTED
 
 
 def _why_unavailable(error: Exception) -> str | None:

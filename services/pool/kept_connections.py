@@ -7,6 +7,7 @@ write, and records figures about all of it. For a call per token of a stream thi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from redis import exceptions
@@ -15,10 +16,12 @@ LONGEST_WAIT = 20.0  # seconds for a connection, while all are in use
 
 
 class KeptConnections:
-    """`pool` is one of redis-py's, without a socket timeout. `most`: the number of calls at a time; None: any."""
+    """`pool` is one of redis-py's, without a socket timeout. `most`: the number of calls at a time; None: any.
+    `demoted`: whether an error reply says that another server serves now; then all connections are opened again."""
 
-    def __init__(self, pool: Any, most: int | None = None) -> None:
+    def __init__(self, pool: Any, demoted: Callable[[Exception], bool], most: int | None = None) -> None:
         self._pool = pool
+        self._demoted = demoted
         self._slots = asyncio.Semaphore(most) if most else None
         self._kept: list[Any] = []
 
@@ -43,8 +46,10 @@ class KeptConnections:
             try:
                 await connection.send_command(*args)
                 reply = await connection.read_response()
-            except exceptions.ResponseError:  # a reply too
+            except exceptions.ResponseError as error:  # a reply too
                 self._kept.append(connection)
+                if self._demoted(error):
+                    await self._drop_kept()
                 raise
             except BaseException:  # its reply may still arrive
                 await self._drop(connection)
@@ -59,6 +64,10 @@ class KeptConnections:
                 return connection
             await self._drop(connection)
         return await self._pool.get_connection()
+
+    async def _drop_kept(self) -> None:
+        while self._kept:
+            await self._drop(self._kept.pop())
 
     async def _drop(self, connection: Any) -> None:
         await connection.disconnect(nowait=True)

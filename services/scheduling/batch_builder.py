@@ -38,7 +38,7 @@ class BatchBuilder:
             if not suspect and not closed:
                 queues.preempt_for_first()
                 queues.admit_guests()
-            self._put_running(batch, newcomers=not closed and not suspect and queues.has_newcomers)
+            self._put_running(batch, alone=closed or suspect is not None)
             if not closed:
                 self._put_waiting(batch, only_paused=suspect is not None)
         batch.num_tokens, batch.num_pairs = self._budget.num_tokens, self._budget.num_pairs
@@ -51,8 +51,10 @@ class BatchBuilder:
             self._queues.admit(suspect)
         self._put_chunk(batch, suspect)
 
-    def _put_running(self, batch: InFlight, newcomers: bool) -> None:
-        """Put the running requests into the batch, each with one token or a chunk of its prompt (lines 19 to 22)."""
+    def _put_running(self, batch: InFlight, alone: bool) -> None:
+        """Put the running requests into the batch, each with one token or a chunk of its prompt (lines 19 to 22).
+        `alone`: no request may start beside them.
+        """
         lookahead, queues, put = self._knobs.lookahead, self._queues, batch.put_decode
         prompts, left, context = [], self._budget.max_decodes(self._knobs.max_batch_size), 0
         for entry in queues.running.copy():
@@ -72,11 +74,11 @@ class BatchBuilder:
             if computed >= entry.publish_at:
                 self._kv.publish(entry, computed)
         self._budget.add_decodes(len(batch.entries), context)
-        self._budget.limit_running(newcomers)
+        self._budget.begin_running(newcomers=bool(prompts) and not alone and queues.has_newcomers)
         for entry in prompts:
             if len(batch.entries) < self._knobs.max_batch_size and entry.active:
                 self._put_chunk(batch, entry)
-        self._budget.limit_running(newcomers=False)
+        self._budget.end_running()
 
     def _put_waiting(self, batch: InFlight, only_paused: bool) -> None:
         """Put waiting requests into the batch, by rank, up to the first that does not fit (lines 23 to 26). Paused

@@ -41,6 +41,7 @@ class Budget:
         self.num_tokens = 0  # given so far
         self.num_pairs = 0  # of query and key, given so far
         self._chunks = self._decodes = self._decode_pairs = 0
+        self._shared, self._spared = False, 0  # whether newcomers have a share, and the tokens kept for them
         self._target = self._target_beside(0, 0)
 
     @property
@@ -60,13 +61,23 @@ class Budget:
         self._decodes, self._decode_pairs = self.num_tokens, self.num_pairs
         self._target = self._target_beside(self.num_tokens, self.num_pairs)
 
-    def limit_running(self, newcomers: bool) -> None:
-        """Begin or end the chunks of running prompts. With an automatic target they get half of the time that decodes
-        leave if there are `newcomers`, so that a short request starts beside long prompts that came before it.
+    def begin_running(self, newcomers: bool) -> None:
+        """Begin the chunks of running prompts. With an automatic target they get half of the time, and of the tokens,
+        that decodes leave if there are `newcomers`, so that a short request starts beside long prompts that came
+        before it.
         """
-        self._target = target = self._target_beside(self._decodes, self._decode_pairs)
-        if newcomers and self._stretch and target is not None:
-            self._target = target - (target - self._cost.seconds(self._decodes, self._decode_pairs)) / 2
+        if not (newcomers and self._stretch) or self._target is None:
+            return
+        self._shared = True
+        self._target -= (self._target - self._cost.seconds(self._decodes, self._decode_pairs)) / 2
+        if self._fixed is not None:
+            self._spared = (self._fixed - self._decodes) // 2
+
+    def end_running(self) -> None:
+        """End the chunks of running prompts. What is left goes to requests that start."""
+        if self._shared:
+            self._target = self._target_beside(self._decodes, self._decode_pairs)
+            self._chunks = self._spared = 0
 
     def prompt_seconds(self, tokens: int, running: int) -> float:
         """Estimate how long a prompt of `tokens` tokens takes if no other prompt delays it. In each of its iterations,
@@ -98,8 +109,9 @@ class Budget:
         return max(0, count)
 
     def _room(self, context: int) -> int:
-        least = 0 if self._chunks else LEAST_CHUNK
-        return self._fitting(context, self.num_tokens, self.num_pairs, least, self._target)
+        least = 0 if self._chunks else LEAST_CHUNK // (2 if self._shared else 1)
+        room = self._fitting(context, self.num_tokens, self.num_pairs, least, self._target)
+        return room if self._fixed is None else min(room, self._fixed - self.num_tokens - self._spared)
 
     def _target_beside(self, decodes: int, pairs: int) -> float | None:
         """Return the time target in seconds of an iteration with these decodes, which have so many pairs."""

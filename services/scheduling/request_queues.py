@@ -111,8 +111,11 @@ class RequestQueues:
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether a request may start for which there is a place. Lines of batches do not count."""
-        return not self.full and any(not entry.is_line for entry in self.waiting)
+        """Whether the first waiting request can start or continue now. Lines of batches do not count."""
+        head = self.waiting[0] if self.waiting and not self.full else None
+        if head is None or head.is_line or head.num_in_flight:
+            return False
+        return self._fits(head) or self._kv.fits(head, len(self.running), self._paused_lines())
 
     def next_suspect(self) -> RequestEntry | None:
         """Return the request that must run alone next: a suspect that already holds blocks, or the first one.
@@ -173,8 +176,11 @@ class RequestQueues:
         """Return whether the request may start or continue beside the running ones. Lines of batches are preempted for
         it if that is enough.
         """
+        return self._fits(entry) or self._preempt_lines(entry)
+
+    def _fits(self, entry: RequestEntry) -> bool:
         blocked = self.out_of_blocks and self.running and not entry.capacity
-        return (not blocked and self._kv.fits(entry, len(self.running))) or self._preempt_lines(entry)
+        return not blocked and self._kv.fits(entry, len(self.running))
 
     def admit(self, entry: RequestEntry) -> bool:
         """Move a waiting request to the running ones. It continues where it was paused, or starts after its cached

@@ -134,18 +134,44 @@ class Frames:
         return b"data: error\n\n"
 
 
-async def test_a_stream_without_a_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
-    closed: list[EventBuffer] = []
+def unread_stream(closed: list[EventBuffer]) -> EventStream:
     generation = Generation(
         cast(Plan, None), EventBuffer("r", ["r/0"]), closed.append, None, partial(FairExecutor().run_answer, "a")
     )
+    return EventStream(generation, cast(StreamWriter, Frames()), b"data: x\n\n")
+
+
+async def test_a_stream_without_a_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "WRITE_TIMEOUT", 0.01)
+    closed: list[EventBuffer] = []
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    await EventStream(generation, cast(StreamWriter, Frames()), b"data: x\n\n")({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    await unread_stream(closed)({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    assert len(closed) == 1
+
+
+async def test_a_cancelled_stream_sends_nothing_more() -> None:
+    """Ray Serve cancels the call of a client that has gone."""
+    closed: list[EventBuffer] = []
+    sending, ended = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sending.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    call = asyncio.create_task(unread_stream(closed)({}, asyncio.Event().wait, send))  # type: ignore[arg-type]
+    await sending.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    assert ended.is_set()
     assert len(closed) == 1
 
 

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 from redis.exceptions import ResponseError
+from test_pool_refusals import a_replica
 
+from services.errors import PoolUnavailable
 from services.pool.connection import SCRIPT_CONNECTIONS, Connection
 
 
@@ -45,6 +47,16 @@ async def test_a_connection_that_the_server_closed_while_it_was_idle_is_opened_a
     await admin.command("CLIENT", "KILL", "ID", first)
     await admin.close()
     assert await own_id(server) > first
+
+
+async def test_after_a_failover_all_connections_are_opened_again(server):
+    """The name in the URL may belong to another server by then."""
+    last = max(await asyncio.gather(*(own_id(server) for _ in range(3))))
+    async with a_replica(server.url):
+        with pytest.raises(PoolUnavailable):
+            await server.command("SET", "a-key", "1")
+        assert not server._to_scripts._kept
+        assert await own_id(server) > last
 
 
 async def test_more_calls_than_connections(server):

@@ -129,6 +129,57 @@ def test_a_short_request_starts_beside_long_prompts_that_came_before_it() -> Non
     assert first[1] == 4
 
 
+@pytest.mark.parametrize(
+    ("token_budget", "fixed", "per_token"),
+    [
+        (None, 0.02, 0.02),  # half of the target is less than the least chunk
+        (64, 0.02, 0.001),  # the token budget allows less than the target
+        (8, 0.02, 0.001),
+    ],
+)
+def test_the_running_prompt_leaves_a_share_of_any_budget(
+    token_budget: int | None, fixed: float, per_token: float
+) -> None:
+    knobs = Knobs(8, token_budget=token_budget, tbt_target=0.25, stretch_target=True)
+    s = scripted(blocks=9000, length=9000, knobs=knobs, warm_up=WarmUpTime(16, fixed + 16 * per_token))
+    s.scheduler.add([claim("long", 1, 6000, 2)])
+    for number in range(40):
+        if number == 20:
+            s.scheduler.add([claim("short", 2, 4, 1)])
+        s.select()
+        s.finish(elapsed=fixed + per_token * sum(s.batch.values()))
+    assert [commit.id for commit in s.commits] == ["short"]
+
+
+def test_a_token_budget_above_the_target_changes_no_share() -> None:
+    chunks = []
+    for token_budget in (None, 5000):
+        knobs = Knobs(8, token_budget=token_budget, tbt_target=0.25, stretch_target=True)
+        budget = Budget(knobs, known(0.05, 0.001, 0.0))
+        budget.add_decodes(4, 0)
+        budget.begin_running(newcomers=True)
+        chunks.append(budget.take_chunk(0, 1000))
+        budget.end_running()
+        chunks.append(budget.take_chunk(0, 1000))
+    assert chunks == [98, 98, 98, 98]
+
+
+def test_a_request_that_lacks_blocks_takes_no_time_from_running_prompts() -> None:
+    """The second prompt needs more blocks than the first one leaves."""
+    chunks = []
+    for claims in ([claim("a", 1, 500, 2)], [claim("a", 1, 500, 2), claim("b", 2, 400, 2)]):
+        knobs = Knobs(8, tbt_target=0.25, stretch_target=True, admission="on_demand")
+        s = scripted(blocks=150, length=600, knobs=knobs, warm_up=WarmUpTime(16, 0.02))
+        s.scheduler.add(claims)
+        made = []
+        while not s.commits:
+            s.select()
+            made.append(s.batch["a"])
+            s.finish(elapsed=0.02 + 0.001 * sum(s.batch.values()))
+        chunks.append(made)
+    assert chunks[0] == chunks[1]
+
+
 def test_the_first_chunk_is_sized_by_the_warm_up() -> None:
     """An engine that needs 2 s for 16 tokens gets no prompt of `FIRST_GUESS` tokens; a fast one gets a long chunk."""
     chunks = []

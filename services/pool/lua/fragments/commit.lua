@@ -16,7 +16,8 @@ end
 -- Applies the i-th commit of a batch: appends the tokens that the sequence does not have yet, because committed tokens
 -- never change. Returns its end (blob), or false if it goes on. If the commit begins behind the sequence's last token, it
 -- changes nothing and also returns the number of tokens that the sequence has.
--- `outboxes` are those of gateways that listen to anything; `listens[b][i]` is 1 if the gateway of outbox `b` listens to this sequence.
+-- `outboxes` are those of gateways that listen to anything; `listens[b][i]` is 1 if the gateway of outbox `b` listens to
+-- this sequence.
 -- Adds the tokens to charge to `tokens_of`, by payer.
 local function append_commit(outboxes, listens, tokens_of, i, id, index, tokens, logprobs, blob)
   local key = P .. "tok:" .. id
@@ -60,7 +61,7 @@ local function commit_all(seat, batch)
   end
   local outboxes, listens, tokens_of = {}, {}, {}
   for _, box in ipairs(get_outboxes()) do
-    if redis.call("EXISTS", box.listening) == 1 then -- the others would cost as much as these
+    if redis.call("EXISTS", box.listening) == 1 then -- an idle gateway would cost as much as a busy one
       outboxes[#outboxes + 1] = box
       listens[#outboxes] = call_in_chunks("SMISMEMBER", box.listening, ids)
     end
