@@ -9,7 +9,6 @@ cluster and ends it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import logging
@@ -29,14 +28,12 @@ from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
-from services.background import start_thread
 from services.errors import OrcaError
 from services.models import resolve
 from services.settings.settings import Settings
 from services.settings.sources import load
 
 APPLICATION = "orca"  # its name in Serve
-SHARED_IMPORTS = ("prometheus_client", "redis.asyncio")  # also by `ray.init`; two threads must not import them at once
 OBJECT_STORE = 150 << 20  # bytes; messages are small and are passed by value
 
 log = logging.getLogger(__name__)
@@ -78,9 +75,6 @@ class Channel:
 def main() -> None:
     channel, folder = Channel(int(sys.argv[1])), Path(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for name in SHARED_IMPORTS:
-        importlib.import_module(name)
-    start_thread(_import_gateway, "import")
     with contextlib.suppress(KeyboardInterrupt):
         with channel.reporting():
             settings = load(**channel.receive())
@@ -90,11 +84,6 @@ def main() -> None:
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(settings, folder)
-
-
-def _import_gateway() -> None:
-    """Import what `_deploy` needs, while Ray's head starts. It takes almost a second, and imports nothing of Ray."""
-    importlib.import_module("gateway.app")
 
 
 def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:

@@ -16,7 +16,7 @@ from load.server import OrcaServer
 ROUNDS = 3
 LOOK = 0.05  # seconds between checks for spares
 SHOWN = 0.2  # processor seconds; processes with less are not shown
-STEP = re.compile(r"\[ *([\d.]+) s\] (starting [^,]+|ready)")
+STEP = re.compile(r"\[ *([\d.]+) s\] (starting [^,\n]+|ready)")
 
 SECONDS, STEPS = "Seconds from the command", "A later start by its processes, seconds from the command"
 READY, FIRST, LATER = "ready", "first", "later"
