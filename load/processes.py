@@ -13,7 +13,7 @@ CLIENT = "client"
 KINDS = {  # a kind of process, and parts of the titles that identify it; the first that matches counts
     "gateways": ("orca:gateway",),
     "schedulers": ("orca:scheduler",),
-    "engines": ("EngineActor", "EngineCore"),
+    "engines": ("EngineActor", "EngineCore", "VLLM::Worker"),
     "Redis": ("valkey-server", "redis-server"),
     "HAProxy": ("bin/haproxy",),
 }
