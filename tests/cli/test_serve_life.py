@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DEADLY = 5  # a token that the null engine never draws
 FLAGS = ("--null-engine", "--durability", "strict", "--grace", "600", "--gateways", "1", "--deadly-token", str(DEADLY))
-LENGTH = 1000  # tokens; more than two seconds
+LENGTH = 8000  # tokens; more than two seconds
 PATIENCE = 120.0  # seconds
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12]
