@@ -25,7 +25,7 @@ def jsonl(lines: list[Any]) -> bytes:
 def create(client: openai.OpenAI, content: bytes, endpoint: Any = COMPLETIONS, **more: Any) -> Batch:
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
     fields = {"completion_window": "24h"} | more
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)  # type: ignore[arg-type]
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)  # type: ignore[arg-type]  # `more` is of any type
 
 
 def until(client: openai.OpenAI, id: str, condition: Callable[[Batch], bool]) -> Batch:

@@ -30,5 +30,5 @@ async def test_an_error_does_not_leave_an_abandoned_request_running(
     monkeypatch.setattr(pool, "unlisten", faulty)
     AbandonedRequests(pool, "g", lambda _: False).add("r")
     async with asyncio.timeout(20):
-        while (group := await pool.group("r")) is not None and not group.ended:  # noqa: ASYNC110
+        while (group := await pool.group("r")) is not None and not group.ended:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)

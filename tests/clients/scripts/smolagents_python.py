@@ -22,7 +22,7 @@ model = OpenAIModel(
 class Look(Tool):
     name = "look"
     description = "Look at the sky."
-    inputs = {"direction": {"type": "string", "enum": ["north", "south"], "description": "where to"}}  # noqa: RUF012
+    inputs = {"direction": {"type": "string", "enum": ["north", "south"], "description": "where to"}}  # noqa: RUF012 - smolagents reads it
     output_type = "string"
     called = 0
 
