@@ -1,0 +1,83 @@
+// The figures beside the charts: what waits and runs, times, and each engine.
+
+const HISTORY = 120; // states, one a second
+const element = (id) => document.getElementById(id);
+
+export class Figures {
+  constructor() {
+    this._states = [];
+  }
+
+  /** Show a `state` event; `iterations`: { rate, tokens } of the last second. */
+  show(state, iterations) {
+    const used = sum(state.engines, "used");
+    const blocks = sum(state.engines, "blocks");
+    const values = {
+      running: state.running,
+      waiting: state.waiting,
+      "tokens-per-second": state.tokens_per_second,
+      ttft: state.ttft_ms?.[0],
+      "ttft-99": state.ttft_ms?.[1],
+      gap: state.gap_ms?.[0],
+      "gap-99": state.gap_ms?.[1],
+      iterations: iterations.rate,
+      "tokens-per-iteration": iterations.tokens,
+      kv: blocks ? (100 * used) / blocks : null,
+    };
+    this._states.push(values);
+    if (this._states.length > HISTORY) this._states.shift();
+    for (const [name, value] of Object.entries(values)) this._figure(name, value);
+    element("kv-blocks").textContent = `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`;
+    element("gateways").textContent = plural(state.gateways, "gateway");
+    element("served").textContent = state.model ?? "";
+    element("engines").replaceChildren(...state.engines.map(engine));
+  }
+
+  _figure(name, value) {
+    const shown = element(`figure-${name}`);
+    if (shown) shown.textContent = text(value);
+    const line = element(`line-${name}`);
+    if (!line) return;
+    const values = this._states.map((state) => state[name] ?? 0);
+    const most = Math.max(...values, 1e-9);
+    const step = 120 / Math.max(values.length - 1, 1); // the drawing is 120 by 24
+    const points = values.map((value, i) => `${(i * step).toFixed(1)},${(22 - (20 * value) / most).toFixed(1)}`);
+    line.setAttribute("points", points.join(" "));
+  }
+}
+
+function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }) {
+  const item = document.createElement("li");
+  const state = alive ? (ready ? "ready" : "starting") : "down";
+  const head = item.appendChild(document.createElement("div"));
+  head.className = "engine-head";
+  add(head, "span", `state-${state}`, state);
+  add(head, "strong", "", `Engine ${name}`);
+  add(head, "span", "quiet", `epoch ${epoch}`);
+  const bar = item.appendChild(document.createElement("div"));
+  bar.className = "bar";
+  const full = bar.appendChild(document.createElement("div"));
+  full.style.width = `${blocks ? (100 * used) / blocks : 0}%`;
+  const kept = [spare && "spare engine", second && "spare scheduler"].filter(Boolean);
+  add(item, "div", "quiet", `batch of ${batch} · ${kept.length ? kept.join(", ") : "no spare is ready"}`);
+  return item;
+}
+
+function add(parent, tag, kind, words) {
+  const child = parent.appendChild(document.createElement(tag));
+  if (kind) child.className = kind;
+  child.textContent = words;
+}
+
+function sum(engines, name) {
+  return engines.reduce((total, one) => total + (one[name] ?? 0), 0);
+}
+
+function text(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1);
+}
+
+function plural(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}

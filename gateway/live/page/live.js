@@ -1,0 +1,171 @@
+// The view of the iterations as they happen: a chart for each engine, with pause, zoom and scrolling.
+
+import { Chart, WIDTHS } from "./chart.js";
+import { Feed } from "./feed.js";
+import { Figures } from "./figures.js";
+import { inspectable } from "./inspect.js";
+import { Timeline } from "./timeline.js";
+
+const STATUS = {
+  live: "live",
+  connecting: "connecting",
+  off: "not watching",
+  key: "needs a key",
+  missing: "no live feed",
+};
+const element = (id) => document.getElementById(id);
+
+export class Live {
+  /** `refused()`: the server asks for a key. */
+  constructor(refused) {
+    this._engines = new Map(); // by name: { timeline, chart, cursor }
+    this._figures = new Figures();
+    this._column = matchMedia("(max-width: 600px)").matches ? 4 : 6;
+    this._frame = 0;
+    this._feed = new Feed(
+      (event, data) => this._take(event, data),
+      (status) => {
+        element("status").textContent = STATUS[status];
+        element("status").dataset.status = status;
+        if (status === "key") refused();
+      },
+    );
+    element("pause").addEventListener("click", () => this._pause(!this._paused));
+    element("zoom-in").addEventListener("click", () => this._zoom(1));
+    element("zoom-out").addEventListener("click", () => this._zoom(-1));
+  }
+
+  watch(yes) {
+    if (yes) this._feed.start();
+    else this._feed.stop();
+  }
+
+  restyle() {
+    for (const { chart } of this._engines.values()) chart.restyle();
+    this._draw();
+  }
+
+  _take(event, data) {
+    if (event === "iterations") {
+      this._engine(data.engine).timeline.add(data);
+      element("nothing").hidden = true;
+      this._draw();
+    } else if (event === "state") {
+      this._figures.show(data, this._rates());
+    } else if (event === "lost") {
+      element("lost").hidden = false;
+      this._lost = (this._lost ?? 0) + data.batches;
+      element("lost").textContent = `${this._lost} batches were not sent, because this page was slow`;
+    }
+  }
+
+  _engine(name) {
+    let engine = this._engines.get(name);
+    if (engine) return engine;
+    const holder = document.createElement("div");
+    holder.className = "chart";
+    const title = document.createElement("h3");
+    title.textContent = `Engine ${name}`;
+    const names = [...this._engines.keys(), name].sort();
+    const after = [...element("charts").children][2 * names.indexOf(name)] ?? null;
+    element("charts").insertBefore(title, after);
+    element("charts").insertBefore(holder, after);
+    const timeline = new Timeline();
+    const chart = new Chart(holder, timeline, { label: `Iterations of engine ${name}; arrow keys move a cursor` });
+    chart.column = this._column;
+    engine = { timeline, chart, cursor: inspectable(chart) };
+    this._engines.set(name, engine);
+    this._control(engine);
+    return engine;
+  }
+
+  _control({ chart, cursor }) {
+    const canvas = chart.overlay;
+    const keys = {
+      ArrowLeft: () => cursor.move(-1, 0),
+      ArrowRight: () => cursor.move(1, 0),
+      ArrowUp: () => cursor.move(0, -1),
+      ArrowDown: () => cursor.move(0, 1),
+      PageUp: () => this._pan(-chart.width * 0.8),
+      PageDown: () => this._pan(chart.width * 0.8),
+      Home: () => this._pan(-Infinity),
+      End: () => this._pause(false),
+      "+": () => this._zoom(1),
+      "-": () => this._zoom(-1),
+      " ": () => this._pause(!this._paused),
+    };
+    canvas.addEventListener("keydown", (event) => {
+      const act = keys[event.key];
+      if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      if (event.key.startsWith("Arrow")) this._pause(true);
+      act();
+      this._draw();
+    });
+    canvas.addEventListener("wheel", (event) => {
+      const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
+      if (!sideways) return;
+      event.preventDefault();
+      this._pan(event.deltaX || event.deltaY);
+    });
+    canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
+    canvas.addEventListener("pointermove", (event) => {
+      if (event.buttons & 1 && Math.abs(event.movementX)) this._pan(-event.movementX);
+      this._draw();
+    });
+    canvas.addEventListener("pointerleave", () => this._draw());
+  }
+
+  _pan(pixels) {
+    this._pause(true);
+    for (const { chart, cursor } of this._engines.values()) {
+      cursor.clear();
+      chart.pan(pixels);
+    }
+    this._draw();
+  }
+
+  _zoom(steps) {
+    const index = WIDTHS.indexOf(this._column) + steps;
+    this._column = WIDTHS[Math.min(Math.max(index, 0), WIDTHS.length - 1)];
+    for (const { chart, cursor } of this._engines.values()) {
+      cursor.clear();
+      chart.zoom(this._column);
+    }
+    this._draw();
+  }
+
+  _pause(yes) {
+    this._paused = yes;
+    for (const { chart } of this._engines.values()) chart.following = !yes;
+    element("pause").textContent = yes ? "Go to now" : "Pause";
+    element("pause").classList.toggle("primary", yes);
+    this._draw();
+  }
+
+  _draw() {
+    this._frame ||= requestAnimationFrame(() => {
+      this._frame = 0;
+      let moving = false;
+      for (const { chart } of this._engines.values()) {
+        chart.render();
+        moving ||= chart.following && chart.right < chart.endOfTime;
+      }
+      if (moving) this._draw();
+    });
+  }
+
+  /** Iterations a second and tokens of an iteration, over the last two seconds. */
+  _rates() {
+    const since = Date.now() - 2000;
+    let [count, tokens] = [0, 0];
+    for (const { timeline } of this._engines.values()) {
+      for (let i = timeline.items.length - 1; i >= 0 && timeline.items[i].at > since; i--) {
+        if (timeline.items[i].gap) continue;
+        count += 1;
+        tokens += timeline.items[i].tokens;
+      }
+    }
+    return { rate: count / 2, tokens: count ? tokens / count : 0 };
+  }
+}
