@@ -71,7 +71,8 @@ function describe(chart, { sequence, slot }) {
   const lines = [`request ${request.n}`, NAMES[cell.kind]];
   const cached = request.cached ? `, ${request.cached} of them cached` : "";
   if (request.prompt !== undefined) lines.push(`prompt of ${request.prompt} tokens${cached}`);
-  lines.push(`${cell.tokens} computed, token ${cell.number} of the answer`);
+  const number = cell.number ? `, token ${cell.number} of the answer` : "";
+  lines.push(`${cell.tokens} computed${number}`);
   if (request.resumed) lines.push(`taken over with ${request.resumed} tokens`);
   for (const [at, reason] of request.ends ?? []) if (at === sequence) lines.push(REASONS[reason] ?? reason);
   if (request.class) lines.push(`class ${request.class}`);

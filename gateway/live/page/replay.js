@@ -171,7 +171,9 @@ function totals(timeline) {
   let [tokens, ended] = [0, 0];
   const ends = new Map();
   for (const request of timeline.requests.values()) {
-    for (const [at] of request.ends ?? []) ends.set(at, (ends.get(at) ?? 0) + 1);
+    for (const [at, reason] of request.ends ?? []) {
+      if (reason !== "preempted") ends.set(at, (ends.get(at) ?? 0) + 1);
+    }
   }
   const numbers = new Map();
   return timeline.items.map((item, index) => {

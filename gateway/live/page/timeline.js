@@ -134,9 +134,9 @@ export class Timeline {
 
   _advance(request, kind, count) {
     if (kind === INCREMENT) {
-      // the chunk that sampled the first token may have been lost
-      request.number = Math.max(request.number + 1, 2, (request.resumed ?? 0) + 1);
-      return;
+      if (request.number || request.fed) request.number = Math.max(request.number + 1, 2);
+      else if (request.resumed) request.number = request.resumed + 1;
+      return; // of a request that is seen for the first time now, it is not known
     }
     request.number = Math.max(request.number, request.resumed ?? 0);
     request.fed += count;
