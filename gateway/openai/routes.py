@@ -1,4 +1,4 @@
-"""OpenAI's routes: completions, chat completions, models; and `GET /v1/streams/{request}`, which resumes a stream."""
+"""OpenAI's routes: completions, chat completions, models; and `/v1/streams/{request}`, which resumes or cancels a stream."""
 
 from __future__ import annotations
 
@@ -109,6 +109,13 @@ async def stream(request: Request, name: str) -> Response:
     return await streaming_response(
         generation, lambda: chunk_writer(generation, gateway.model, position, with_ids=True)
     )
+
+
+@router.delete("/streams/{name}", **documented(errors=(*POOL_ERRORS, Kind.REQUEST_NOT_FOUND)))
+async def cancel(request: Request, name: str) -> Response:
+    """Cancels a request, which otherwise continues for its grace period without a client if it is resumable."""
+    await gateway_of(request).generations.cancel(name, request.state.tenant)
+    return Response()
 
 
 async def _answer(

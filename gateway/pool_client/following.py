@@ -107,6 +107,11 @@ class Generations:
         group = await self._group(request, tenant)
         return await self._follow(group, Plan.unpack(group.body), receive)
 
+    async def cancel(self, request: str, tenant: str) -> None:
+        """Cancel a request by its id, wherever it was submitted; its followers are told. Nothing happens if it has
+        ended. Raises ApiError if the pool does not hold it or it belongs to another tenant; PoolUnavailable."""
+        await self._pool.cancel((await self._group(request, tenant)).request)
+
     async def resume(
         self, validated: ValidatedRequest, position: Position, receive: Receive | None, received: float
     ) -> Generation:

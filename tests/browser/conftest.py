@@ -22,9 +22,10 @@ from services.settings.settings import Settings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
 AXE = "4.11.0"
-KEY = "key-of-alice"
 
 
 @pytest.fixture(scope="session")
@@ -79,9 +80,14 @@ def relay(stack: Stack) -> Iterator[Relay]:
 
 
 @pytest.fixture(scope="session")
-def locked(pool_url: str, tiny_folder: Path) -> Iterator[Stack]:
+def key() -> str:
+    return "key-of-alice"
+
+
+@pytest.fixture(scope="session")
+def locked(pool_url: str, tiny_folder: Path, key: str) -> Iterator[Stack]:
     """A server that asks for a key."""
-    with Stack(pool_url, f"locked-{secrets.token_hex(4)}", tiny_folder, Settings(api_keys={KEY: "alice"})) as stack:
+    with Stack(pool_url, f"locked-{secrets.token_hex(4)}", tiny_folder, Settings(api_keys={key: "alice"})) as stack:
         yield stack
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import KEY
 from playwright.sync_api import Page, expect
 from relay import Relay
 from stack import Stack
@@ -74,24 +73,27 @@ def test_the_iterations_of_a_chat_are_drawn_and_told_to_the_keyboard(open_page: 
     expect(page.locator("#engines")).to_contain_text("ready")
 
 
-def test_a_stopped_answer_stays_stopped(open_page: Opens, stack: Stack) -> None:
+def test_a_stopped_answer_is_cancelled_and_stays_as_it_is(open_page: Opens, stack: Stack) -> None:
     page = open_page(stack.url + "/ui#chat", **WIDE)
     say(page, SLOWLY, 200)
     expect(page.locator(".assistant .text")).to_contain_text("SLOW")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".facts")).to_contain_text("stopped")
     text = page.locator(".assistant .text").text_content()
+    last = page.evaluate("JSON.parse(sessionStorage.getItem('orca.chat'))[1].answer.lastId")
+    stream = httpx.get(f"{stack.url}/v1/streams/{last.partition(':')[0]}", timeout=20)  # answered at its end
+    assert "request_cancelled" in stream.text
     page.reload()
     expect(page.locator(".assistant .text")).to_have_text(text or "")
     expect(page.locator("#send")).to_be_visible()
 
 
-def test_it_asks_for_a_key_until_the_server_knows_it(open_page: Opens, locked: Stack) -> None:
+def test_it_asks_for_a_key_until_the_server_knows_it(open_page: Opens, locked: Stack, key: str) -> None:
     page = open_page(locked.url + "/ui#chat", **WIDE)
-    for key in ("key-of-nobody", KEY):
-        page.get_by_label("API key", exact=True).fill(key)
+    for given in ("key-of-nobody", key):
+        page.get_by_label("API key", exact=True).fill(given)
         page.get_by_role("button", name="Use this key").click()
-        if key != KEY:
+        if given != key:
             expect(page.locator("#key-wrong")).to_be_visible()
     expect(page.locator("#status")).to_have_text("live")
     say(page, "hello")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from frames import told
 from sse_client import DONE, RESUMABLE, Event, events, first, read, rest, some
@@ -218,3 +219,34 @@ def test_an_unknown_request(http: httpx.Client, name: str) -> None:
 def test_an_invalid_boolean_header(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json={"prompt": "a"}, headers={"Orca-Resumable": "maybe"})
     check_refused(response, 400, "maybe")
+
+
+# --- cancelling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumable_stream_is_cancelled_by_its_id_at_another_gateway(http: httpx.Client, other: httpx.Client) -> None:
+    path, body = STREAMS["completion"]
+    body = body | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    with http.stream("POST", path, json=body, headers=RESUMABLE) as response:
+        mine = events(response)
+        name = next(mine).json()["id"]
+        assert other.delete(f"/v1/streams/{name}").status_code == 200
+        *said, end = mine
+    assert len(said) < 299
+    assert end.json()["error"]["code"] == "request_cancelled"
+    assert other.delete(f"/v1/streams/{name}").status_code == 200  # a repetition changes nothing
+
+
+def test_a_request_of_another_tenant_is_not_cancelled(alice: openai.OpenAI, bob: openai.OpenAI) -> None:
+    stream = alice.completions.create(
+        model="tiny",
+        prompt="SLOWab",
+        max_tokens=30,
+        stream=True,
+        extra_headers=RESUMABLE,
+        extra_body={"ignore_eos": True},
+    )
+    chunk = next(stream)
+    with pytest.raises(openai.NotFoundError):
+        bob.delete(f"/streams/{chunk.id}", cast_to=httpx.Response)
+    assert [c.choices[0].finish_reason for c in stream][-1] == "length"
