@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import user_cache, user_data
-from services.settings.addresses import normalize
+from services.settings.addresses import is_loopback, normalize
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
@@ -105,6 +105,11 @@ class Settings(BoundSettings, SchedulingSettings, BaseSettings):
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1
+    demo: Annotated[
+        bool,
+        Section.TESTING,
+        Field(description="orca serve: the page at /ui can kill the engine and the scheduler; host must be loopback"),
+    ] = False
     null_engine: Annotated[
         bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
     ] = False
@@ -187,6 +192,8 @@ class Settings(BoundSettings, SchedulingSettings, BaseSettings):
         for key in self.api_key:
             if self.tenants[key] != DEFAULT_TENANT:
                 raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if self.demo and not is_loopback(self.host):
+            raise ValueError(f"demo lets the page kill processes; set host to a loopback address, not {self.host!r}")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile: set ssl_certfile too, the certificate of this key")
         if self.device == "cpu" and self.dtype == "float16":

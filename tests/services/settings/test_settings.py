@@ -182,6 +182,8 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"device": "cpu", "dtype": "float16"}, "dtype"),
         ({"tp": 2, "lookahead": 1}, "lookahead=1.*tp=2, pp=1"),
         ({"tp": 2, "null_engine": True}, "null engine.*tp=2"),
+        ({"demo": True, "host": "0.0.0.0", "api_key": ["k"]}, "demo.*host.*'0.0.0.0'"),
+        ({"demo": True, "host": "a.example"}, "demo.*host.*'a.example'"),
         ({"api_key": [""]}, "api_key.*empty"),
         ({"api_keys": {"": "alice"}}, "api_keys.*empty"),
         ({"api_key": ["k"], "api_keys": {"k": "alice"}}, "api_key.*'alice'.*api_keys"),
