@@ -18,7 +18,8 @@ import time
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
-from cli.supervisor import PortClaim, Supervisor
+from cli.port_claim import PortClaim, own_url
+from cli.supervisor import Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -32,7 +33,7 @@ def run(arguments: list[str]) -> None:
     exposure.check(settings)
     if hidden:
         print(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
-    with PortClaim(settings.data_dir, settings.port) as claim:
+    with PortClaim(settings) as claim:
         asyncio.run(_serve(settings, claim))
 
 
@@ -149,8 +150,6 @@ async def _until_ready(settings: Settings) -> None:
     """Wait until the server answers that it is ready."""
     import httpx
 
-    from cli.server import own_url
-
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
         while True:
@@ -161,8 +160,6 @@ async def _until_ready(settings: Settings) -> None:
 
 
 def _ready_line(settings: Settings) -> str:
-    from cli.server import own_url
-
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     return (

@@ -14,8 +14,9 @@ import pytest
 
 from cli import main as orca
 from cli.arguments import Parser, parse_serve
+from cli.port_claim import own_url
 from cli.serve import _check_port
-from cli.server import add_server, headers, own_url
+from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
