@@ -19,7 +19,7 @@ from services.loop.blame import find_request
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
 from services.loop.pool_session import PoolSession, discard_outcome
-from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
+from services.loop.protocols import Clock, Engine, Pool, Recorder, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
 
@@ -60,10 +60,11 @@ class EngineLoop:
         counters: Counters,
         cost: IterationCost,
         gauges: Callable[[], dict[str, float]] = dict,
+        recorder: Recorder | None = None,
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
         seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
-        process, which are sent with each exchange.
+        process, which are sent with each exchange. `recorder` notes the iterations while somebody watches.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -75,6 +76,7 @@ class EngineLoop:
         self._stats = IterationStats(counters)
         self._cost = cost
         self._process_gauges = gauges
+        self._recorder = recorder
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -155,6 +157,8 @@ class EngineLoop:
             result = asyncio.ensure_future(self._engine.start(iteration))
             self._pending.append(PendingIteration(iteration, result, self._clock.now()))
             self._stats.started(iteration)
+            if self._recorder and self._recorder.watched:
+                self._recorder.started(iteration)
             self._nothing_waits = False
 
     def _end_iterations(self) -> None:
@@ -171,6 +175,8 @@ class EngineLoop:
         for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
+            if self._recorder and self._recorder.watched:
+                self._recorder.finished(iteration, seconds)
         self._finished.clear()
 
     def _check_engine(self) -> None:
@@ -209,6 +215,8 @@ class EngineLoop:
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits)
+        if self._recorder and self._recorder.watched:
+            self._recorder.committed(commits)
         self._seat.call += 1
         return Exchange(
             self._seat.name,

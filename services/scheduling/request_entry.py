@@ -38,6 +38,7 @@ class RequestEntry:
         "num_in_flight",
         "num_output_sent",
         "num_published_blocks",
+        "num_reached_tokens",
         "num_tokens",
         "output",
         "priority",
@@ -65,6 +66,8 @@ class RequestEntry:
         self.removed = False  # it ended, or belongs to another scheduler
         self._logprobs: list[Logprobs] | None = None if claim.sampling.logprobs is None else []  # since the claim
         self.num_output_sent = len(claim.output)  # output tokens that were sent to the pool, or came from it
+        # tokens that earlier owners computed, or that were computed here before it lost its blocks
+        self.num_reached_tokens = len(claim.prompt) + len(claim.output) - 1 if claim.output else 0
         self.num_in_flight = 0  # iterations in flight that compute it
         self.num_tokens = len(claim.prompt) + len(claim.output)
         self.begin(0, 0)
@@ -94,6 +97,11 @@ class RequestEntry:
     def distrusts_cache(self) -> bool:
         """Whether it uses no cached blocks: those that it used may be why engines died."""
         return self._claim.strikes >= SUSPECT
+
+    @property
+    def num_claimed_tokens(self) -> int:
+        """Output tokens that earlier owners have committed."""
+        return len(self._claim.output)
 
     @property
     def num_known_tokens(self) -> int:

@@ -220,6 +220,7 @@ class RequestQueues:
         if entry.active:
             self._pause(entry)
         self._kv.free(entry)
+        entry.num_reached_tokens = max(entry.num_reached_tokens, entry.num_computed_tokens)
         entry.begin(0, 0)
 
     # --- for the pool and the metrics ------------------------------------------------------------------------

@@ -223,6 +223,15 @@ class Scheduler:
         """Return the ids of all requests here, including those that have ended but may have to be committed again."""
         return list(dict.fromkeys([*self._entries, *self._outbox.ids()]))
 
+    def find(self, id: str) -> RequestEntry | None:
+        """Return a request that has not ended; None if it is not here."""
+        return self._entries.get(id)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """The KV blocks that requests hold. Blocks of the prefix cache that none uses are free."""
+        return self.blocks.held
+
     def room(self) -> Room:
         """Return what can be claimed now: what is free, plus what requests will free whose last token is in flight,
         minus what the waiting requests will take.

@@ -1,0 +1,1 @@
+"""The live feed: what engines compute, iteration by iteration, for pages and terminals. It may lose frames."""

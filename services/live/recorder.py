@@ -1,0 +1,137 @@
+"""Recorder: notes what each iteration of one owner of an engine computes, as long as somebody watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
+from services.messages import Commit, Iteration
+
+DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
+MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
+
+
+class ObservedRequest(Protocol):
+    """What the recorder reads of a scheduler's request."""
+
+    @property
+    def prompt(self) -> Sequence[int]: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def num_computed_tokens(self) -> int: ...  # with the iteration that was just selected
+    @property
+    def num_reached_tokens(self) -> int: ...  # at most this many were computed before, here or by earlier owners
+    @property
+    def num_cached_tokens(self) -> int | None: ...
+    @property
+    def num_claimed_tokens(self) -> int: ...
+
+
+class ObservedScheduler(Protocol):
+    """What the recorder reads of a scheduler."""
+
+    def find(self, id: str) -> ObservedRequest | None:
+        """Return a request that has not ended; None if it is not here."""
+        ...
+
+    @property
+    def num_held_blocks(self) -> int: ...
+
+
+class Recorder:
+    """The `Recorder` of an `EngineLoop`. Its methods are called only while `watched` is true.
+
+    It reads the scheduler when an iteration is selected, so it can begin at any time.
+    """
+
+    def __init__(
+        self, engine: str, epoch: str, scheduler: ObservedScheduler, wall: Callable[[], float] = time.time
+    ) -> None:
+        """`engine` is the name of the seat. `wall` returns the time in seconds, of which frames have ms."""
+        self.watched = False
+        self._engine, self._epoch = engine, epoch
+        self._scheduler = scheduler
+        self._wall = wall
+        self._last = 0  # the last number of a request
+        self._forget()
+
+    def watch(self, watched: bool) -> None:
+        """Begin to record, or stop."""
+        if self.watched and not watched:
+            self._forget()
+        self.watched = watched
+
+    def _forget(self) -> None:
+        self._requests: dict[str, RequestFrame] = {}  # those that have run and have not ended
+        self._undescribed: list[RequestFrame] = []
+        self._described_at = self._wall()  # when all of them were described last
+        self._started: dict[int, IterationFrame] = {}  # by step
+        self._frames: list[IterationFrame] = []
+        self._ended: list[tuple[int, str]] = []  # not in a frame yet
+
+    def started(self, iteration: Iteration) -> None:
+        """Note an iteration that was just selected."""
+        find = self._scheduler.find
+        requests = []
+        for id, count in iteration.scheduled.items():
+            request = find(id)
+            assert request is not None, f"{id} was selected and is not in the scheduler"
+            frame = self._requests.get(id) or self._describe(id, request)
+            requests.append((frame.n, count, work_of(request, count).value))
+        preempted = [self._requests[id].n for id in iteration.released if id in self._requests and find(id)]
+        blocks = self._scheduler.num_held_blocks
+        self._started[iteration.step] = IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted)
+
+    def finished(self, iteration: Iteration, seconds: float) -> None:
+        """Note the result of an iteration, `seconds` after its start."""
+        frame = self._started.pop(iteration.step, None)
+        if frame is None:  # it was started before anybody watched
+            return
+        at = round((self._wall() - seconds) * 1000)
+        ended, self._ended = self._ended, []
+        ms = round(seconds * 1000, 2)
+        self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
+        del self._frames[:-MOST_FRAMES]
+
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
+        ended = self._frames[-1].ended if self._frames else self._ended
+        for commit in commits:
+            if commit.end and (request := self._requests.pop(commit.id, None)):
+                ended.append((request.n, commit.end.reason.value))
+
+    def take(self) -> FrameBatch | None:
+        """Return the frames since the last call, and the requests that are to be described; None without frames."""
+        if not self._frames:
+            return None
+        frames, self._frames = self._frames, []
+        described, self._undescribed = self._undescribed, []
+        if (now := self._wall()) >= self._described_at + DESCRIBE_AGAIN:
+            self._described_at = now
+            fresh = {request.n for request in described}
+            described += [request for request in self._requests.values() if request.n not in fresh]
+        return FrameBatch.of(self._engine, self._epoch, frames, described)
+
+    def _describe(self, id: str, request: ObservedRequest) -> RequestFrame:
+        self._last += 1
+        cached, resumed = request.num_cached_tokens or 0, request.num_claimed_tokens
+        frame = RequestFrame(self._last, len(request.prompt), request.priority, cached, resumed, id, request.tenant)
+        self._requests[id] = frame
+        self._undescribed.append(frame)
+        return frame
+
+
+def work_of(request: ObservedRequest, count: int) -> Work:
+    """Return what an iteration does that computes the last `count` of the computed tokens of a request."""
+    first, prompt = request.num_computed_tokens - count, len(request.prompt)
+    if first < request.num_reached_tokens:
+        return Work.RECOMPUTATION
+    if first >= prompt:
+        return Work.INCREMENT
+    whole = request.num_computed_tokens >= prompt and first == (request.num_cached_tokens or 0)
+    return Work.INITIATION if whole else Work.CHUNK

@@ -1,0 +1,102 @@
+"""The `state` event of the live feed: the pool and its engines as of now, and latencies of the last seconds.
+
+    {"at": 1750000000000, "model": "smollm2", "waiting": 3, "running": 12, "gateways": 2, "demo": false,
+     "engines": [{"name": "c/0", "alive": true, "ready": true, "spare": true, "spare_scheduler": true,
+                  "epoch": "17:ab", "blocks": 4096, "used": 812, "batch": 12}],
+     "ttft_ms": [41.0, 95.5], "gap_ms": [12.1, 19.8], "tokens_per_second": 391.0}
+
+`ttft_ms` and `gap_ms` are median and 99th percentile over all gateways of the pool, or null if there was no token.
+`epoch` is that of the last frames of the engine, or null. `batch` is the size of its last batch, `used` the KV blocks
+that requests hold. With `demo`, an engine also has `engine_pid` and `scheduler_pid`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from services.metrics import HISTOGRAMS
+from services.overview import Overview, Seat
+
+WINDOW = 5.0  # seconds that latencies and rates are computed over
+TTFT, GAP, TOKENS = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:generation_tokens"
+
+
+class RecentOverviews:
+    """The overviews of the last `WINDOW` seconds, whose differences say what happened meanwhile."""
+
+    def __init__(self) -> None:
+        self._overviews: deque[tuple[float, Overview]] = deque()  # with the time in seconds at which each was read
+
+    def add(self, overview: Overview, at: float) -> None:
+        if self._overviews and self._overviews[-1][1] is overview:
+            return
+        self._overviews.append((at, overview))
+        while len(self._overviews) > 1 and self._overviews[1][0] <= at - WINDOW:
+            self._overviews.popleft()
+
+    def clear(self) -> None:
+        self._overviews.clear()
+
+    def increase(self, series: str) -> float:
+        """Return by how much a counter has grown. A counter that shrank belongs to another pool, and counts from 0."""
+        if not self._overviews:
+            return 0.0
+        first, last = (at[1].counters.get(series, 0.0) for at in (self._overviews[0], self._overviews[-1]))
+        return last - first if last >= first else last
+
+    def per_second(self, series: str) -> float:
+        seconds = self._overviews[-1][0] - self._overviews[0][0] if self._overviews else 0.0
+        return self.increase(series) / seconds if seconds else 0.0
+
+    def quantile(self, histogram: str, share: float) -> float | None:
+        """Return a quantile of what a histogram has counted, interpolated within its bucket; None if nothing."""
+        bounds = HISTOGRAMS[histogram].buckets
+        counts = [self.increase(f"{histogram}_bucket|{bound}") for bound in (*bounds, "+Inf")]
+        rank, lower = share * sum(counts), 0.0
+        if not rank:
+            return None
+        for bound, count in zip(bounds, counts, strict=False):
+            if rank <= count:
+                return lower + (bound - lower) * rank / count
+            rank, lower = rank - count, bound
+        return lower
+
+    def quantiles_ms(self, histogram: str) -> list[float] | None:
+        found = [self.quantile(histogram, share) for share in (0.5, 0.99)]
+        return [round(seconds * 1000, 1) for seconds in found if seconds is not None] or None
+
+    def state(self, at: float, model: str, demo: bool, epochs: Mapping[str, str]) -> dict[str, Any]:
+        """Return the data of the event. `at` is the Unix time in seconds, `epochs` are those of the last frames."""
+        assert self._overviews, "no overview was added"
+        overview = self._overviews[-1][1]
+        return {
+            "at": round(at * 1000),
+            "model": model,
+            "waiting": overview.waiting,
+            "running": overview.running,
+            "gateways": overview.gateways,
+            "engines": [_engine(seat, demo, epochs.get(seat.name)) for seat in overview.seats],
+            "ttft_ms": self.quantiles_ms(TTFT),
+            "gap_ms": self.quantiles_ms(GAP),
+            "tokens_per_second": round(self.per_second(TOKENS), 1),
+            "demo": demo,
+        }
+
+
+def _engine(seat: Seat, demo: bool, epoch: str | None) -> dict[str, Any]:
+    gauges, blocks = seat.gauges, seat.figures.num_blocks if seat.figures else 0
+    shown = {
+        "name": seat.name,
+        "alive": seat.alive,
+        "ready": seat.alive and gauges.get("ready") == 1,
+        "spare": gauges.get("spare_ready") == 1,
+        "spare_scheduler": gauges.get("spare_schedulers", 0) > 0,
+        "epoch": epoch,
+        "blocks": blocks,
+        "used": round(blocks * gauges.get("kv_usage", 0.0)),
+        "batch": round(gauges.get("batch_size", 0.0)),
+    }
+    pids = {name: round(gauges.get(name, 0.0)) for name in ("engine_pid", "scheduler_pid")}
+    return shown | pids if demo else shown
