@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
 
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
@@ -95,7 +96,31 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     else:
         await _check_pool(url, say)
     say("starting Ray")
-    await supervisor.run(url, model, _ready_line(settings))
+    async with _demo(supervisor, settings, say) as fragment:
+        await supervisor.run(url, model, _ready_line(settings, fragment))
+
+
+@contextlib.asynccontextmanager
+async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> AsyncIterator[str]:
+    """With the setting `demo`, a listener that kills processes for the page; gives the fragment of the page's URL."""
+    if not settings.demo:
+        yield ""
+        return
+    import httpx
+
+    from cli.demo import Demo
+
+    async def metrics() -> str:
+        async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
+            return (await client.get("/metrics")).text
+
+    names = ("localhost", "127.0.0.1")  # by which the reader may have opened the page
+    origins = {own_url(settings), *(own_url(settings.model_copy(update={"host": name})) for name in names)}
+    demo = Demo(origins, lambda: supervisor.folder, metrics, say)
+    try:
+        yield f"#{await demo.start()}"
+    finally:
+        await demo.stop()
 
 
 async def _check_pool(url: str, say: Progress) -> None:
@@ -159,10 +184,12 @@ async def _until_ready(settings: Settings) -> None:
             await asyncio.sleep(0.1)
 
 
-def _ready_line(settings: Settings) -> str:
+def _ready_line(settings: Settings, fragment: str) -> str:
+    """The line for a server that is ready. `fragment` ends the URL of its page."""
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
+    url = own_url(settings)
     return (
-        f"ready at {own_url(settings)}  try: curl {own_url(settings)}/v1/chat/completions "
+        f"ready at {url}  page: {url}/ui{fragment}  try: curl {url}/v1/chat/completions "
         f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

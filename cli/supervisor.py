@@ -140,6 +140,11 @@ class Supervisor:
         self._claim.folder = folder  # before there is a process, so that the next `orca serve` finds them all
         return ClusterProcess(folder, self._settings, self._keep)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the cluster that runs now."""
+        return self._cluster.folder
+
     async def run(self, redis_url: str, model: str, ready: str) -> None:
         """Keep a cluster of the pinned `model` running until cancelled; print the line `ready` when it is ready.
 
