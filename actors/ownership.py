@@ -21,6 +21,8 @@ from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.live.publisher import FramePublisher
+from services.live.recorder import Recorder
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
@@ -148,6 +150,7 @@ class Ownership:
             warm_up=attachment.warm_up,
             cached_blocks=attachment.cached_blocks,
         )
+        recorder = Recorder(self._seat.name, self._seat.epoch, scheduler)
         self._loop = EngineLoop(
             self._pool,
             scheduler,
@@ -159,12 +162,14 @@ class Ownership:
             self._context.counters,
             self._context.cost,
             self._gauges,
+            recorder,
         )
         link.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         spares = self._seat.epoch, link.names, KEEP_ALIVE_INTERVAL, self._check_owner
         background = (
             start(keep_running(link.keep_alive), "signs of life"),
             start(keep_running(partial(self._engine.keep_spares, *spares)), "spares"),
+            start(keep_running(FramePublisher(self._pool.broadcast(), recorder).run), "the live feed"),
         )
         try:
             await self._loop.run()

@@ -22,6 +22,8 @@ from gateway.files import routes as files_routes
 from gateway.gateway import Gateway
 from gateway.http import openapi
 from gateway.http.middleware import AuthenticationMiddleware, OriginMiddleware, RequestIdMiddleware
+from gateway.live import routes as live_routes
+from gateway.live.files import PageFiles
 from gateway.model import ServedModel
 from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
@@ -56,6 +58,8 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(batches_routes.router)
     app.include_router(server_routes.router)
     app.include_router(openapi.router)
+    app.include_router(live_routes.router)
+    app.state.page_files = PageFiles(settings.demo)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)

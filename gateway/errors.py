@@ -58,6 +58,7 @@ class Kind(Enum):
     TOO_MANY_LONG = (429, "rate_limit_error", "too_many_long_requests", 1)
     POOL_FULL = (429, "rate_limit_error", "rate_limit_exceeded", 1)
     TOO_MANY_FOLLOWERS = (429, "rate_limit_error", "too_many_followers", 5)
+    TOO_MANY_WATCHERS = (429, "rate_limit_error", "too_many_watchers", 5)
     SLOW_READER = (503, "server_error", "slow_reader", 1)
     NO_ENGINE = (503, "server_error", "no_engine", 1)
     POOL_UNAVAILABLE = (503, "server_error", "pool_unavailable", 1)

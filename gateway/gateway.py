@@ -14,6 +14,7 @@ from gateway.batches.folder import BatchFolders
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.executor import FairExecutor
 from gateway.files.store import FileStore
+from gateway.live.feed import LiveFeed
 from gateway.model import ServedModel
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
@@ -49,6 +50,7 @@ class Gateway:
         self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
+        self.live = LiveFeed(pool.broadcast(), self.heartbeat, model.name, settings.demo)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
 
@@ -80,6 +82,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Stop reading, close the open streams, and unregister from the pool if it is available."""
+        await self.live.stop()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
         await self.abandoned.stop()

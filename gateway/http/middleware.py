@@ -38,6 +38,8 @@ DOCS = {
 }
 # A browser that opens a page sends no key, and the documentation contains no secret.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"} | DOCS)
+PAGE = "/ui"  # the live page; its files, which contain no secret either, lie below
+FEED = "/ui/feed"
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +144,7 @@ class AuthenticationMiddleware:
         self._tenants = {self._keyed_hash(hashed): tenant for hashed, tenant in tenants.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not is_open(scope["path"]):
             tenant = self._tenant(scope)
             if tenant is None:
                 text = "No API key of this server was given; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
@@ -159,6 +161,11 @@ class AuthenticationMiddleware:
 
     def _keyed_hash(self, hashed: str) -> bytes:
         return hmac.digest(self._secret, hashed.encode(), "sha256")
+
+
+def is_open(path: str) -> bool:
+    """Whether a path can be read without an API key."""
+    return path in OPEN_PATHS or path == PAGE or (path.startswith(PAGE + "/") and path != FEED)
 
 
 def is_json(content_type: str) -> bool:

@@ -78,6 +78,11 @@ class Heartbeat:
             raise PoolUnavailable("no heartbeat reached the pool yet")
         return self._overview
 
+    @property
+    def read_at(self) -> float:
+        """When the overview of `last_overview` was read, in seconds of the loop's clock."""
+        return self._read_at
+
     async def latest_overview(self) -> Overview:
         """The overview as of now. Concurrent callers share a read and reads are `SPACING` seconds apart, so that
         frequent calls do not load the pool's server. Raises PoolUnavailable."""

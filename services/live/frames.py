@@ -25,6 +25,10 @@ import orjson
 
 from services import wire
 
+FRAMES = "live"  # the channel of schedulers' messages
+WATCHES = "live:watch"  # the channel on which gateways ask for them
+WATCH_TTL = 3.0  # seconds for which schedulers publish after a gateway has asked
+
 
 class Work(StrEnum):
     """What an iteration computes of a request."""

@@ -56,6 +56,24 @@ log = logging.getLogger(__name__)
 _SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call("TIME")'
 
 
+def open_client(url: str) -> Any:
+    """Return redis-py's client for a server, which connects at the first call and repeats none."""
+    options: dict[str, Any] = {"socket_keepalive": True} if not url.startswith("unix://") else {}
+    pool: Any = redis.ConnectionPool.from_url(
+        url,
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=None,  # each call is limited as a whole
+        socket_connect_timeout=CONNECT_TIMEOUT,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[],
+        health_check_interval=0,
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        **options,
+    )
+    return redis.Redis.from_pool(pool)
+
+
 class Connection:
     """Connections to the server at a URL: `redis://`, `rediss://` or `unix://`.
 
@@ -69,25 +87,9 @@ class Connection:
         self.last_call = time.monotonic()  # when the last call began
         self._shown = _without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._scripts, self._blocking = self._client(), self._client()
+        self._scripts, self._blocking = open_client(url), open_client(url)
         self._to_scripts = KeptConnections(self._scripts.connection_pool, _is_demoted, SCRIPT_CONNECTIONS)
         self._to_blocking = KeptConnections(self._blocking.connection_pool, _is_demoted)
-
-    def _client(self) -> Any:
-        options: dict[str, Any] = {"socket_keepalive": True} if not self.url.startswith("unix://") else {}
-        pool: Any = redis.ConnectionPool.from_url(
-            self.url,
-            protocol=2,
-            decode_responses=False,
-            socket_timeout=None,  # each call is limited as a whole
-            socket_connect_timeout=CONNECT_TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            retry_on_error=[],
-            health_check_interval=0,
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            **options,
-        )
-        return redis.Redis.from_pool(pool)
 
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""

@@ -26,6 +26,7 @@ from services.messages import (
 )
 from services.overview import Overview
 from services.pool import packing
+from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
@@ -255,6 +256,10 @@ class RequestPool:
         await self._server.block(timeout, "BLPOP", f"{self._prefix}bell:{seat}", f"{max(timeout, 0.001):.3f}")
 
     # --- observers ---
+
+    def broadcast(self) -> Broadcast:
+        """Return the channels of this pool. The caller closes them."""
+        return Broadcast(self._server.url, self._prefix)
 
     async def overview(self) -> Overview:
         return packing.read_overview(await self._server.run("overview", self._prefix))

@@ -16,6 +16,8 @@ from echo_engine import EchoEngine
 from actors.replica import limits_of
 from gateway.app import create_app
 from gateway.model import ServedModel
+from services.live.publisher import FramePublisher
+from services.live.recorder import Recorder
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
@@ -134,6 +136,8 @@ class Stack(Background):
         if loop and serving:
             loop.stop()
             await serving
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
             self._engine.close()
         await self.pool.close()
 
@@ -149,6 +153,8 @@ class Stack(Background):
             eos_token_ids=self.info.eos_token_ids,
             text=self.tokenizer.tables,
         )
+        recorder = self.recorder = Recorder(SEAT, epoch, scheduler)
+        self._publishing = asyncio.create_task(FramePublisher(self.pool.broadcast(), recorder).run())
         return EngineLoop(
             self.pool,
             scheduler,
@@ -159,4 +165,5 @@ class Stack(Background):
             self.figures,
             Counters(),
             IterationCost(),
+            recorder=recorder,
         )

@@ -93,7 +93,7 @@ def served(routes: list[Any]) -> Iterator[tuple[str, str]]:
         router = getattr(route, "original_router", None)  # newer versions of FastAPI keep included routers as they are
         if router is not None:
             yield from served(router.routes)
-        elif route.path != "/openapi.json" and not route.path.startswith("/docs"):
+        elif route.path != "/openapi.json" and not route.path.startswith(("/docs", "/ui")):
             yield from ((method.lower(), re.sub(r":\w+}", "}", route.path)) for method in route.methods)
 
 

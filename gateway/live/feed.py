@@ -1,0 +1,123 @@
+"""LiveFeed: one subscription to the schedulers' frames for all watchers of this gateway, while there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import orjson
+
+from gateway.errors import ApiError, GatewayStops, Kind
+from gateway.live.watcher import Watcher, event
+from gateway.pool_client.heartbeat import Heartbeat
+from services.background import keep_running, start
+from services.errors import PoolUnavailable, Unreadable
+from services.live.frames import FRAMES, WATCHES, FrameBatch
+from services.live.state import RecentOverviews
+from services.pool.broadcast import Broadcast
+
+MOST_WATCHERS = 64  # of a gateway
+MOST_OF_TENANT = 32
+PERIOD = 1.0  # seconds between states
+RETRY = 1.0  # seconds before it subscribes again
+
+log = logging.getLogger(__name__)
+
+
+class LiveFeed:
+    """Bound to the event loop it is used in. Without a watcher it does nothing."""
+
+    def __init__(self, broadcast: Broadcast, heartbeat: Heartbeat, model: str, demo: bool) -> None:
+        self._broadcast = broadcast
+        self._heartbeat = heartbeat
+        self._model = model
+        self._demo = demo
+        self._watchers: list[Watcher] = []
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._recent = RecentOverviews()
+        self._epochs: dict[str, str] = {}  # of the last frames of each engine
+        self._stopped = False
+
+    def open(self, tenant: str) -> Watcher:
+        """Add a watcher, which the caller closes. Raises ApiError if there are too many, GatewayStops."""
+        if self._stopped:
+            raise GatewayStops
+        own = sum(watcher.tenant == tenant for watcher in self._watchers)
+        if own >= MOST_OF_TENANT or len(self._watchers) >= MOST_WATCHERS:
+            held, most, whose = len(self._watchers), MOST_WATCHERS, "gateway"
+            if own >= MOST_OF_TENANT:
+                held, most, whose = own, MOST_OF_TENANT, "API key's tenant"
+            raise ApiError(Kind.TOO_MANY_WATCHERS, f"{held} live feeds are open for this {whose}, {most} are allowed.")
+        watcher = Watcher(tenant)
+        self._watchers.append(watcher)
+        if not self._tasks:
+            parts = (self._listen, self._tick)
+            self._tasks = tuple(start(keep_running(part), f"the live feed: {part.__name__}") for part in parts)
+        elif state := self._state():
+            watcher.put_state(state)
+        return watcher
+
+    def close(self, watcher: Watcher) -> None:
+        """Remove a watcher. When the last one goes, the subscription ends."""
+        self._watchers.remove(watcher)
+        if not self._watchers:
+            self._rest()
+
+    async def stop(self) -> None:
+        """End all feeds."""
+        self._stopped = True
+        for watcher in self._watchers:
+            watcher.end()
+        self._rest()
+        await self._broadcast.close()
+
+    def _rest(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = ()
+        self._recent.clear()
+        self._epochs.clear()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for message in self._broadcast.listen(FRAMES):
+                    self._distribute(message)
+            except PoolUnavailable as error:
+                log.debug("no frames: %s", error)
+            await asyncio.sleep(RETRY)
+
+    def _distribute(self, message: bytes) -> None:
+        try:
+            batch = FrameBatch.unpack(message)
+        except Unreadable as error:  # of another build
+            log.debug("%s", error)
+            return
+        self._epochs[batch.engine] = batch.epoch
+        events: dict[str, bytes] = {}  # by tenant
+        for watcher in self._watchers:
+            tenant = watcher.tenant
+            if tenant not in events:
+                events[tenant] = event("iterations", batch.json(tenant))
+            watcher.put(events[tenant])
+
+    async def _tick(self) -> None:
+        """Each second, ask the schedulers for frames and send the state."""
+        while True:
+            try:
+                await self._broadcast.publish(WATCHES, b"")
+            except PoolUnavailable as error:
+                log.debug("no scheduler is asked for frames: %s", error)
+            if state := self._state():
+                for watcher in self._watchers:
+                    watcher.put_state(state)
+            await asyncio.sleep(PERIOD)
+
+    def _state(self) -> bytes:
+        """The event of the state as of the last heartbeat; nothing while the pool is away."""
+        try:
+            self._recent.add(self._heartbeat.last_overview(), self._heartbeat.read_at)
+        except PoolUnavailable:
+            return b""
+        return event("state", orjson.dumps(self._recent.state(time.time(), self._model, self._demo, self._epochs)))
