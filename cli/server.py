@@ -57,8 +57,15 @@ def served_model(client: httpx.Client) -> str:
         response = client.get("/v1/models")
         return str(response.raise_for_status().json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            raise OrcaError(f"{client.base_url} asks for an API key: --api-key KEY or ORCA_API_KEY") from error
-        raise OrcaError(f"{client.base_url} is not an Orca server: {error}") from error
+        raise OrcaError(not_answering(client.base_url, error.response)) from error
     except httpx.HTTPError as error:
-        raise OrcaError(f"no server answers at {client.base_url}: {error}; start one with: orca serve") from error
+        raise OrcaError(not_answering(client.base_url, error)) from error
+
+
+def not_answering(url: httpx.URL, why: httpx.Response | httpx.HTTPError) -> str:
+    """The message for a server that refuses a request, or for none at this address."""
+    if isinstance(why, httpx.HTTPError):
+        return f"no server answers at {url}: {why or type(why).__name__}; start one with: orca serve"
+    if why.status_code == httpx.codes.UNAUTHORIZED:
+        return f"{url} asks for an API key: --api-key KEY or ORCA_API_KEY"
+    return f"{url} is not an Orca server: {why.request.method} {why.request.url.path} gave {why.status_code}"
