@@ -15,9 +15,8 @@ COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "b
           "bright_green", "bright_blue", "bright_red")  # fmt: skip
 MARKS = {"i": "█", "c": "▓", "r": "▒", "t": "━"}
 PLAIN_MARKS = {"i": "#", "c": "=", "r": "%", "t": "-"}  # where the terminal is not UTF-8
-MEANINGS = {"i": "initiation", "c": "chunk of a prompt", "r": "recomputation", "t": "increment"}
+MEANINGS = {"i": "initiation", "c": "chunk", "r": "recomputation", "t": "increment"}
 FEWEST_ROWS = 3  # of an engine's strip
-KEYS = "q ends"
 
 
 class Screen:
@@ -34,7 +33,7 @@ class Screen:
         # of each engine a line of figures, its strip and an empty line; then the legend
         rows = (height - len(lines) - 1) // max(1, len(engines)) - 2
         for name, about in engines.items():
-            lines.append(_figures(name, about))
+            lines.append(_figures(_short(name, engines), about))
             strip = self._view.engines.get(name)
             if strip and rows >= FEWEST_ROWS:
                 lines += _strip(strip, width, rows, marks)
@@ -48,8 +47,9 @@ class Screen:
 def summary(view: LiveView) -> str:
     """The figures in one line, for an output that is no terminal."""
     state = view.state
-    blocks = ", ".join(f"{name} {_blocks(about)}" for name, about in _engines(view).items())
-    return "  ".join([*_counts(state), *_times(state), f"KV blocks {blocks}" if blocks else "no engine"])
+    engines = _engines(view)
+    blocks = ", ".join(f"{_short(name, engines)}: {_blocks(about)}" for name, about in engines.items())
+    return "  ".join([*_counts(state), *_times(state), f"KV blocks of engine {blocks}" if blocks else "no engine"])
 
 
 def _head(view: LiveView, url: str) -> list[Text]:
@@ -81,14 +81,19 @@ def _engines(view: LiveView) -> dict[str, Mapping[str, Any]]:
     return {str(about["name"]): about for about in view.state.get("engines", ())}
 
 
+def _short(name: str, others: Iterable[str]) -> str:
+    """The number of an engine, or its whole name where engines of several servers share the pool."""
+    server, _, number = name.rpartition("/")
+    return number if all(other.startswith(f"{server}/") for other in others) else name
+
+
 def _figures(name: str, about: Mapping[str, Any]) -> Text:
-    healthy = about.get("alive") and about.get("ready")
-    health = ("ready", "green") if healthy else ("not ready", "bold red")
+    health = ("ready", "green") if about.get("alive") and about.get("ready") else ("not ready", "bold red")
     line = Text.assemble((f"engine {name}  ", "bold"), health, f"  batch {about.get('batch', 0)}")
     line.append(f"  KV blocks {_blocks(about)}")
-    for key, label in (("spare", "spare engine"), ("spare_scheduler", "spare scheduler")):
-        line.append(f"  {label} {'ready' if about.get(key) else 'none'}", "" if about.get(key) else "yellow")
-    return line.append(f"  epoch {about.get('epoch', '')}", "dim")
+    spares = [label for key, label in (("spare", "engine"), ("spare_scheduler", "scheduler")) if about.get(key)]
+    line.append(f"  spares: {', '.join(spares) or 'none'}", "" if len(spares) == 2 else "yellow")
+    return line.append(f"  epoch {about.get('epoch') or '-'}", "dim")
 
 
 def _blocks(about: Mapping[str, Any]) -> str:
@@ -125,4 +130,4 @@ def _cell(column: Column, row: int, marks: Mapping[str, str]) -> tuple[str, str]
 
 def _legend(marks: Mapping[str, str]) -> Text:
     kinds = "  ".join(f"{marks[kind]} {meaning}" for kind, meaning in MEANINGS.items())
-    return Text(f"a row is a slot, a column an iteration, a colour a request: {kinds}  | a new owner   {KEYS}", "dim")
+    return Text(f"q ends   {kinds}  | new owner   row: slot, column: iteration, colour: request", "dim")

@@ -84,7 +84,7 @@ def test_the_picture_has_figures_and_the_last_iterations(view: LiveView) -> None
     lines = drawn(view, 150, 30)
     assert lines[0].split() == ["orca", "top", "http://h:1", "m", "gateways", "2"]
     assert lines[1] == "running 7  waiting 3  391.0 tokens/s  TTFT 41 ms, p99 95 ms  between tokens -"
-    assert lines[3].startswith(f"engine {ENGINE}  ready  batch 7  KV blocks 50 of 200 (25%)  spare engine ready")
+    assert lines[3].rstrip() == f"engine {ENGINE}  ready  batch 7  KV blocks 50 of 200 (25%)  spares: engine  epoch 1:a"
     strip = lines[4 : 4 + BATCH]
     last = list(view.engines[ENGINE].columns)[-150:]
     expected = [
@@ -122,8 +122,10 @@ def test_a_new_owner_begins_with_a_mark_and_free_slots() -> None:
 def test_the_line_for_a_pipe(view: LiveView) -> None:
     assert summary(view) == (
         "running 7  waiting 3  391.0 tokens/s  TTFT 41 ms, p99 95 ms  between tokens -  "
-        f"KV blocks {ENGINE} 50 of 200 (25%), c/1 -"
+        f"KV blocks of engine {ENGINE}: 50 of 200 (25%), c/1: -"
     )
+    del view.state["engines"][1]
+    assert summary(view).endswith("KV blocks of engine 0: 50 of 200 (25%)")
     assert summary(LiveView()) == "running 0  waiting 0  0.0 tokens/s  TTFT -  between tokens -  no engine"
 
 
