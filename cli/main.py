@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "serve a model: pool, engines, schedulers and gateway, until Ctrl-C",
     "chat": "talk to a running server",
     "status": "what a running server is doing",
+    "top": "the same in a terminal, iteration by iteration",
 }
 FLAGS = {"--help": "this list; after a command, its flags", "--version": "the version of this program"}
 

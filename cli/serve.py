@@ -14,11 +14,13 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
 
 from actors.cluster.processes import end_processes_of
 from actors.front_door import file_limit_warning, raise_file_limit
 from cli.arguments import hide_secrets, parse_serve
-from cli.supervisor import PortClaim, Supervisor
+from cli.port_claim import PortClaim, own_url
+from cli.supervisor import Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -32,7 +34,7 @@ def run(arguments: list[str]) -> None:
     exposure.check(settings)
     if hidden:
         print(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
-    with PortClaim(settings.data_dir, settings.port) as claim:
+    with PortClaim(settings) as claim:
         asyncio.run(_serve(settings, claim))
 
 
@@ -94,7 +96,31 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     else:
         await _check_pool(url, say)
     say("starting Ray")
-    await supervisor.run(url, model, _ready_line(settings))
+    async with _demo(supervisor, settings, say) as fragment:
+        await supervisor.run(url, model, _ready_line(settings, fragment))
+
+
+@contextlib.asynccontextmanager
+async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> AsyncIterator[str]:
+    """With the setting `demo`, a listener that kills processes for the page; gives the fragment of the page's URL."""
+    if not settings.demo:
+        yield ""
+        return
+    import httpx
+
+    from cli.demo import Demo
+
+    async def metrics() -> str:
+        async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
+            return (await client.get("/metrics")).text
+
+    names = ("localhost", "127.0.0.1")  # by which the reader may have opened the page
+    origins = {own_url(settings), *(own_url(settings.model_copy(update={"host": name})) for name in names)}
+    demo = Demo(origins, lambda: supervisor.folder, metrics, say)
+    try:
+        yield f"#{await demo.start()}"
+    finally:
+        await demo.stop()
 
 
 async def _check_pool(url: str, say: Progress) -> None:
@@ -149,8 +175,6 @@ async def _until_ready(settings: Settings) -> None:
     """Wait until the server answers that it is ready."""
     import httpx
 
-    from cli.server import own_url
-
     # verify=False: the server asks itself, by an address for which the certificate need not be valid
     async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
         while True:
@@ -160,12 +184,12 @@ async def _until_ready(settings: Settings) -> None:
             await asyncio.sleep(0.1)
 
 
-def _ready_line(settings: Settings) -> str:
-    from cli.server import own_url
-
+def _ready_line(settings: Settings, fragment: str) -> str:
+    """The line for a server that is ready. `fragment` ends the URL of its page."""
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
+    url = own_url(settings)
     return (
-        f"ready at {own_url(settings)}  try: curl {own_url(settings)}/v1/chat/completions "
+        f"ready at {url}  page: {url}/ui{fragment}  try: curl {url}/v1/chat/completions "
         f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

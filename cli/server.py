@@ -5,29 +5,40 @@ from __future__ import annotations
 import httpx
 
 from cli.arguments import Parser
+from cli.port_claim import own_url, running_servers
 from services.errors import OrcaError, UsageError
-from services.settings.addresses import in_url, is_every
-from services.settings.settings import SECRETS, Settings
+from services.settings.settings import SECRETS
 from services.settings.sources import from_values, read_values
 from services.settings.types import is_hash
 
+ADDRESS = frozenset({"host", "port", "ssl_certfile"})  # settings that say where a server listens
+
 
 def add_server(parser: Parser) -> None:
-    """Add the flags `--url` and `--api-key`. Their defaults are those of an `orca serve` with the settings of this
-    process."""
-    values = read_values()
-    settings = from_values({name: value for name, value in values.items() if name not in SECRETS})
-    parser.add_argument("--url", default=own_url(settings), help="address of the server (default: %(default)s)")
-    keys = values.get("api_key") or ("",)
+    """Add the flags `--url` and `--api-key`."""
+    keys = read_values().get("api_key") or ("",)
     own = [keys] if isinstance(keys, str) else [str(key) for key in keys]
     key = next((key for key in own if not is_hash(key)), own[0])
+    parser.add_argument("--url", help="address of the server (default: that of the settings, or the one that runs)")
     parser.add_argument("--api-key", default=key, metavar="KEY", help="key to send (default: ORCA_API_KEY)")
 
 
-def own_url(settings: Settings) -> str:
-    """The URL at which a server with these settings answers on its own machine."""
-    host = "127.0.0.1" if is_every(settings.host) else in_url(settings.host)
-    return f"http{'s' * bool(settings.ssl_certfile)}://{host}:{settings.port}"
+def find_url(given: str | None) -> str:
+    """The URL of the server: `given`; else the address that the settings of this process name; else that of the only
+    server that runs on the data folder; else the default address, where a server may run on another folder.
+
+    Raises UsageError if several servers run on the folder.
+    """
+    if given:
+        return given
+    values = read_values()
+    settings = from_values({name: value for name, value in values.items() if name not in SECRETS})
+    if not ADDRESS.isdisjoint(values):
+        return own_url(settings)
+    running = running_servers(settings.data_dir)
+    if len(running) > 1:
+        raise UsageError(f"several servers run: {', '.join(running)}; name one of them: --url {running[0]}")
+    return running[0] if running else own_url(settings)
 
 
 def headers(api_key: str) -> dict[str, str]:
@@ -46,8 +57,15 @@ def served_model(client: httpx.Client) -> str:
         response = client.get("/v1/models")
         return str(response.raise_for_status().json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            raise OrcaError(f"{client.base_url} asks for an API key: --api-key KEY or ORCA_API_KEY") from error
-        raise OrcaError(f"{client.base_url} is not an Orca server: {error}") from error
+        raise OrcaError(not_answering(client.base_url, error.response)) from error
     except httpx.HTTPError as error:
-        raise OrcaError(f"no server answers at {client.base_url}: {error}; start one with: orca serve") from error
+        raise OrcaError(not_answering(client.base_url, error)) from error
+
+
+def not_answering(url: httpx.URL, why: httpx.Response | httpx.HTTPError) -> str:
+    """The message for a server that refuses a request, or for none at this address."""
+    if isinstance(why, httpx.HTTPError):
+        return f"no server answers at {url}: {why or type(why).__name__}; start one with: orca serve"
+    if why.status_code == httpx.codes.UNAUTHORIZED:
+        return f"{url} asks for an API key: --api-key KEY or ORCA_API_KEY"
+    return f"{url} is not an Orca server: {why.request.method} {why.request.url.path} gave {why.status_code}"

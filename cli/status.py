@@ -6,7 +6,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.arguments import Parser
-from cli.server import add_server, headers, served_model
+from cli.server import add_server, find_url, headers, served_model
 
 FIGURES = {
     "vllm:num_requests_running": "running requests",
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> None:
     parser = Parser("orca status", "What a running server is doing.")
     add_server(parser)
     options = parser.read(arguments)
-    with httpx.Client(base_url=options.url, headers=headers(options.api_key), timeout=10) as client:
+    with httpx.Client(base_url=find_url(options.url), headers=headers(options.api_key), timeout=10) as client:
         print(f"{client.base_url}  model {served_model(client)}  {_readiness(client)}")
         samples = [
             sample

@@ -16,14 +16,13 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from actors.cluster.environment import RAY_FOLDER, prepared_environment
 from actors.cluster.processes import describe, end_processes_of, ports_of, processes_of
 from actors.front_door import connection_limits, raise_file_limit
-from services.errors import OrcaError, SettingsError
-from services.pool.server.users import try_lock
+from cli.port_claim import PortClaim
+from services.errors import OrcaError
 from services.processes import until_ended
 from services.settings.settings import Settings
 
@@ -34,39 +33,6 @@ LONGEST_PAUSE = 30.0
 HEAD = ("gcs_server", "raylet")  # the processes of Ray's head: without them Ray replaces no process
 LONGEST_TEMP = 16  # bytes; the paths of Ray's sockets below it must stay under 107
 LINE = 1 << 20  # bytes
-
-
-class PortClaim:
-    """The file `serve-PORT` in `data_dir`: locked by the `orca serve` that has the port, it names the folder of the
-    cluster, which the next `orca serve` needs if this one is killed. Use it in a `with` statement, which raises
-    SettingsError if another process has the port."""
-
-    def __init__(self, data_dir: Path, port: int) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._path, self._port = data_dir / f"serve-{port}", port
-
-    def __enter__(self) -> PortClaim:
-        self._file = self._path.open("a+")
-        if not try_lock(self._file):
-            self._file.close()
-            raise SettingsError(f"port={self._port}: another orca serve on {self._path.parent} serves it")
-        return self
-
-    def __exit__(self, _type: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        self._file.close()
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the last cluster if nothing has ended that cluster, else None."""
-        self._file.seek(0)
-        name = self._file.read()
-        return Path(name) if name else None
-
-    @folder.setter
-    def folder(self, folder: Path | None) -> None:
-        self._file.truncate(0)
-        self._file.write(str(folder) if folder else "")
-        self._file.flush()
 
 
 class ClusterProcess:
@@ -173,6 +139,11 @@ class Supervisor:
         folder = _make_folder()
         self._claim.folder = folder  # before there is a process, so that the next `orca serve` finds them all
         return ClusterProcess(folder, self._settings, self._keep)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the cluster that runs now."""
+        return self._cluster.folder
 
     async def run(self, redis_url: str, model: str, ready: str) -> None:
         """Keep a cluster of the pinned `model` running until cancelled; print the line `ready` when it is ready.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
+from load.recording import Recording
 from load.trace import Answer, IterationRecord, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
@@ -37,23 +38,28 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How requests are run. `kv_blocks`: how many of the engine's blocks the scheduler may use; 0: all."""
+    """How requests are run. `kv_blocks`: how many of the engine's blocks the scheduler may use; 0: all.
+
+    `recording` notes the iterations.
+    """
 
     knobs: Knobs
     limits: Limits = field(default_factory=Limits)
     kv_blocks: int = 0
     scheduler: type[Scheduler] = Scheduler
+    recording: Recording | None = None
 
 
 @asynccontextmanager
 async def serving(engine: Engine, setup: Setup) -> AsyncIterator[InProcess]:
     """An `InProcess` that serves until the block ends. Raises what the engine raises."""
     server = InProcess(engine, setup)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
+    async with setup.recording or nullcontext():
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
 
 
 def run_in_process(engine: Engine, requests: Sequence[Request], setup: Setup) -> Run:
@@ -90,7 +96,16 @@ class InProcess:
         self._local = LocalEngine(self._engine)
         seat = LocalSeat(SEAT, epoch)
         self._loop = EngineLoop(
-            self._pool, scheduler, self._local, self._clock, seat, LEASE, figures, Counters(), _Patience()
+            self._pool,
+            scheduler,
+            self._local,
+            self._clock,
+            seat,
+            LEASE,
+            figures,
+            Counters(),
+            _Patience(),
+            recorder=setup.recording.recorder(SEAT, epoch, scheduler) if setup.recording else None,
         )
         self._began = self._clock.now()
         self._serving = asyncio.create_task(self._loop.run())

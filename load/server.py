@@ -105,7 +105,7 @@ class OrcaServer:
     def cluster_folder(self) -> Path | None:
         """The folder of its cluster's files; it remains if the server was killed. None after a regular end."""
         claim = self.data_dir / f"serve-{self.port}"
-        return Path(name) if claim.exists() and (name := claim.read_text()) else None
+        return Path(lines[0]) if claim.exists() and (lines := claim.read_text().splitlines()) else None
 
     def complaints(self) -> str:
         """The warnings and errors that our processes and Serve's in its cluster have logged, by file."""

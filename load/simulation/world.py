@@ -6,10 +6,12 @@ This is the one place of the simulator that creates schedulers and loops. It run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from load.recording import Recording
 from load.simulation.engine import Cost, VirtualEngine
 from load.simulation.pool import SimulatedPool
 from load.trace import Answer, Request, run_trace
@@ -40,12 +42,16 @@ class Policy:
 
 
 class World:
-    """Engines on one pool. The end of `async with` stops the engines, once all requests have ended."""
+    """Engines on one pool. The end of `async with` stops the engines, once all requests have ended. `recording` notes
+    their iterations."""
 
-    def __init__(self, pool: SimulatedPool, cost: Cost, policy: Policy, engines: int = 1) -> None:
+    def __init__(
+        self, pool: SimulatedPool, cost: Cost, policy: Policy, engines: int = 1, recording: Recording | None = None
+    ) -> None:
         self.pool = pool
         self.engines = [VirtualEngine(cost) for _ in range(engines)]
         self._policy = policy
+        self._recording = recording
         self._loops: list[EngineLoop] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -64,7 +70,19 @@ class World:
         epoch = (await self.pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
         seat, counters, clock = LocalSeat(name, epoch), Counters(), RealClock()
         scheduler, figures = self._scheduler(epoch), self._figures()
-        return EngineLoop(self.pool, scheduler, engine, clock, seat, LEASE, figures, counters, IterationCost())
+        recorder = self._recording.recorder(name, epoch, scheduler) if self._recording else None
+        return EngineLoop(
+            self.pool,
+            scheduler,
+            engine,
+            clock,
+            seat,
+            LEASE,
+            figures,
+            counters,
+            IterationCost(),
+            recorder=recorder,
+        )
 
     def _scheduler(self, epoch: str) -> Scheduler:
         policy = self._policy
@@ -83,14 +101,16 @@ class World:
         return EngineFigures("simulation", self._policy.max_model_len, num_blocks, BLOCK_SIZE, 1 << 16, "simulation")
 
 
-def run_simulated(requests: Sequence[Request], cost: Cost, policy: Policy) -> list[Answer]:
+def run_simulated(
+    requests: Sequence[Request], cost: Cost, policy: Policy, recording: Recording | None = None
+) -> list[Answer]:
     """Run `requests` on one engine, to their ends."""
-    return run_in_virtual_time(_run(requests, cost, policy))
+    return run_in_virtual_time(_run(requests, cost, policy, recording))
 
 
-async def _run(requests: Sequence[Request], cost: Cost, policy: Policy) -> list[Answer]:
+async def _run(requests: Sequence[Request], cost: Cost, policy: Policy, recording: Recording | None) -> list[Answer]:
     pool = SimulatedPool()
-    async with World(pool, cost, policy):
+    async with recording or contextlib.nullcontext(), World(pool, cost, policy, recording=recording):
         return await run_trace(pool, requests)
 
 

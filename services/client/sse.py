@@ -20,10 +20,11 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One server-sent event; `id` is empty if the server gave none."""
+    """One server-sent event; `id` and `name` are empty if the server gave none."""
 
     data: str
     id: str = ""
+    name: str = ""
 
 
 class Events:
@@ -32,6 +33,7 @@ class Events:
     def __init__(self) -> None:
         self._data: list[str] = []
         self._id = ""
+        self._name = ""
 
     def feed(self, line: bytes) -> Event | None:
         """The event which this line, with or without its end, ends, or None. Comments and other fields are skipped.
@@ -47,10 +49,12 @@ class Events:
                 self._data.append(value.removeprefix(" "))
             elif name == "id":
                 self._id = value.removeprefix(" ")
+            elif name == "event":
+                self._name = value.removeprefix(" ")
             return None
-        data, id = self._data, self._id
-        self._data, self._id = [], ""
-        return Event("\n".join(data), id) if data else None
+        data, id, kind = self._data, self._id, self._name
+        self._data, self._id, self._name = [], "", ""
+        return Event("\n".join(data), id, kind) if data else None
 
 
 def position(event_id: str) -> tuple[str, list[int]]:

@@ -14,8 +14,9 @@ import pytest
 
 from cli import main as orca
 from cli.arguments import Parser, parse_serve
+from cli.port_claim import own_url
 from cli.serve import _check_port
-from cli.server import add_server, headers, own_url
+from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
@@ -125,7 +126,7 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path, monkeypatch: 
         ("status now", "orca status: unexpected argument 'now'"),
         ("serv", "orca: unknown command 'serv'; did you mean serve?"),
         ("--verison", "orca: unknown flag '--verison'; did you mean --version?"),
-        ("zzz", "orca: unknown command 'zzz'; there are: serve, chat, status"),
+        ("zzz", "orca: unknown command 'zzz'; there are: serve, chat, status, top"),
     ],
 )
 def test_a_wrong_command_ends_with_one_line_and_status_2(

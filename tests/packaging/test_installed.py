@@ -92,8 +92,8 @@ def url(
         try:
             process.wait(PATIENCE)
         finally:
-            if (claim := folder / f"serve-{port}").exists() and (cluster := claim.read_text()):
-                end_processes_of(Path(cluster))
+            if (claim := folder / f"serve-{port}").exists() and (lines := claim.read_text().splitlines()):
+                end_processes_of(Path(lines[0]))
 
 
 def test_the_sources_are_not_beside_it(installed: Environment, tmp_path: Path) -> None:
