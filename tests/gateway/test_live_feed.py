@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,6 +54,9 @@ class Feed:
         while not condition():
             assert self.read(), "the feed has ended"
 
+    def until_ended(self, requests: int) -> None:
+        self.until(lambda: len(self.ended) == requests)
+
 
 def wait(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
@@ -70,12 +72,11 @@ def subscribers(stack: Stack) -> int:
 @contextlib.contextmanager
 def opened(stack: Stack, headers: dict[str, str]) -> Iterator[Feed]:
     """A feed whose schedulers publish."""
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        with client.stream("GET", "/ui/feed", headers=headers) as response:
-            assert response.status_code == 200, response.read()
-            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-            wait(lambda: stack.recorder.watched and subscribers(stack))
-            yield Feed(response)
+    with httpx.stream("GET", f"{stack.url}/ui/feed", headers=headers, timeout=20) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        wait(lambda: stack.recorder.watched and subscribers(stack))
+        yield Feed(response)
 
 
 def complete(stack: Stack, headers: dict[str, str], **fields: Any) -> str:
@@ -90,7 +91,7 @@ def test_it_shows_each_token_and_ids_to_their_tenant_only(served: Stack) -> None
     with opened(served, ALICE) as alice, opened(served, BOB) as bob:
         ids = [complete(served, headers) for headers in (ALICE, BOB)]
         for feed, own, other in ((alice, *ids), (bob, *reversed(ids))):
-            feed.until(lambda: len(feed.ended) == 2)
+            feed.until_ended(2)
             assert [n for n, request in feed.described.items() if request.get("id") == f"{own}/0"]
             assert other not in json.dumps([feed.described, feed.states])
             assert set(feed.ended.values()) == {"length"}
@@ -136,15 +137,16 @@ def test_the_number_of_watchers_is_bounded(served: Stack, monkeypatch: pytest.Mo
 
 
 def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
-    with served.second() as second, httpx.Client(base_url=second.url, timeout=20) as client:
-        with client.stream("GET", "/ui/feed", headers=ALICE) as response:
-            wait(lambda: served.recorder.watched and subscribers(served))
-            feed = Feed(response)
-            complete(served, ALICE)
-            feed.until(lambda: feed.ended)
-            stopping = threading.Thread(target=lambda: second.call(second.app.state.gateway.live.stop()))
-            stopping.start()
-            while feed.read():
-                pass
-            stopping.join()
-            assert httpx.get(f"{second.url}/ui/feed", headers=ALICE).json()["error"]["code"] == "shutting_down"
+    with (
+        served.second() as second,
+        httpx.stream("GET", f"{second.url}/ui/feed", headers=ALICE, timeout=20) as response,
+    ):
+        wait(lambda: served.recorder.watched and subscribers(served))
+        feed = Feed(response)
+        complete(served, ALICE)
+        feed.until_ended(1)
+        second.call(second.app.state.gateway.live.stop())
+        while feed.read():
+            pass
+        again = httpx.get(f"{second.url}/ui/feed", headers=ALICE)
+        assert again.json()["error"]["code"] == "shutting_down"
