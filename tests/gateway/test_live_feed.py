@@ -6,14 +6,17 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from stack import Stack
+from sse_client import completion_text
+from stack import Server, Stack
 
 from gateway.live import feed as feed_module
 from services.live import publisher
+from services.settings.settings import Settings
 
 ALICE, BOB = {"Authorization": "Bearer key-of-alice"}, {"Authorization": "Bearer key-of-bob"}
 
@@ -150,3 +153,26 @@ def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
             pass
         again = httpx.get(f"{second.url}/ui/feed", headers=ALICE)
         assert again.json()["error"]["code"] == "shutting_down"
+
+
+def test_an_outage_of_the_pool_interrupts_it(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the feed nor what runs ends."""
+    monkeypatch.setattr(feed_module, "RETRY", 0.05)
+    monkeypatch.setattr(publisher, "FIRST_RETRY", 0.05)
+    body = {"prompt": "SLOWabc ", "max_tokens": 80, "stream": True}
+    with (
+        Server(tmp_path) as server,
+        Stack(server.url, "p", tiny_folder, Settings()) as stack,
+        opened(stack, {}) as feed,
+        httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=20) as running,
+    ):
+        lines = running.iter_lines()
+        begun = [next(lines)]
+        server.call(server.server.stop())
+        server.call(server.server.start())
+        assert completion_text([*begun, *lines]) == "SLOWabc " * 10
+        wait(lambda: stack.recorder.watched and subscribers(stack))
+        id = complete(stack, {})
+        feed.until(lambda: any(request["id"] == f"{id}/0" for request in feed.described.values()))
