@@ -1,4 +1,4 @@
-"""OpenAI's routes: completions, chat completions, models; and `/v1/streams/{request}`, which resumes or cancels a stream."""
+"""OpenAI's routes: completions, chats, models; and `/v1/streams/{request}`, which resumes or cancels a stream."""
 
 from __future__ import annotations
 
