@@ -93,7 +93,7 @@ class Ownership:
                 return await self._lose_engine(error)
             except SchedulerFault as fault:
                 struck = fault.requests
-                self._context.counters.inc("orca:scheduler_faults")
+                self._context.counters.inc("orca:scheduler_faults", engine=str(self._seat.index))
                 log.error("seat %s: %s", self._seat.name, fault, exc_info=fault.__cause__)
                 await asyncio.sleep(RETRY_PAUSE)
             finally:
@@ -186,7 +186,7 @@ class Ownership:
         """Kill what is left of the engine; return when its death was noticed. Only the owner of the seat may kill: a
         scheduler that was stopped for long may have lost the seat, so the pool is asked first."""
         noticed = self._engine_died_at or time.time()
-        self._context.counters.inc("orca:engine_losses")
+        self._context.counters.inc("orca:engine_losses", engine=str(self._seat.index))
         log.warning("seat %s: %s", self._seat.name, error)
         assert self._link is not None
         if not self._link.gone:

@@ -74,7 +74,8 @@ class SchedulerReplica:
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
         self._pool = open_pool(settings, model)
-        context = SchedulerContext(settings, self._pool, model, text, Counters(), IterationCost(), node, lifeline)
+        counters = Counters(settings.tenants_in_metrics)
+        context = SchedulerContext(settings, self._pool, model, text, counters, IterationCost(), node, lifeline)
         engine_lost_at: float | None = None
         try:
             while not self._draining:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
@@ -30,6 +33,7 @@ from services.pool.pool import RequestPool
 from services.settings.settings import Settings
 
 RECONNECT = 0.5  # seconds
+STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +46,22 @@ class Gateway:
         self.pool = pool
         self.model = model
         self.settings = settings
-        self.counters = Counters()
+        self.counters = Counters(settings.tenants_in_metrics)
         self.executor = FairExecutor()
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.reader = EventReader(pool, self.id)
         self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
         self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
-        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
+        self.heartbeat = Heartbeat(pool, self.id, self.counters, self.gauges, self.reader.restart)
         self.live = LiveFeed(pool.broadcast(), self.heartbeat, model.name, settings.demo)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
         self.batches = BatchFolders(settings.files_folder)
+
+    def gauges(self) -> dict[str, float]:
+        """What this gateway reports of itself: see `GATEWAY_GAUGES`."""
+        resident = int(STATM.read_text().split()[1]) * resource.getpagesize()
+        return {"requests": self.reader.requests, "cpu": time.process_time(), "memory": resident}
 
     def overview(self) -> Overview:
         """The overview of the last second, at no cost to the pool. Raises PoolUnavailable."""

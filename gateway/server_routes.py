@@ -17,7 +17,7 @@ from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import ServedModel, chat_tokens, text_tokens
 from gateway.schemas.answers import Load, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
-from services.metrics import render
+from services.metrics import Wanted, render
 from services.version import program_version
 
 HEALTH = documented(empty={503: "a part of this gateway has ended"})
@@ -54,9 +54,11 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
-    """The metrics of the whole pool, the same at every gateway."""
+    """The metrics of the whole pool, and of each gateway by its id: the same page at every gateway."""
     gateway = gateway_of(request)
-    page = render(await gateway.heartbeat.latest_overview(), gateway.model.name)
+    settings = gateway.settings
+    wanted = Wanted(settings.engines, settings.gateways, settings.max_pool_bytes)
+    page = render(await gateway.heartbeat.latest_overview(), gateway.model.name, wanted)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
+from services.metrics.counters import total
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -164,11 +166,11 @@ class Run:
     @property
     def hits(self) -> int:
         """Prompt tokens that were found in the prefix cache."""
-        return int(self.counters.get("vllm:prefix_cache_hits", 0))
+        return int(total(self.counters, "vllm:prefix_cache_hits"))
 
     @property
     def preemptions(self) -> int:
-        return int(self.counters.get("vllm:num_preemptions", 0))
+        return int(total(self.counters, "vllm:num_preemptions"))
 
     @property
     def recomputed(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.messages import EngineFigures
 
@@ -33,8 +33,14 @@ class Overview:
     counters: dict[str, float]
     gateways: int
     full: bool = False  # the server's memory is full, and it refuses new requests
+    gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
 
     @property
     def ready(self) -> bool:
         """Whether a scheduler owns a seat and reports that its engine is attached and can run iterations."""
         return any(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)
+
+
+def engine_of(seat: str) -> str:
+    """Return the number of a seat's engine: seats are named `<cluster>/<number>`."""
+    return seat.rpartition("/")[2]

@@ -16,6 +16,11 @@ NO_GRAMMAR = "the grammar cannot be followed"  # begins such errors of a request
 BATCH_CLASS = 9  # the class of lines of batches, later than all classes that a request can ask for
 
 
+def class_label(priority: int) -> str:
+    """Return how metrics name a class."""
+    return "batch" if priority >= BATCH_CLASS else str(priority)
+
+
 class FinishReason(StrEnum):
     """Why a request ended. `STOP` and `LENGTH` are terms of OpenAI."""
 

@@ -76,7 +76,7 @@ class Generations:
         request, plan = submission.request, validated.plan
         self._check_followers(request)
         slot: ReadSlot | None = None
-        latency = None if received is None else RequestLatency(self._counters, received, submission.sequences)
+        latency = None if received is None else RequestLatency(self._counters, received, submission)
         buffer = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
             await self._abandoned.settled(request)

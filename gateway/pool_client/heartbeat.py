@@ -21,18 +21,26 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """`on_missed` is awaited when this gateway may have missed events. It may raise PoolUnavailable."""
+    """`gauges` returns what the gateway reports of itself. `on_missed` is awaited when this gateway may have missed
+    events. It may raise PoolUnavailable."""
 
     def __init__(
-        self, pool: RequestPool, gateway: str, counters: Counters, on_missed: Callable[[], Awaitable[None]]
+        self,
+        pool: RequestPool,
+        gateway: str,
+        counters: Counters,
+        gauges: Callable[[], dict[str, float]],
+        on_missed: Callable[[], Awaitable[None]],
     ) -> None:
         self._pool = pool
         self._gateway = gateway
         self._counters = counters
+        self._gauges = gauges
         self._on_missed = on_missed
         self._call = 0
         self._unsent: dict[str, float] | None = None  # counts of a call without a reply; it is repeated unchanged
         self._missed = False
+        self._late = 0.0  # seconds that the last sleep took too long
         self._overview: Overview | None = None
         self._read_at = 0.0  # when it was read, in seconds of the loop's clock
         self._error: PoolUnavailable | None = None  # why the last heartbeat failed
@@ -52,15 +60,16 @@ class Heartbeat:
             period = PERIOD if self._overview and self._overview.ready else PERIOD_UNREADY
             due = asyncio.get_running_loop().time() + period
             await asyncio.sleep(period)
-            late = asyncio.get_running_loop().time() - due
-            self._counters.observe("orca:gateway_loop_lag_seconds", max(0.0, late))
+            self._late = max(0.0, asyncio.get_running_loop().time() - due)
+            self._counters.observe("orca:gateway_loop_lag_seconds", self._late)
 
     async def beat(self) -> None:
         """One heartbeat. Raises PoolUnavailable."""
         if self._unsent is None:
             self._call += 1
             self._unsent = self._counters.take()
-        self._missed |= not await self._pool.heartbeat(self._gateway, self._call, self._unsent)
+        gauges = self._gauges() | {"lag": self._late}
+        self._missed |= not await self._pool.heartbeat(self._gateway, self._call, self._unsent, gauges=gauges)
         self._unsent = None
         if self._missed:
             await self._on_missed()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.messages import NewSequence, TokenEvent
+from services.messages import Submission, TokenEvent
 from services.metrics import Counters
+from services.requests import class_label
 
 
 @dataclass(slots=True)
@@ -19,10 +20,11 @@ class _Times:
 class RequestLatency:
     """Observes the sequences of a request; all times in seconds of one clock."""
 
-    def __init__(self, counters: Counters, received: float, sequences: list[NewSequence]) -> None:
+    def __init__(self, counters: Counters, received: float, submission: Submission) -> None:
         self._counters = counters
         self._received = received
-        self._times = {s.id: _Times(len(s.prompt)) for s in sequences}
+        self._tenant, self._priority = submission.tenant, class_label(submission.priority)
+        self._times = {s.id: _Times(len(s.prompt)) for s in submission.sequences}
 
     def observe(self, events: list[TokenEvent], now: float) -> None:
         """Events that arrived at `now`. Tokens that arrived together share the time since the token before them."""
@@ -41,7 +43,8 @@ class RequestLatency:
     def _tokens(self, times: _Times, tokens: int, now: float) -> None:
         if times.tokens == 0:
             times.first = times.last = now
-            self._counters.observe("vllm:time_to_first_token_seconds", now - self._received)
+            ttft, tenant, priority = now - self._received, self._tenant, self._priority
+            self._counters.observe("vllm:time_to_first_token_seconds", ttft, tenant=tenant, priority=priority)
             times.tokens, tokens = 1, tokens - 1
         if tokens:
             self._counters.observe("vllm:inter_token_latency_seconds", (now - times.last) / tokens, tokens)

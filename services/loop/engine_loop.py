@@ -22,6 +22,7 @@ from services.loop.pool_session import PoolSession, discard_outcome
 from services.loop.protocols import Clock, Engine, Pool, Recorder, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
+from services.overview import engine_of
 
 CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
 
@@ -73,7 +74,7 @@ class EngineLoop:
         self._lease, self._renewal = lease, lease / 3
         self._figures = figures
         self._session = PoolSession(pool, clock, seat, self._renewal)
-        self._stats = IterationStats(counters)
+        self._stats = IterationStats(counters, engine_of(seat.name))
         self._cost = cost
         self._process_gauges = gauges
         self._recorder = recorder
@@ -155,8 +156,9 @@ class EngineLoop:
     def _start_iterations(self) -> None:
         while not self._stopping and (iteration := self._scheduler.select()):
             result = asyncio.ensure_future(self._engine.start(iteration))
-            self._pending.append(PendingIteration(iteration, result, self._clock.now()))
-            self._stats.started(iteration)
+            now = self._clock.now()
+            self._pending.append(PendingIteration(iteration, result, now))
+            self._stats.started(iteration, now)
             if self._recorder and self._recorder.watched:
                 self._recorder.started(iteration)
             self._nothing_waits = False
@@ -214,7 +216,7 @@ class EngineLoop:
         commits = self._scheduler.take_commits()
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
-        self._stats.committed(commits)
+        self._stats.committed(commits, self._clock.now())
         if self._recorder and self._recorder.watched:
             self._recorder.committed(commits)
         self._seat.call += 1
@@ -238,7 +240,9 @@ class EngineLoop:
         if received is None:
             return
         exchange, reply = received
-        self._stats.exchanged(self._clock.now() - self._session.started_at)
+        now = self._clock.now()
+        self._stats.exchanged(now - self._session.started_at)
+        self._stats.claimed(reply.claims, reply.foreign, now)
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]

@@ -242,8 +242,13 @@ def read_overview(reply: list[Any]) -> Overview:
         figures=max(living, key=lambda f: f.num_slots, default=_figures(last_figures)),
         seats=seats,
         counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
-        gateways=gateways,
+        gateways=len(gateways) // 2,
         full=full == 1,
+        gateway_gauges={
+            name.decode(): gauges
+            for name, packed in zip(gateways[::2], gateways[1::2], strict=True)
+            if (gauges := _gauges(packed))
+        },
     )
 
 
@@ -254,10 +259,14 @@ def _seat(row: list[Any]) -> Seat:
         alive=alive == 1,
         figures=_figures(figures),
         running=running,
-        gauges={key.decode(): value for key, value in unpack(gauges).items()} if gauges else {},
+        gauges=_gauges(gauges),
         summary=summary.decode(),
         owner=owner.decode(),
     )
+
+
+def _gauges(data: bytes) -> dict[str, float]:
+    return {key.decode(): value for key, value in unpack(data).items()} if data else {}
 
 
 def _figures(data: bytes) -> EngineFigures | None:

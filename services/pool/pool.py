@@ -153,15 +153,23 @@ class RequestPool:
             return await asyncio.to_thread(packing.read_snapshots, from_indices, replies)
         return packing.read_snapshots(from_indices, replies)
 
-    async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
+    async def heartbeat(
+        self,
+        gateway: str,
+        call: int,
+        counters: dict[str, float],
+        ttl: float = 10.0,
+        gauges: dict[str, float] | None = None,
+    ) -> bool:
         """Stay registered for `ttl` seconds and add increments to the pool's counters. `call` numbers count from 1.
+        `gauges` are the gateway's own figures, which the overview shows while it is registered.
 
         False if the gateway may have missed events since its last heartbeat, because its registration had expired, its
         stream was trimmed or the server lost the stream's tail. It must then read events from "0" again, and listen
         again to all sequences that have not ended.
         """
         missed = gateway in self._gaps
-        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl))
+        args = (_gateway(gateway), call, pack_counters(counters), micros(ttl), pack(gauges or {}))
         known = bool(await self._server.run("heartbeat", self._prefix, *args))
         self._gaps.discard(gateway)
         return known and not missed

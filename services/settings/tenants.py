@@ -7,9 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
-from services.settings.types import Section
+from services.settings.types import Section, Words
 
 EARLIEST = -8  # the earliest class that exists
+NAMED_TENANTS = 16  # with metrics of their own, by default: each has some hundred series for each class
 
 
 class TenantLimits(BaseModel):
@@ -63,6 +64,14 @@ class BoundSettings(BaseSettings):
         dict[str, TenantLimits],
         Field(description="bounds and earliest_class of single tenants, by tenant, as JSON"),
     ] = {}
+    metrics_tenants: Annotated[
+        Words,
+        Field(
+            max_length=64,
+            description="tenants with metrics of their own, separated by spaces or a JSON list; the others are added "
+            f"up as 'other'; none: the first {NAMED_TENANTS} tenants of the keys, by name",
+        ),
+    ] = []
     earliest_class: Annotated[
         int | None,
         Section.SCHEDULING,

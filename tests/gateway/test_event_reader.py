@@ -79,7 +79,7 @@ async def test_a_gap_is_read_from_storage(pool: RequestPool, reader: EventReader
 
 
 async def test_a_forgotten_gateway_learns_it_from_its_heartbeat(pool: RequestPool, reader: EventReader) -> None:
-    heartbeat = Heartbeat(pool, "gw", Counters(), reader.restart)
+    heartbeat = Heartbeat(pool, "gw", Counters(), dict, reader.restart)
     await heartbeat.beat()
     buffer, committer = await submit(pool, reader, "a", choices=2), Committer(pool)
     await committer.commit(Commit("a/0", 0, [5]))

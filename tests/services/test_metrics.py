@@ -1,68 +1,94 @@
 """Metrics: increments of several processes add up to one Prometheus page."""
 
+from __future__ import annotations
+
 from collections import Counter
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.messages import EngineFigures
-from services.metrics import COUNTERS, HISTOGRAMS, OPTIONAL_GAUGES, SEAT_GAUGES, Counters, render
+from services.metrics import Counters, Wanted, render
+from services.metrics.counters import total
+from services.metrics.declared import (
+    COUNTERS,
+    ENGINE,
+    GATEWAY_COUNTERS,
+    GATEWAY_GAUGES,
+    HISTOGRAMS,
+    OPTIONAL_GAUGES,
+    POOL_GAUGES,
+    SEAT_GAUGES,
+    TENANT,
+)
 from services.overview import Overview, Seat
 
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+MODEL = ("model_name", "tiny")
+GATEWAYS = {"ab": {"requests": 3.0, "cpu": 1.5, "memory": 7.0, "lag": 0.0}}
 
-def page(*takes: dict[str, float], **gauges: float) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+
+def page(*takes: dict[str, float], **gauges: float) -> Samples:
     sums: Counter[str] = Counter()
     for take in takes:
         sums.update(take)
     return shown([Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")], sums)
 
 
-def shown(seats: list[Seat], sums: dict[str, float]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1)
-    families = text_string_to_metric_families(render(overview, "tiny").decode())
+def shown(seats: list[Seat], sums: dict[str, float]) -> Samples:
+    overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS)
+    families = text_string_to_metric_families(render(overview, "tiny", Wanted(2, 3, 1000)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+
+def labels(**values: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((MODEL, *values.items())))
 
 
 def test_counters_of_two_processes_add_up() -> None:
     a, b = Counters(), Counters()
-    a.inc("vllm:request_success", finished_reason="stop")
-    b.inc("vllm:request_success", 2, finished_reason="stop")
-    b.inc("vllm:request_success", finished_reason="length")
-    samples = page(a.take(), b.take())
-    assert samples["vllm:request_success_total", (("finished_reason", "stop"), ("model_name", "tiny"))] == 3
-    assert samples["vllm:request_success_total", (("finished_reason", "length"), ("model_name", "tiny"))] == 1
+    a.inc("vllm:request_success", engine="0", finished_reason="stop")
+    b.inc("vllm:request_success", 2, finished_reason="stop", engine="0")
+    b.inc("vllm:request_success", engine="1", finished_reason="length")
+    taken = a.take(), b.take()
+    samples = page(*taken)
+    assert samples["vllm:request_success_total", labels(engine="0", finished_reason="stop")] == 3
+    assert samples["vllm:request_success_total", labels(engine="1", finished_reason="length")] == 1
+    assert total(Counter(taken[0]) + Counter(taken[1]), "vllm:request_success") == 4
     assert a.take() == {}
 
 
 def test_histogram_buckets_are_cumulative_and_end_in_the_count() -> None:
     counters = Counters()
     for value in (0.5, 3, 3, 10**9):
-        counters.observe("vllm:iteration_tokens_total", value)
+        counters.observe("vllm:iteration_tokens_total", value, engine="0")
     samples = page(counters.take())
 
     def bucket(bound: str) -> float:
-        return samples["vllm:iteration_tokens_total_bucket", (("le", bound), ("model_name", "tiny"))]
+        return samples["vllm:iteration_tokens_total_bucket", labels(engine="0", le=bound)]
 
     assert [bucket("1.0"), bucket("2.0"), bucket("4.0"), bucket("+Inf")] == [1, 1, 3, 4]
-    assert samples["vllm:iteration_tokens_total_count", (("model_name", "tiny"),)] == 4
+    assert samples["vllm:iteration_tokens_total_count", labels(engine="0")] == 4
 
 
-def test_every_metric_is_on_the_page_from_the_start() -> None:
+def test_every_metric_that_is_not_divided_further_than_by_engines_is_on_the_page_from_the_start() -> None:
     names = {name for name, _ in page()}
-    for name, (_, labels) in COUNTERS.items():
-        assert labels or f"{name}_total" in names
-    for name in HISTOGRAMS:
-        assert f"{name}_count" in names
-    for name, _ in SEAT_GAUGES.values():
+    for name, counter in COUNTERS.items():
+        assert counter.labels not in ((), ENGINE) or f"{name}_total" in names
+    for name, histogram in HISTOGRAMS.items():
+        assert histogram.labels not in ((), ENGINE) or f"{name}_count" in names
+    for name, _ in (*SEAT_GAUGES.values(), *GATEWAY_GAUGES.values()):
         assert name in names
-    assert {"vllm:num_requests_running", "vllm:num_requests_waiting"} <= names
+    assert set(POOL_GAUGES) <= names
+    assert {f"{name}_total" for name, _ in GATEWAY_COUNTERS.values()} <= names
 
 
 def test_an_optional_gauge_is_not_shown_as_zero() -> None:
     names = {name for name, _ in OPTIONAL_GAUGES.values()}
     assert not names & {name for name, _ in page()}
     samples = page(token_budget=512, paused=0)
-    labels = (("engine", "c/0"), ("model_name", "tiny"))
-    assert [samples[name, labels] for name in ("orca:token_budget", "orca:paused_requests")] == [512, 0]
+    assert [samples[name, labels(engine="0")] for name in ("orca:token_budget", "orca:paused_requests")] == [512, 0]
 
 
 def test_different_numerics_of_engines_are_counted() -> None:
@@ -71,10 +97,52 @@ def test_different_numerics_of_engines_are_counted() -> None:
             Seat(f"c/{i}", i < alive, EngineFigures("m", 256, 8, 16, 320, each), 0, {}, "")
             for i, each in enumerate(numerics)
         ]
-        return shown(seats, {})[name, (("model_name", "tiny"),)]
+        return shown(seats, {})[name, labels()]
 
     assert kinds() == 0
     assert kinds("a", "a") == 1
     assert kinds("a", "b", "b") == 2
     assert kinds("a", "b", alive=1) == 1
     assert kinds("r cpu native 1a", "r cpu sdpa fallback 2b", "r cpu sdpa 2b", name="orca:fallback_engines") == 1
+
+
+def test_what_the_settings_ask_for_stands_beside_what_there_is() -> None:
+    samples = page()
+    there = [samples[name, labels()] for name in ("orca:engines", "orca:gateways", "orca:pool_bytes")]
+    wanted = [
+        samples[name, labels()] for name in ("orca:engines_wanted", "orca:gateways_wanted", "orca:pool_bytes_limit")
+    ]
+    assert (there, wanted) == ([1, 1, 99], [2, 3, 1000])
+
+
+def test_engines_of_two_clusters_with_one_number_keep_their_gauges_apart() -> None:
+    seats = [Seat(f"{c}/0", True, None, 0, {"kv_usage": kv}, "") for c, kv in (("a", 0.25), ("b", 0.5))]
+    samples = shown([*seats, Seat("a/1", True, None, 0, {"kv_usage": 0.75}, "")], {})
+    usage = {dict(key[1])["engine"]: value for key, value in samples.items() if key[0] == "vllm:kv_cache_usage_perc"}
+    assert usage == {"a/0": 0.25, "b/0": 0.5, "1": 0.75}
+
+
+@settings(max_examples=30)
+@given(tenants=st.lists(st.text(min_size=1, max_size=4), min_size=1, unique=True), named=st.integers(0, 4))
+def test_tenants_beyond_the_named_ones_share_one_series_and_none_is_lost(tenants: list[str], named: int) -> None:
+    counters = Counters(tenants[:named])
+    for tenant in tenants:
+        counters.inc("orca:tenant_prompt_tokens", 2, tenant=tenant, priority="0")
+    samples = page(counters.take())
+    by_tenant = {dict(k)["tenant"]: v for (n, k), v in samples.items() if n == "orca:tenant_prompt_tokens_total"}
+    expected = Counter({t if t in tenants[:named] else "other": 0 for t in tenants})
+    for tenant in tenants:
+        expected[tenant if tenant in tenants[:named] else "other"] += 2
+    assert by_tenant == expected
+
+
+def test_sums_of_an_earlier_build_with_other_labels_are_not_shown() -> None:
+    samples = page({"orca:iterations": 5.0, "orca:iterations|0": 2.0, "vllm:time_to_first_token_seconds_sum": 1.0})
+    assert samples["orca:iterations_total", labels(engine="0")] == 2
+    assert ("orca:iterations_total", labels()) not in samples
+    assert not [name for name, _ in samples if name.startswith("vllm:time_to_first_token_seconds")]
+
+
+def test_labels_are_those_that_are_documented() -> None:
+    known = {"finished_reason", "reason", "file", *ENGINE, *TENANT}
+    assert {label for metric in (*COUNTERS.values(), *HISTOGRAMS.values()) for label in metric.labels} <= known

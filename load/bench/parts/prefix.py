@@ -15,6 +15,7 @@ from load.report import in_turn, spread, table
 from load.stock import oracle
 from load.trace import Answer, Request, Run
 from load.workloads import any_prompt
+from services.metrics.counters import total
 from services.scheduling import Knobs
 
 Users = Callable[[InProcess], Awaitable[list[Answer]]]  # send all their requests
@@ -96,7 +97,7 @@ async def _chat(size: Size, seed: int, server: InProcess) -> list[Answer]:
 
 def cells(runs: Sequence[Run]) -> list[str]:
     first = [answer.ttft for run in runs for answer in run.answers]
-    queries = sum(run.counters.get("vllm:prefix_cache_queries", 0.0) for run in runs)
+    queries = sum(total(run.counters, "vllm:prefix_cache_queries") for run in runs)
     return [
         f"{median(first):.2f}",
         f"{max(first):.2f}",

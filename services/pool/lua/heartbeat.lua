@@ -6,6 +6,7 @@
 --      2  call number, one above that of the previous heartbeat; the same number is a repeat
 --      3  counters: msgpack [name, increment (as text), ...]
 --      4  us until the registration expires
+--      5  gauges of the gateway (opaque)
 -- Reply   1; or 0 if the gateway may have missed events, because it was unknown since its last heartbeat or the server
 --         lost heartbeats that it had answered. A repeat gets the first reply again.
 local gateway, call = ARGV[1], tonumber(ARGV[2])
@@ -30,6 +31,6 @@ for i = 1, #counters, 2 do
   redis.call("HINCRBYFLOAT", COUNTERS, counters[i], counters[i + 1])
 end
 local known = not earlier[3] and call == last + 1 and 1 or 0
-redis.call("HSET", gateway_key, "call", call, "known", known)
+redis.call("HSET", gateway_key, "call", call, "known", known, "gauges", ARGV[5])
 redis.call("HDEL", gateway_key, "fresh")
 return known

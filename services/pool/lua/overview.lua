@@ -2,7 +2,7 @@
 -- include: counts
 --
 -- KEYS 1  the pool's prefix
--- Reply   {waiting, ended, bytes, figures (opaque) or "", gateways, [name, sum, ...],
+-- Reply   {waiting, ended, bytes, figures (opaque) or "", [gateway, gauges or "", ...], [name, sum, ...],
 --          [[seat, 1 if its lease is valid, running, figures or "", gauges or "", summary or "", owner or ""], ...],
 --          1 if the server's memory is full}
 local seats = {}
@@ -12,7 +12,11 @@ for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   seats[i] = { seat, lease > now and 1 or 0, redis.call("SCARD", P .. "running:" .. seat),
     s[1] or "", s[2] or "", s[3] or "", s[4] or "" }
 end
+local gateways = {}
+for _, gateway in ipairs(redis.call("ZRANGEBYSCORE", GATEWAYS, "(" .. string.format("%.0f", now), "+inf")) do
+  gateways[#gateways + 1] = gateway
+  gateways[#gateways + 1] = redis.call("HGET", P .. "gateway:" .. gateway, "gauges") or ""
+end
 local all = counts_at(META)
 return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
-  redis.call("ZCOUNT", GATEWAYS, "(" .. string.format("%.0f", now), "+inf"), redis.call("HGETALL", COUNTERS), seats,
-  memory_full() and 1 or 0 }
+  gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0 }

@@ -110,7 +110,14 @@ class ReferencePool(SeatRules):
         self._add_listener(gateway, list(from_indices))
         return [self._snapshot(id, index) for id, index in from_indices.items()]
 
-    async def heartbeat(self, gateway: str, call: int, counters: dict[str, float], ttl: float = 10.0) -> bool:
+    async def heartbeat(
+        self,
+        gateway: str,
+        call: int,
+        counters: dict[str, float],
+        ttl: float = 10.0,
+        gauges: dict[str, float] | None = None,
+    ) -> bool:
         self._begin()
         wake = self._cancel_abandoned()
         if self._end_overdue() or wake:
@@ -123,6 +130,7 @@ class ReferencePool(SeatRules):
             self._add_counters(counters)
             registered.known = not registered.fresh and call == registered.call + 1
             registered.call, registered.fresh = call, False
+            registered.gauges = gauges or {}
         self._gaps.discard(gateway)
         return registered.known and not missed
 
@@ -242,6 +250,7 @@ class ReferencePool(SeatRules):
         seats = [self._view(seat) for seat in self._seats.values()]
         living = [seat.figures for seat in seats if seat.alive and seat.figures]
         running = sum(len(seat.running) for seat in self._seats.values())
+        gateways = {name: gateway for name, gateway in self._gateways.items() if gateway.expires > self._now}
         return Overview(
             waiting=self._queues.waiting,
             running=running,
@@ -250,5 +259,6 @@ class ReferencePool(SeatRules):
             figures=max(living, key=lambda f: f.num_slots, default=self._figures),
             seats=seats,
             counters=dict(self._counters),
-            gateways=sum(gateway.expires > self._now for gateway in self._gateways.values()),
+            gateways=len(gateways),
+            gateway_gauges={name: gateway.gauges for name, gateway in gateways.items() if gateway.gauges},
         )

@@ -172,6 +172,7 @@ class Gateway:
     fresh: bool = True  # no heartbeat has told it yet that it may have missed events
     call: int = 0
     known: bool = False  # the reply to `call`
+    gauges: dict[str, float] = field(default_factory=dict)
     count: int = 0
     listening: set[str] = field(default_factory=set)
     entries: deque[tuple[int, list[TokenEvent]]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))

@@ -212,7 +212,7 @@ async def test_the_last_iteration_before_a_death_is_counted() -> None:
     with pytest.raises(EngineLost):
         await (await world.take_seat()).run()
     assert await world.read(id) == ([WORD], None)
-    assert sum(x.counters.get("vllm:generation_tokens", 0) for _, x in world.connection.sent) == 1
+    assert sum(x.counters.get("vllm:generation_tokens|0", 0) for _, x in world.connection.sent) == 1
 
 
 @virtual

@@ -21,7 +21,7 @@ async def lose(world: World, backup: Backup, noticed: bool) -> None:
 
 
 def resent(world: World) -> float:
-    return sum(x.counters.get("orca:resent_tokens", 0) for _, x in world.connection.sent)
+    return sum(x.counters.get("orca:resent_tokens|0", 0) for _, x in world.connection.sent)
 
 
 @pytest.mark.parametrize("noticed", [True, False])

@@ -28,7 +28,7 @@ async def test_a_stuck_engine_is_abandoned_after_ten_seconds() -> None:
     assert now() - began == pytest.approx(10)
     assert world.loop.in_flight == [id]
     assert await world.read(id) == ([WORD] * 5, None)
-    assert world.counters.take()["orca:engine_stuck"] == 1  # sent with the first exchange of the next owner
+    assert world.counters.take()["orca:engine_stuck|0"] == 1  # sent with the first exchange of the next owner
 
 
 @virtual

@@ -130,3 +130,16 @@ async def test_a_reader_that_fell_behind_is_told_so_by_its_heartbeat(pool):
     assert not await pool.heartbeat("gateway", 3, {})
     assert await pool.heartbeat("gateway", 4, {})
     assert (await stored(pool, "r/0")).tokens == list(range(total))
+
+
+async def test_what_gateways_report_of_themselves_is_shown_while_they_are_registered(pool):
+    await pool.heartbeat("g", 1, {}, gauges={"requests": 1.0})
+    await pool.heartbeat("g", 2, {}, gauges={"requests": 2.0, "cpu": 0.5})
+    await pool.heartbeat("g", 2, {}, gauges={"requests": 9.0})  # a repeat
+    await pool.heartbeat("silent", 1, {})
+    overview = await pool.overview()
+    assert overview.gateway_gauges == {"g": {"requests": 2.0, "cpu": 0.5}}
+    assert overview.gateways == 2
+    await pool.unregister("g")
+    overview = await pool.overview()
+    assert (overview.gateways, overview.gateway_gauges) == (1, {})

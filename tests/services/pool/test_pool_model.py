@@ -141,7 +141,7 @@ class PoolMachine(PoolPair):
     @rule(gateway=gateways, repeat=st.booleans(), leap=st.sampled_from([1, 1, 2]))
     def heartbeat(self, gateway, repeat, leap):
         self.calls[gateway] += 0 if repeat and self.calls[gateway] else leap
-        self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, LEASE)
+        self.both("heartbeat", gateway, self.calls[gateway], {"beats": 1.0}, LEASE, {"age": float(self.calls[gateway])})
 
     @rule(gateway=gateways)
     def unregister(self, gateway):

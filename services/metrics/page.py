@@ -1,0 +1,146 @@
+"""The page of /metrics: the pool's sums and the gauges of engines and gateways as Prometheus text.
+
+Every gateway renders the same page, so any of them may be asked, and one address is enough for Prometheus.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Multiset
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from services.metrics.counters import values_of
+from services.metrics.declared import (
+    COUNTERS,
+    ENGINE,
+    GATEWAY_COUNTERS,
+    GATEWAY_GAUGES,
+    HISTOGRAMS,
+    OPTIONAL_GAUGES,
+    POOL_GAUGES,
+    SEAT_GAUGES,
+)
+from services.overview import Overview, engine_of
+
+MODEL = "model_name"
+GATEWAY = (MODEL, "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the settings ask for, beside which the page shows what there is."""
+
+    engines: int = 1
+    gateways: int = 1
+    pool_bytes: int = 0
+
+
+def render(overview: Overview, model_name: str, wanted: Wanted) -> bytes:
+    """Return the metrics of the pool as Prometheus text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(overview, model_name, wanted))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, overview: Overview, model_name: str, wanted: Wanted) -> None:
+        self._overview = overview
+        self._model = model_name
+        self._wanted = wanted
+        self._sums: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)  # by name, then by labels
+        for series, value in overview.counters.items():
+            name, values = values_of(series)
+            self._sums[name][tuple(values)] = value
+        self._engines = _engine_labels(overview)
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._pool_gauges()
+        yield from self._seat_gauges()
+        yield from self._gateway_figures()
+        for name, counter in COUNTERS.items():
+            family = CounterMetricFamily(name, counter.help, labels=(MODEL, *counter.labels))
+            for values, value in self._with_zeros(self._sums[name], counter.labels):
+                family.add_metric((self._model, *values), value)
+            yield family
+        for name in HISTOGRAMS:
+            yield self._histogram(name)
+
+    def _pool_gauges(self) -> Iterable[Metric]:
+        o = self._overview
+        numerics = [seat.figures.numerics for seat in o.seats if seat.alive and seat.figures]
+        values: dict[str, float] = {
+            "vllm:num_requests_running": o.running,
+            "vllm:num_requests_waiting": o.waiting,
+            "orca:ended_requests": o.ended,
+            "orca:pool_bytes": o.bytes,
+            "orca:pool_bytes_limit": self._wanted.pool_bytes,
+            "orca:pool_full": o.full,
+            "orca:engines": sum(seat.alive for seat in o.seats),
+            "orca:engines_wanted": self._wanted.engines,
+            "orca:gateways": o.gateways,
+            "orca:gateways_wanted": self._wanted.gateways,
+            "orca:numerics": len(set(numerics)),
+            "orca:fallback_engines": sum("fallback" in each.split() for each in numerics),
+        }
+        for name, text in POOL_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=(MODEL,))
+            gauge.add_metric((self._model,), values[name])
+            yield gauge
+
+    def _seat_gauges(self) -> Iterable[Metric]:
+        for gauges, always in ((SEAT_GAUGES, True), (OPTIONAL_GAUGES, False)):
+            for key, (name, text) in gauges.items():
+                gauge = GaugeMetricFamily(name, text, labels=(MODEL, *ENGINE))
+                for seat in self._overview.seats:
+                    if seat.alive and (always or key in seat.gauges):
+                        gauge.add_metric((self._model, self._engines[seat.name]), seat.gauges.get(key, 0.0))
+                yield gauge
+
+    def _gateway_figures(self) -> Iterable[Metric]:
+        families: list[tuple[str, GaugeMetricFamily | CounterMetricFamily]] = [
+            *((key, GaugeMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_GAUGES.items()),
+            *((key, CounterMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_COUNTERS.items()),
+        ]
+        for key, family in families:
+            for gateway, gauges in self._overview.gateway_gauges.items():
+                if key in gauges:
+                    family.add_metric((self._model, gateway), gauges[key])
+            yield family
+
+    def _with_zeros(
+        self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
+    ) -> Iterable[tuple[tuple[str, ...], float]]:
+        """The sums by their labels. A metric without labels, or with that of engines alone, is there from the start:
+        the first increment of a series that appears with it is not seen by Prometheus' `rate`."""
+        zeros: dict[tuple[str, ...], float] = {}
+        if not labels:
+            zeros = {(): 0.0}
+        elif labels == ENGINE:
+            zeros = {(engine_of(seat.name),): 0.0 for seat in self._overview.seats if seat.alive}
+        return ((values, value) for values, value in (zeros | dict(sums)).items() if len(values) == len(labels))
+
+    def _histogram(self, name: str) -> Metric:
+        histogram = HISTOGRAMS[name]
+        counted: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)  # by labels, then by bound
+        for series, count in self._sums[f"{name}_bucket"].items():
+            counted[series[:-1]][series[-1]] = count
+        family = HistogramMetricFamily(name, histogram.help, labels=(MODEL, *histogram.labels))
+        for values, total in self._with_zeros(self._sums[f"{name}_sum"], histogram.labels):
+            reached, buckets = 0.0, []
+            for bound in (*(str(b) for b in histogram.buckets), "+Inf"):
+                reached += counted[values].get(bound, 0.0)
+                buckets.append((bound, reached))
+            family.add_metric((self._model, *values), buckets, total)
+        return family
+
+
+def _engine_labels(overview: Overview) -> dict[str, str]:
+    """The label of each living seat: the number of its engine, or the whole name where two clusters share the pool and
+    both have an engine of that number."""
+    living = [seat.name for seat in overview.seats if seat.alive]
+    numbers = Multiset(engine_of(name) for name in living)
+    return {name: name if numbers[engine_of(name)] > 1 else engine_of(name) for name in living}

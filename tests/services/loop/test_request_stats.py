@@ -1,0 +1,113 @@
+"""How long requests waited and ran, and what each tenant got: counted once, by the scheduler that ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from services.loop.request_stats import RequestStats
+from services.messages import Claim, Commit, End, Iteration, NewRequest, NewSequence, Submission
+from services.metrics import Counters
+from services.requests import FinishReason, SamplingParams
+from tests.services.loop.world import WORD, World, stop, virtual
+
+QUEUE = "vllm:request_queue_time_seconds_sum|default|0"
+PHASES = ("prefill", "decode", "inference")
+ENDED = End(FinishReason.LENGTH)
+
+
+def counted(world: World) -> dict[str, float]:
+    """The sums of all exchanges, each counted once."""
+    sums: Counter[str] = Counter()
+    for exchange in {(x.epoch, x.call): x for _, x in world.connection.sent}.values():
+        sums.update(exchange.counters)
+    return sums
+
+
+def phases(sums: dict[str, float]) -> list[float]:
+    return [sums[f"vllm:request_{name}_time_seconds_sum|0"] for name in PHASES]
+
+
+@virtual
+async def test_the_times_of_a_request_add_up_to_its_life() -> None:
+    world = World(batch=1)
+    first = await world.submit("a", new=3)
+    waiting = await world.submit("b", new=5)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(first, waiting)
+    await stop(world, loop)
+    sums = counted(world)
+    # an iteration takes 0.1 s: the second request waits for the three of the first
+    assert sums[QUEUE] == pytest.approx(0.3, abs=0.02)
+    prefill, decode, inference = phases(sums)
+    assert prefill == pytest.approx(0.2, abs=0.02)
+    assert decode == pytest.approx(0.6, abs=0.02)
+    assert inference == pytest.approx(prefill + decode)
+
+
+@virtual
+async def test_tenants_and_classes_are_counted_apart() -> None:
+    world = World()
+    world.counters = Counters(["red"])
+    for request, tenant, priority in (("a", "red", 0), ("b", "blue", 0), ("c", "red", 2), ("d", "green", 0)):
+        sequence = NewSequence(f"{request}/0", [WORD] * 7, SamplingParams(4))
+        await world.pool.submit(Submission(request, "g", [sequence], tenant=tenant, priority=priority))
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended("a/0", "b/0", "c/0", "d/0")
+    await stop(world, loop)
+    sums = counted(world)
+    prompts = {k.partition("|")[2]: v for k, v in sums.items() if k.startswith("orca:tenant_prompt_tokens|")}
+    outputs = {k.partition("|")[2]: v for k, v in sums.items() if k.startswith("orca:tenant_generation_tokens|")}
+    assert prompts == {"red|0": 7, "red|2": 7, "other|0": 14}
+    assert outputs == {"red|0": 4, "red|2": 4, "other|0": 8}
+    assert sums["orca:tenant_requests|other|0|length"] == 2
+
+
+@virtual
+async def test_a_request_that_was_taken_over_is_counted_once_and_its_times_are_not() -> None:
+    world = World()
+    id = await world.submit("a", new=6)
+    dead = asyncio.create_task((await world.take_seat()).run())
+    await asyncio.sleep(0.25)
+    assert 0 < len((await world.read(id))[0]) < 6
+    epoch = world.epoch
+    dead.cancel()
+    await asyncio.gather(dead, return_exceptions=True)
+    loop = asyncio.create_task((await world.take_seat("another", dead_epoch=epoch)).run())
+    await world.ended(id)
+    await stop(world, loop)
+    sums = counted(world)
+    assert sums["orca:tenant_generation_tokens|default|0"] == 6
+    assert sums["orca:tenant_requests|default|0|length"] == 1
+    assert QUEUE not in sums
+
+
+def test_a_preemption_counts_as_part_of_the_phase_it_falls_into() -> None:
+    counters = Counters()
+    stats = RequestStats(counters, "0")
+    new = NewRequest("a/0", [WORD], 1, SamplingParams(2))
+    stats.claimed([Claim("a/0", 1.0, [WORD], [], SamplingParams(2), waited=0.5)], 10.0)
+    stats.started(Iteration("e", 1, {"a/0": 1}, [new]), 11.0)
+    stats.committed([Commit("a/0", 0, [WORD])], 12.0)
+    stats.started(Iteration("e", 2, {"a/0": 2}, [new]), 15.0)
+    stats.committed([Commit("a/0", 1, [WORD], end=ENDED)], 16.0)
+    sums = counters.take()
+    assert sums[QUEUE] == 1.5
+    assert phases(sums) == [1.0, 4.0, 5.0]
+
+
+def test_a_request_without_a_token_has_no_times_and_one_of_another_scheduler_is_not_counted() -> None:
+    counters = Counters()
+    stats = RequestStats(counters, "0")
+    stats.claimed([Claim(id, 1.0, [WORD], [], SamplingParams(2)) for id in ("a/0", "b/0")], 10.0)
+    stats.dropped(["b/0"])
+    stats.committed([Commit(id, 0, [], end=End(FinishReason.CANCELLED)) for id in ("a/0", "b/0")], 12.0)
+    sums = counters.take()
+    assert sums == {
+        "vllm:request_success|0|cancelled": 1,
+        "orca:tenant_requests|default|0|cancelled": 1,
+        "orca:tenant_prompt_tokens|default|0": 1,
+        "orca:tenant_generation_tokens|default|0": 0,
+    }
