@@ -19,6 +19,7 @@ from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
 from gateway.pool_client.heartbeat import Heartbeat
 from gateway.pool_client.recovery import Recovery
+from gateway.pool_client.request_record import RequestRecords
 from gateway.validation import Validator
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
@@ -27,6 +28,7 @@ from services.metrics import Counters
 from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
+from services.tracing.tracer import open_tracer
 
 RECONNECT = 0.5  # seconds
 
@@ -46,7 +48,9 @@ class Gateway:
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.reader = EventReader(pool, self.id)
         self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
+        self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
+        records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
+        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor, records)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.reader.restart)
         self.files = FileStore(settings.files_folder, settings.max_file_bytes, settings.max_tenant_bytes)
@@ -87,6 +91,8 @@ class Gateway:
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
+        if self.tracer:
+            await asyncio.to_thread(self.tracer.close)
         self.executor.close()
 
     @property

@@ -22,6 +22,7 @@ from services.loop.pool_session import PoolSession, discard_outcome
 from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
+from services.tracing.tenures import ENGINE_LOST, RELEASED, SCHEDULER_FAULT, TenureTraces
 
 CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
 
@@ -60,10 +61,11 @@ class EngineLoop:
         counters: Counters,
         cost: IterationCost,
         gauges: Callable[[], dict[str, float]] = dict,
+        traces: TenureTraces | None = None,
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
         seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
-        process, which are sent with each exchange.
+        process, which are sent with each exchange. `traces` writes the spans of traced requests.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -75,6 +77,8 @@ class EngineLoop:
         self._stats = IterationStats(counters)
         self._cost = cost
         self._process_gauges = gauges
+        self._traces = traces
+        self._ended_by = ""  # why the requests that are still here leave, if this loop has to say it
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -116,6 +120,7 @@ class EngineLoop:
                 self._start_iterations()
                 self._record_finished()
                 if self._is_done():
+                    self._ended_by = RELEASED
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
@@ -127,10 +132,12 @@ class EngineLoop:
                 self._end_iterations()
         except EngineLost:
             await self._commit_rest()
+            self._ended_by = ENGINE_LOST
             raise
         except OrcaError:
             raise
         except Exception as error:
+            self._ended_by = SCHEDULER_FAULT
             id = find_request(error, self._known_requests())
             raise SchedulerFault([id] if id else self.in_flight) from error
         finally:
@@ -171,7 +178,11 @@ class EngineLoop:
         for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
+            if self._traces:
+                self._traces.finished(iteration, result, seconds)
         self._finished.clear()
+        if self._traces:
+            self._traces.write()
 
     def _check_engine(self) -> None:
         """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
@@ -209,6 +220,8 @@ class EngineLoop:
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits)
+        if self._traces:
+            self._traces.committed(commits)
         self._seat.call += 1
         return Exchange(
             self._seat.name,
@@ -234,6 +247,9 @@ class EngineLoop:
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
+        if self._traces:
+            self._traces.foreign(reply.foreign)
+            self._traces.claimed(reply.claims)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
@@ -271,5 +287,7 @@ class EngineLoop:
         await self._session.close()
         for pending in self._pending:
             pending.result.add_done_callback(discard_outcome)
+        if self._traces:
+            self._traces.close(self._ended_by)
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)
