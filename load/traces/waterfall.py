@@ -9,7 +9,7 @@ from load.traces.collector import ReceivedSpan
 from services.tracing import names
 
 BAR = 56  # characters
-SHOWN = (names.SEAT, names.EPOCH, names.ENDED_BY, names.ITERATIONS, names.CHUNKS, names.COMPLETION_TOKENS)
+SHOWN = (names.ENDED_BY, names.ITERATIONS, names.CHUNKS, names.COMPLETION_TOKENS)
 LEFT, WIDTH, ROW, BOTTOM = 250, 620, 26, 34  # of the SVG, in pixels
 COLORS = {"gateway": "#3b6fb6", "scheduler": "#c2701c"}
 FADED = {names.QUEUE: "#9a9a9a"}
@@ -38,7 +38,8 @@ def rows_of(spans: list[ReceivedSpan]) -> list[Row]:
 
 def _text_of(span: ReceivedSpan) -> str:
     shown = [f"{key.rsplit('.', 1)[1]}={span.attributes[key]}" for key in SHOWN if key in span.attributes]
-    return ", ".join([*shown, *span.events, *([span.error] if span.error else [])])
+    events = [f"○ {name}" for name in span.events]
+    return ", ".join([*shown, *events, *([span.error] if span.error else [])])
 
 
 def as_text(spans: list[ReceivedSpan]) -> str:
@@ -67,12 +68,12 @@ def as_svg(spans: list[ReceivedSpan], title: str) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="10" y="18" font-size="14" font-weight="bold" fill="#222">{escape(title)}</text>',
     ]
-    for number, row in enumerate(rows):
-        parts += _svg_row(row, ROW * (number + 1) + 8, first, scale)
     for part in range(5):
         x, at = LEFT + WIDTH * part / 4, (last - first) * part / 4
         parts.append(f'<line x1="{x}" y1="{ROW}" x2="{x}" y2="{height - BOTTOM}" stroke="#ddd"/>')
         parts.append(f'<text x="{x}" y="{height - 16}" text-anchor="middle" fill="#555">{at:.2f} s</text>')
+    for number, row in enumerate(rows):
+        parts += _svg_row(row, ROW * (number + 1) + 8, first, scale)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -80,20 +81,25 @@ def _svg_row(row: Row, y: int, first: float, scale: float) -> list[str]:
     span = row.span
     begin, length = LEFT + (span.begin - first) * scale, max(1.5, (span.end - span.begin) * scale)
     color = FADED.get(span.name, COLORS.get(span.process, "#444"))
-    text = escape(f"{(span.end - span.begin) * 1e3:,.1f} ms  {_text_of(span)}".strip())
-    inside = length > WIDTH / 2
-    place = f'x="{begin + 5:.1f}" fill="white"' if inside else f'x="{begin + length + 5:.1f}" fill="#333"'
-    if not inside and begin + length > LEFT + WIDTH * 0.6:  # no room to its right
-        place = f'x="{begin - 5:.1f}" text-anchor="end" fill="#333"'
+    text = f"{(span.end - span.begin) * 1e3:,.1f} ms  {_text_of(span)}".strip()
     label = escape(f"{span.name} · {span.process} {span.pid}")
     marks = [
-        f'<circle cx="{LEFT + (at - first) * scale:.1f}" cy="{y + 9}" r="3.5" fill="white" stroke="#222">'
-        f"<title>{escape(name)}</title></circle>"
-        for name, at in span.events.items()
+        f'<circle cx="{LEFT + (at - first) * scale:.1f}" cy="{y + 9}" r="4" fill="white" stroke="#222"/>'
+        for at in span.events.values()
     ]
     return [
         f'<text x="{10 + 14 * row.depth}" y="{y + 13}" fill="#222">{label}</text>',
         f'<rect x="{begin:.1f}" y="{y}" width="{length:.1f}" height="18" rx="2" fill="{color}"/>',
         *marks,
-        f'<text {place} y="{y + 13}" font-size="11">{text}</text>',
+        f'<text {_place(text, begin, length)} y="{y + 13}" font-size="11">{escape(text)}</text>',
     ]
+
+
+def _place(text: str, begin: float, length: float) -> str:
+    """Where the text of a bar stands: inside, beside, or before it, wherever there is room."""
+    room = 6.2 * len(text) + 10
+    if begin + length + room < LEFT + WIDTH:
+        return f'x="{begin + length + 5:.1f}" fill="#333"'
+    if room > length and begin - room > LEFT:
+        return f'x="{begin - 5:.1f}" text-anchor="end" fill="#333"'
+    return f'x="{begin + length - 5:.1f}" text-anchor="end" fill="white"'

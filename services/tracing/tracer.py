@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,9 @@ class Tracer:
 
     def close(self) -> None:
         """Export what is left, for at most `FLUSH_TIME` seconds. Blocks; call it in a thread."""
-        self._provider.force_flush(round(FLUSH_TIME * 1000))
+        flushing = threading.Thread(target=self._provider.force_flush, daemon=True)  # its own limit is not kept
+        flushing.start()
+        flushing.join(FLUSH_TIME)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -29,6 +29,8 @@ from services.pool.server.pool_server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import Tokenizer
+from services.tracing.tenures import TenureTraces
+from services.tracing.tracer import open_tracer
 
 T = TypeVar("T")
 NAME = "tiny"
@@ -135,6 +137,8 @@ class Stack(Background):
             loop.stop()
             await serving
             self._engine.close()
+            if self._tracer:
+                await asyncio.to_thread(self._tracer.close)
         await self.pool.close()
 
     async def _engine_loop(self) -> EngineLoop:
@@ -149,14 +153,16 @@ class Stack(Background):
             eos_token_ids=self.info.eos_token_ids,
             text=self.tokenizer.tables,
         )
+        self._tracer = open_tracer(self.settings.otlp_traces_endpoint, "scheduler")
         return EngineLoop(
             self.pool,
             scheduler,
             self._engine,
-            RealClock(),
+            clock := RealClock(),
             LocalSeat(SEAT, epoch),
             LEASE,
             self.figures,
             Counters(),
             IterationCost(),
+            traces=TenureTraces(self._tracer, SEAT, epoch, clock.now) if self._tracer else None,
         )
