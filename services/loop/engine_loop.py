@@ -127,6 +127,8 @@ class EngineLoop:
                     await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
                     continue
                 self._begin_exchange()
+                if self._traces:
+                    self._traces.write()  # while engine and pool work
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
@@ -181,8 +183,6 @@ class EngineLoop:
             if self._traces:
                 self._traces.finished(iteration, result, seconds)
         self._finished.clear()
-        if self._traces:
-            self._traces.write()
 
     def _check_engine(self) -> None:
         """Raise EngineLost if the engine is dead, EngineStuck if its iteration takes longer than it can."""
