@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import LoggingConfig
 
 from actors.front_door import IDLE_CONNECTIONS, max_requests
 from actors.gateway import GatewayReplica
@@ -16,6 +17,7 @@ from services.settings import exposure
 from services.settings.secret_files import POOL
 from services.settings.settings import Settings
 from services.settings.sources import load
+from services.tracing.tracer import check_tracing
 
 # Serve's default for `health_check_period_s` is 10 s
 COMMON: dict[str, Any] = {
@@ -55,12 +57,16 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     if "@" in args.get("redis_url", ""):
         raise SettingsError("redis_url: Serve shows its args; use ORCA_REDIS_URL or redis_url_file for a password")
     exposure.check(settings)
+    check_tracing(settings.otlp_traces_endpoint)
     # each process reads the pool's URL from its own environment, unless `args` have it
     shared = {name: args[name] for name in POOL if name in args} | {"model": pin_commit(settings.model)}
     named = {"metrics_tenants": settings.tenants_in_metrics}  # schedulers do not get the keys, which name the tenants
     scheduler_values = _without_pool(settings.without_secrets()) | shared | named
     gateway_values = _without_pool(settings.with_key_hashes()) | shared
-    common = COMMON | {"graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME}
+    common = COMMON | {
+        "graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME,
+        "logging_config": serve_logs(settings),
+    }
     first = count(settings)
     scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=first["scheduler"], **common)
     gateway: Any = serve.deployment(
@@ -72,6 +78,11 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     )
     bound: serve.Application = gateway.bind(gateway_values, scheduler.bind(scheduler_values))
     return bound
+
+
+def serve_logs(settings: Settings) -> LoggingConfig:
+    """How Serve writes its own messages."""
+    return LoggingConfig(encoding="JSON" if settings.log_format == "json" else "TEXT")
 
 
 def _without_pool(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from services.background import start_thread
 from services.engine.null import NullEngine
 from services.engine.startup.warm_up import WarmUp
 from services.errors import OtherWeights, StaleEpoch
+from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models import resolve
 from services.models.pin import check_pin
@@ -84,6 +85,7 @@ class EngineActor:
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
         """`values` are settings by name. `other` is the name of the rank's other actor."""
         settings = load(**values)
+        configure(settings, "engine", rank=str(rank))
         self._layout = layout_of(settings, rank)
         self._settings = engine_settings(settings)
         self._null = settings.null_engine
@@ -92,6 +94,7 @@ class EngineActor:
         self._folder = resolve(settings.model, settings.cache_dir, log.info)
         context = ray.get_runtime_context()
         self._name = context.get_actor_name() or ""
+        describe(engine=self._name)
         self._mark = WeightsMark(f"{context.get_node_id()}-{self._name}")
         self._other_mark = f"{context.get_node_id()}-{other}"
         self._node = ray.util.get_node_ip_address()
@@ -169,6 +172,7 @@ class EngineActor:
         warmth = self._warm_up(epoch)
         figures: EngineFigures = self._engine.figures
         self._epoch = epoch
+        describe(epoch=epoch)
         figures = replace(figures, numerics=f"{figures.numerics} {warmth.bits}")
         door = self._thread.open(self._node if far else "")
         names = self._engine.block_names

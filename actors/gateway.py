@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.replica import find_model, listen_on_node_address, open_pool
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
+from services.logs import configure
 from services.settings.sources import load
 from services.text import Tokenizer
 
@@ -23,6 +24,7 @@ class GatewayReplica:
     def __init__(self, values: dict[str, Any], scheduler: DeploymentHandle[Any]) -> None:
         listen_on_node_address()
         self._settings = load(**values)
+        configure(self._settings, "gateway")
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings

@@ -23,15 +23,19 @@ from services.background import keep_running, start
 from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
+from services.logs import about, describe
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
+from services.loop.observers import Observer
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
 from services.scheduling import RequestLevelScheduler, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables
+from services.tracing.tenures import TenureTraces
+from services.tracing.tracer import Tracer
 
 RETRY_PAUSE = 0.2  # seconds before the seat is released after a failure of the engine or the scheduler
 
@@ -50,6 +54,7 @@ class SchedulerContext:
     cost: IterationCost  # what has been measured of the speed of its engines
     node: str  # the address of the node of this process
     lifeline: Lifeline  # watched by the spares
+    tracer: Tracer | None
 
 
 class Ownership:
@@ -84,6 +89,7 @@ class Ownership:
         starts again as a spare. Returns the Unix time at which the death of the engine was noticed, if it died.
         """
         struck: list[str] = []
+        describe(seat=self._seat.name, epoch=self._seat.epoch)
         try:
             attachment = await self._attach()
             try:
@@ -94,7 +100,8 @@ class Ownership:
             except SchedulerFault as fault:
                 struck = fault.requests
                 self._context.counters.inc("orca:scheduler_faults", engine=str(self._seat.index))
-                log.error("seat %s: %s", self._seat.name, fault, exc_info=fault.__cause__)
+                extra = about(*struck)
+                log.error("seat %s: %s", self._seat.name, fault, exc_info=fault.__cause__, extra=extra)
                 await asyncio.sleep(RETRY_PAUSE)
             finally:
                 self._loop = None
@@ -113,6 +120,7 @@ class Ownership:
             if self._link:
                 self._link.close()
             await self._release(struck)
+            describe(seat="", epoch="")
         return None
 
     async def _attach(self) -> Attachment:
@@ -150,19 +158,23 @@ class Ownership:
             warm_up=attachment.warm_up,
             cached_blocks=attachment.cached_blocks,
         )
+        clock, tracer = RealClock(), self._context.tracer
         recorder = Recorder(self._seat.name, self._seat.epoch, scheduler)
+        observers: list[Observer] = [recorder]
+        if tracer:
+            observers.append(TenureTraces(tracer, self._seat.name, self._seat.epoch, clock.now))
         self._loop = EngineLoop(
             self._pool,
             scheduler,
             link,
-            RealClock(),
+            clock,
             self._seat,
             settings.lease,
             attachment.figures,
             self._context.counters,
             self._context.cost,
             self._gauges,
-            recorder,
+            observers,
         )
         link.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         spares = self._seat.epoch, link.names, KEEP_ALIVE_INTERVAL, self._check_owner
@@ -187,7 +199,8 @@ class Ownership:
         scheduler that was stopped for long may have lost the seat, so the pool is asked first."""
         noticed = self._engine_died_at or time.time()
         self._context.counters.inc("orca:engine_losses", engine=str(self._seat.index))
-        log.warning("seat %s: %s", self._seat.name, error)
+        in_flight = self._loop.in_flight if self._loop else []
+        log.warning("seat %s: %s", self._seat.name, error, extra=about(*in_flight))
         assert self._link is not None
         if not self._link.gone:
             await self._check_owner()

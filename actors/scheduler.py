@@ -20,11 +20,13 @@ from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
 from actors.replica import find_model, listen_on_node_address, open_pool
 from actors.seat import take_seat
+from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
 from services.pool.pool import RequestPool
 from services.settings.sources import load
 from services.text import TextTables
+from services.tracing.tracer import open_tracer
 
 STANDSTILL = 30.0  # seconds beyond two leases without a call to the pool after which a scheduler counts as dead
 
@@ -38,6 +40,7 @@ class SchedulerReplica:
     def __init__(self, values: dict[str, Any]) -> None:
         listen_on_node_address()
         self._settings = load(**values)
+        configure(self._settings, "scheduler")
         self._pool: RequestPool | None = None
         self._ownership: Ownership | None = None
         self._draining = False
@@ -75,7 +78,9 @@ class SchedulerReplica:
         owner = f"{lifeline.address}/{os.getpid()}"
         self._pool = open_pool(settings, model)
         counters = Counters(settings.tenants_in_metrics)
-        context = SchedulerContext(settings, self._pool, model, text, counters, IterationCost(), node, lifeline)
+        tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
+        own = settings, self._pool, model, text, counters, IterationCost(), node, lifeline, tracer
+        context = SchedulerContext(*own)
         engine_lost_at: float | None = None
         try:
             while not self._draining:
@@ -86,6 +91,8 @@ class SchedulerReplica:
                 self._ownership = None
         finally:
             await self._pool.close()
+            if tracer:
+                await asyncio.to_thread(tracer.close)
 
 
 def _log_end(life: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -22,34 +23,44 @@ from cli.arguments import hide_secrets, parse_serve
 from cli.port_claim import PortClaim, own_url
 from cli.supervisor import Supervisor
 from services.errors import PoolDenied, PoolUnavailable, SettingsError
+from services.logs import configure
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 from services.settings import exposure
 from services.settings.settings import Settings
+from services.tracing.tracer import check_tracing
+
+log = logging.getLogger(__name__)
 
 
 def run(arguments: list[str]) -> None:
     hidden = hide_secrets()
     settings = parse_serve(arguments)
     exposure.check(settings)
+    check_tracing(settings.otlp_traces_endpoint)
+    configure(settings, "supervisor")
+    say = Progress(settings)
     if hidden:
-        print(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
+        say(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")
     with PortClaim(settings) as claim:
-        asyncio.run(_serve(settings, claim))
+        asyncio.run(_serve(settings, claim, say))
 
 
 class Progress:
-    """Prints lines with the seconds since the start."""
+    """Prints lines with the seconds since the start; with `log_format=json`, logs them instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._start = time.monotonic()
+        self._logs = settings.log_format == "json"
 
     def __call__(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
+        if self._logs:
+            log.info("%s", text)
+        else:
+            print(f"[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
 
-async def _serve(settings: Settings, claim: PortClaim) -> None:
-    say = Progress()
+async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
     if claim.folder:
         say("ending the cluster that a killed orca serve left on this port")
         end_processes_of(claim.folder)

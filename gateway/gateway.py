@@ -23,6 +23,7 @@ from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
 from gateway.pool_client.heartbeat import Heartbeat
 from gateway.pool_client.recovery import Recovery
+from gateway.pool_client.request_record import RequestRecords
 from gateway.validation import Validator
 from services.background import keep_running, start
 from services.errors import PoolUnavailable
@@ -31,6 +32,7 @@ from services.metrics import Counters
 from services.overview import Overview
 from services.pool.pool import RequestPool
 from services.settings.settings import Settings
+from services.tracing.tracer import open_tracer
 
 RECONNECT = 0.5  # seconds
 STATM = Path("/proc/self/statm")  # sizes of this process in pages, the resident one second
@@ -51,7 +53,9 @@ class Gateway:
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.reader = EventReader(pool, self.id)
         self.abandoned = AbandonedRequests(pool, self.id, self.reader.follows)
-        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor)
+        self.tracer = open_tracer(settings.otlp_traces_endpoint, "gateway")
+        records = RequestRecords(self.tracer, settings.enable_log_requests, model.name, self.id)
+        self.generations = Generations(pool, self.reader, self.abandoned, self.counters, self.executor, records)
         self.recovery = Recovery(pool, self.reader, self.abandoned)
         self.heartbeat = Heartbeat(pool, self.id, self.counters, self.gauges, self.reader.restart)
         self.live = LiveFeed(pool.broadcast(), self.heartbeat, model.name, settings.demo)
@@ -99,6 +103,8 @@ class Gateway:
         with contextlib.suppress(PoolUnavailable):
             await self.pool.unregister(self.id)
         await self.pool.close()
+        if self.tracer:
+            await asyncio.to_thread(self.tracer.close)
         self.executor.close()
 
     @property

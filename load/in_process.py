@@ -105,7 +105,7 @@ class InProcess:
             figures,
             Counters(),
             _Patience(),
-            recorder=setup.recording.recorder(SEAT, epoch, scheduler) if setup.recording else None,
+            observers=[setup.recording.recorder(SEAT, epoch, scheduler)] if setup.recording else [],
         )
         self._began = self._clock.now()
         self._serving = asyncio.create_task(self._loop.run())

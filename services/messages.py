@@ -146,6 +146,18 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenure:
+    """The time of a traced request at one seat, which is over. `claimed` and `left` are the seconds since it began and
+    ended. `taken`: the seat's owner was dead or silent, so it has told nobody of this tenure."""
+
+    seat: str
+    epoch: str
+    claimed: float
+    left: float
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A request that a scheduler has claimed. `output` is what earlier owners have committed."""
 
@@ -160,6 +172,8 @@ class Claim:
     waited: float = 0.0  # seconds since its arrival
     tenant: str = "default"
     unreadable: str | None = None  # why its settings cannot be read, which ends it; `sampling` is a placeholder then
+    trace: str = ""  # its trace context (see `services/tracing`); empty: it is not traced
+    before: Tenure | None = None  # the tenure that ended last, of a traced request
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +266,7 @@ class Submission:
     ttft: float = 0.0  # target for the seconds to the first token; 0: none
     waited: float = 0.0  # seconds since its arrival, of a request that the pool has lost
     queue_timeout: float = 0.0  # seconds from its arrival, after which it ends if it has not started; 0: none
+    trace: str = ""  # its trace context, for schedulers and for gateways that resume it; empty: it is not traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +289,7 @@ class Group:
     ended: bool
     resumable: bool
     background: bool
+    trace: str = ""
 
 
 @dataclass(slots=True)  # not changed; a frozen one takes longer to make, and each token of a stream needs one

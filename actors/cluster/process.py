@@ -29,6 +29,7 @@ from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
 from services.errors import OrcaError
+from services.logs import configure
 from services.models import resolve
 from services.settings.settings import Settings
 from services.settings.sources import load
@@ -78,6 +79,7 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         with channel.reporting():
             settings = load(**channel.receive())
+            configure(settings, "cluster")
         try:
             with channel.reporting():  # before Ray is stopped, whose end would otherwise be reported as the cause
                 _serve(channel, settings, folder)
@@ -148,10 +150,10 @@ def _deploy(settings: Settings, folder: Path) -> None:
 
     from ray import serve  # takes more than a second, during which the engines begin to load
 
-    from actors.app import application, fewest_replicas
+    from actors.app import application, fewest_replicas, serve_logs
 
     # `orca-haproxy` binds `settings.host`; the replicas and Serve's own proxy, which are behind it, bind this address
-    serve.start(http_options={"host": "127.0.0.1", "port": settings.port})
+    serve.start(http_options={"host": "127.0.0.1", "port": settings.port}, logging_config=serve_logs(settings))
     values = settings.with_key_hashes() | {"redis_url_file": str(url)}
     del values["redis_url"]
     # the external scaler is `_add_replicas`

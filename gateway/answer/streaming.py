@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import ApiError, ClientGone, GatewayStops, Kind
 from gateway.http.middleware import SERVER_SEND
 from gateway.pool_client.generation import Generation, size_of
+from services.logs import about
 from services.messages import TokenEvent
 
 CLIENT_CLOSED_REQUEST = 499  # only access logs show it
@@ -112,13 +113,17 @@ class EventStream(Response):
             with _Patience(writing) as self._patience:
                 await writing
         except TimeoutError:
-            log.info("the stream of %s is closed: its client does not read", self._generation.request)
+            self._closed_because("its client does not read")
         except (ClientGone, OSError):
             log.debug("the client of %s has disconnected", self._generation.request)
         except GatewayStops:
-            log.info("the stream of %s is closed: this gateway stops", self._generation.request)
+            self._closed_because("this gateway stops")
         finally:
             self._generation.close()
+
+    def _closed_because(self, reason: str) -> None:
+        request = self._generation.request
+        log.info("the stream of %s is closed: %s", request, reason, extra=about(request))
 
     async def _send_all(self, send: Send) -> None:
         now = asyncio.get_running_loop().time
@@ -146,7 +151,8 @@ class EventStream(Response):
         except (ClientGone, GatewayStops, OSError):
             raise
         except Exception:
-            log.exception("the stream of %s failed", self._generation.request)
+            request = self._generation.request
+            log.exception("the stream of %s failed", request, extra=about(request))
             return self._writer.fail(ApiError(Kind.INTERNAL, "Internal error."))
 
 

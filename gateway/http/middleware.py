@@ -15,9 +15,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError, Kind, error_response, speaks_anthropic
+from services.logs import REQUEST, RequestContext
 from services.settings.addresses import is_loopback, normalize, parse
 from services.settings.settings import DEFAULT_TENANT, Settings
 from services.settings.types import digest_of
+from services.tracing.tracer import is_traceparent
 
 REQUEST_ID = b"x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"
@@ -55,6 +57,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         ids = self._ids(scope)
+        REQUEST.set(_context_of(scope))
         scope[SERVER_SEND] = send
         started = False
 
@@ -84,6 +87,17 @@ class RequestIdMiddleware:
             scope.setdefault("state", {})["request_id"] = name.decode("latin-1")
             ids.append((ANTHROPIC_REQUEST_ID, name))
         return ids
+
+
+def _context_of(scope: Scope) -> RequestContext:
+    """What logs and traces say of this HTTP request. Each one runs in a task, and so in a context, of its own."""
+    found = RequestContext()
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID and len(value) <= MAX_ID_BYTES:
+            found.x_request_id = value.decode("latin-1")
+        elif name == b"traceparent" and is_traceparent(text := value.decode("latin-1")):
+            found.traceparent = text
+    return found
 
 
 class OriginMiddleware:

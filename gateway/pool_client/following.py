@@ -22,9 +22,11 @@ from gateway.pool_client.event_reader import PATIENCE, EventReader
 from gateway.pool_client.generation import Generation, Work
 from gateway.pool_client.latency import RequestLatency
 from gateway.pool_client.read_slots import ReadSlot, ReadSlots
+from gateway.pool_client.request_record import RequestRecords
 from gateway.validation import ValidatedRequest
 from services.background import start
 from services.errors import PoolUnavailable
+from services.logs import about
 from services.messages import Group
 from services.metrics import Counters
 from services.pool.pool import RequestPool
@@ -46,12 +48,14 @@ class Generations:
         abandoned: AbandonedRequests,
         counters: Counters,
         executor: FairExecutor,
+        records: RequestRecords,
     ) -> None:
         self._pool = pool
         self._reader = reader
         self._abandoned = abandoned
         self._counters = counters
         self._executor = executor
+        self._records = records
         self._slots = ReadSlots()
 
     async def open(
@@ -72,15 +76,21 @@ class Generations:
         Raises ApiError if the pool is full, the wait too long, the idempotency key that of another request, or the
         request has too many followers; PoolUnavailable.
         """
-        submission = validated.submission
-        request, plan = submission.request, validated.plan
+        submission, plan = validated.submission, validated.plan
+        request = submission.request
         self._check_followers(request)
+        record = self._records.submitted(submission, plan, received)
+        if record:
+            submission = record.traced(submission)
         slot: ReadSlot | None = None
         latency = None if received is None else RequestLatency(self._counters, received, submission)
         buffer = self._reader.follow(request, [s.id for s in submission.sequences], submission)
         try:
             await self._abandoned.settled(request)
+            began = asyncio.get_running_loop().time()
             reply = await self._pool.submit(submission)
+            if record:
+                record.in_pool(began)
             if reply.refused is not None:
                 raise pool_refusal(reply.refused)
             if reply.request != request:
@@ -89,13 +99,17 @@ class Generations:
             if reply.existed:
                 group = await self._group(request, submission.tenant)
                 plan, latency = _as_requested(Plan.unpack(group.body), validated), None
+                if record:
+                    record.continues(group.trace)
                 slot = await self._catch_up(buffer, submission.tenant)
             buffer.submitted = True
-        except BaseException:
+        except BaseException as error:
             self._close(buffer)  # whether the submission arrived is unknown
+            if record:
+                record.failed(error)
             raise
         work = self._work(queue or submission.tenant)
-        return Generation(plan, buffer, self._close, receive, work, latency, slot)
+        return Generation(plan, buffer, self._close, receive, work, latency, slot, record)
 
     async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
         """Follow a request by its id from its first token, wherever it was submitted.
@@ -139,7 +153,8 @@ class Generations:
         except BaseException:
             self._close(buffer)
             raise
-        return Generation(plan, buffer, self._close, receive, self._work(group.tenant), slot=slot)
+        record = self._records.resumed(group, plan)
+        return Generation(plan, buffer, self._close, receive, self._work(group.tenant), slot=slot, record=record)
 
     async def _catch_up(self, buffer: EventBuffer, tenant: str) -> ReadSlot:
         """Read what the pool has stored. The slot is held until an answer is made of it; it is released here if nothing
@@ -226,9 +241,10 @@ class AbandonedRequests:
                 except PoolUnavailable:
                     pass
                 except Exception:
-                    log.exception("detaching from request %s failed; it is tried again", request)
+                    log.exception("detaching from request %s failed; it is tried again", request, extra=about(request))
                 await asyncio.sleep(PAUSE)
-            log.warning("request %s could not be abandoned: the pool is unavailable", request)
+            text = "request %s could not be abandoned: the pool is unavailable"
+            log.warning(text, request, extra=about(request))
         finally:
             del self._tasks[request]
 

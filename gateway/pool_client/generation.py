@@ -14,6 +14,7 @@ from gateway.errors import ClientGone
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.latency import RequestLatency
 from gateway.pool_client.read_slots import ReadSlot
+from gateway.pool_client.request_record import RequestRecord
 from services.messages import Logprobs, TokenEvent
 
 EVENT, ENTRY = 64, 8  # cost of a token event and of one of its log probabilities, in bytes of a body
@@ -50,6 +51,7 @@ class Generation:
         work: Work,
         latency: RequestLatency | None = None,
         slot: ReadSlot | None = None,
+        record: RequestRecord | None = None,
     ) -> None:
         """`work` runs slow functions off the event loop. `slot` is released when the stored events are handled."""
         self.request = buffer.request
@@ -59,6 +61,7 @@ class Generation:
         self._latency = latency
         self._work = work
         self._slot = slot
+        self._record = record
         self._watcher = asyncio.create_task(_watch(receive, buffer)) if receive else None
 
     async def take(self, until: float | None = None) -> list[TokenEvent]:
@@ -68,6 +71,8 @@ class Generation:
         events = await self._buffer.take(until)
         if self._latency:
             self._latency.observe(events, self._buffer.arrived)
+        if self._record:
+            self._record.observe(events, self._buffer.arrived)
         return events
 
     async def work(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -83,6 +88,8 @@ class Generation:
         if self._watcher:
             self._watcher.cancel()
         self._buffer.close()
+        if self._record:
+            self._record.close(self._buffer)
         self._on_close(self._buffer)
 
     def _release(self) -> None:

@@ -14,6 +14,7 @@ from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import PATIENCE, EventReader
 from gateway.pool_client.following import AbandonedRequests
 from services.errors import PoolUnavailable
+from services.logs import about
 from services.messages import NewSequence, Submission
 from services.pool.pool import RequestPool
 
@@ -72,7 +73,8 @@ class Recovery:
         if reply.refused is not None and reply.refused.for_good:
             self._reader.give_up(buffer.request, pool_refusal(reply.refused))
         elif reply.refused is None:
-            log.warning("request %s, which the pool had lost, was put back", buffer.request)
+            text = "request %s, which the pool had lost, was put back"
+            log.warning(text, buffer.request, extra=about(buffer.request))
 
 
 def with_output(submission: Submission, buffer: EventBuffer) -> Submission:

@@ -70,7 +70,7 @@ class World:
         epoch = (await self.pool.acquire(name, name, LEASE)).epoch  # a fresh pool's seat is free
         seat, counters, clock = LocalSeat(name, epoch), Counters(), RealClock()
         scheduler, figures = self._scheduler(epoch), self._figures()
-        recorder = self._recording.recorder(name, epoch, scheduler) if self._recording else None
+        observers = [self._recording.recorder(name, epoch, scheduler)] if self._recording else []
         return EngineLoop(
             self.pool,
             scheduler,
@@ -81,7 +81,7 @@ class World:
             figures,
             counters,
             IterationCost(),
-            recorder=recorder,
+            observers=observers,
         )
 
     def _scheduler(self, epoch: str) -> Scheduler:

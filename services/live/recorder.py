@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
-from services.messages import Commit, Iteration
+from services.loop.observers import Observer
+from services.messages import Commit, Iteration, IterationResult
 
 DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
@@ -43,8 +44,8 @@ class ObservedScheduler(Protocol):
     def num_held_blocks(self) -> int: ...
 
 
-class Recorder:
-    """The `Recorder` of an `EngineLoop`. Its methods are called only while `watched` is true.
+class Recorder(Observer):
+    """Notes nothing unless `watched` is true.
 
     It reads the scheduler when an iteration is selected, so it can begin at any time.
     """
@@ -76,6 +77,8 @@ class Recorder:
 
     def started(self, iteration: Iteration) -> None:
         """Note an iteration that was just selected."""
+        if not self.watched:
+            return
         find = self._scheduler.find
         requests = []
         for id, count in iteration.scheduled.items():
@@ -87,7 +90,7 @@ class Recorder:
         blocks = self._scheduler.num_held_blocks
         self._started[iteration.step] = IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted)
 
-    def finished(self, iteration: Iteration, seconds: float) -> None:
+    def finished(self, iteration: Iteration, result: IterationResult, seconds: float) -> None:
         """Note the result of an iteration, `seconds` after its start."""
         frame = self._started.pop(iteration.step, None)
         if frame is None:  # it was started before anybody watched
@@ -100,6 +103,8 @@ class Recorder:
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
+        if not self.watched:
+            return
         ended = self._frames[-1].ended if self._frames else self._ended
         for commit in commits:
             if commit.end and (request := self._requests.pop(commit.id, None)):

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from services.metrics import HISTOGRAMS
+from services.metrics.counters import buckets, total
+from services.metrics.declared import HISTOGRAMS
 from services.overview import Overview, Seat
 
 WINDOW = 5.0  # seconds that latencies and rates are computed over
@@ -39,25 +40,26 @@ class RecentOverviews:
     def clear(self) -> None:
         self._overviews.clear()
 
-    def increase(self, series: str) -> float:
-        """Return by how much a counter has grown. A counter that shrank belongs to another pool, and counts from 0."""
+    def per_second(self, counter: str) -> float:
+        """Return how fast a counter has grown, over all its labels."""
         if not self._overviews:
             return 0.0
-        first, last = (at[1].counters.get(series, 0.0) for at in (self._overviews[0], self._overviews[-1]))
-        return last - first if last >= first else last
-
-    def per_second(self, series: str) -> float:
-        seconds = self._overviews[-1][0] - self._overviews[0][0] if self._overviews else 0.0
-        return self.increase(series) / seconds if seconds else 0.0
+        (began, first), (ended, last) = self._overviews[0], self._overviews[-1]
+        seconds = ended - began
+        return _increase(total(first.counters, counter), total(last.counters, counter)) / seconds if seconds else 0.0
 
     def quantile(self, histogram: str, share: float) -> float | None:
         """Return a quantile of what a histogram has counted, interpolated within its bucket; None if nothing."""
-        bounds = HISTOGRAMS[histogram].buckets
-        counts = [self.increase(f"{histogram}_bucket|{bound}") for bound in (*bounds, "+Inf")]
+        if not self._overviews:
+            return None
+        first, last = (
+            buckets(overview.counters, histogram) for _, overview in (self._overviews[0], self._overviews[-1])
+        )
+        counts = [_increase(before, after) for before, after in zip(first, last, strict=True)]
         rank, lower = share * sum(counts), 0.0
         if not rank:
             return None
-        for bound, count in zip(bounds, counts, strict=False):
+        for bound, count in zip(HISTOGRAMS[histogram].buckets, counts, strict=False):
             if rank <= count:
                 return lower + (bound - lower) * rank / count
             rank, lower = rank - count, bound
@@ -100,3 +102,8 @@ def _engine(seat: Seat, demo: bool, epoch: str | None) -> dict[str, Any]:
     }
     pids = {name: round(gauges.get(name, 0.0)) for name in ("engine_pid", "scheduler_pid")}
     return shown | pids if demo else shown
+
+
+def _increase(before: float, after: float) -> float:
+    """By how much a sum has grown. One that shrank belongs to another pool, and counts from 0."""
+    return after - before if after >= before else after

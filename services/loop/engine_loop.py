@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -18,8 +18,9 @@ from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
 from services.loop.blame import find_request
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
+from services.loop.observers import Leaving, Observer, Observers
 from services.loop.pool_session import PoolSession, discard_outcome
-from services.loop.protocols import Clock, Engine, Pool, Recorder, Scheduler, Seat
+from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
 from services.overview import engine_of
@@ -61,11 +62,11 @@ class EngineLoop:
         counters: Counters,
         cost: IterationCost,
         gauges: Callable[[], dict[str, float]] = dict,
-        recorder: Recorder | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
         seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
-        process, which are sent with each exchange. `recorder` notes the iterations while somebody watches.
+        process, which are sent with each exchange.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -77,7 +78,8 @@ class EngineLoop:
         self._stats = IterationStats(counters, engine_of(seat.name))
         self._cost = cost
         self._process_gauges = gauges
-        self._recorder = recorder
+        self._observers = Observers(observers)
+        self._left_by: Leaving | None = None
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -119,21 +121,25 @@ class EngineLoop:
                 self._start_iterations()
                 self._record_finished()
                 if self._is_done():
+                    self._left_by = Leaving.RELEASED
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
                     await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
                     continue
                 self._begin_exchange()
+                self._observers.rest()
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
         except EngineLost:
             await self._commit_rest()
+            self._left_by = Leaving.ENGINE_LOST
             raise
         except OrcaError:
             raise
         except Exception as error:
+            self._left_by = Leaving.SCHEDULER_FAULT
             id = find_request(error, self._known_requests())
             raise SchedulerFault([id] if id else self.in_flight) from error
         finally:
@@ -159,8 +165,7 @@ class EngineLoop:
             now = self._clock.now()
             self._pending.append(PendingIteration(iteration, result, now))
             self._stats.started(iteration, now)
-            if self._recorder and self._recorder.watched:
-                self._recorder.started(iteration)
+            self._observers.started(iteration)
             self._nothing_waits = False
 
     def _end_iterations(self) -> None:
@@ -177,8 +182,7 @@ class EngineLoop:
         for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-            if self._recorder and self._recorder.watched:
-                self._recorder.finished(iteration, seconds)
+            self._observers.finished(iteration, result, seconds)
         self._finished.clear()
 
     def _check_engine(self) -> None:
@@ -217,8 +221,7 @@ class EngineLoop:
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits, self._clock.now())
-        if self._recorder and self._recorder.watched:
-            self._recorder.committed(commits)
+        self._observers.committed(commits)
         self._seat.call += 1
         return Exchange(
             self._seat.name,
@@ -246,6 +249,7 @@ class EngineLoop:
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
+        self._observers.claimed(reply.claims, reply.foreign)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
@@ -283,5 +287,6 @@ class EngineLoop:
         await self._session.close()
         for pending in self._pending:
             pending.result.add_done_callback(discard_outcome)
+        self._observers.close(self._left_by)
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)

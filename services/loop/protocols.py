@@ -103,24 +103,6 @@ class Scheduler(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """Notes what the iterations compute. Its methods are called only while `watched` is true."""
-
-    watched: bool
-
-    def started(self, iteration: Iteration) -> None:
-        """Note an iteration that was just selected."""
-        ...
-
-    def finished(self, iteration: Iteration, seconds: float) -> None:
-        """Note the result of an iteration, `seconds` after its start."""
-        ...
-
-    def committed(self, commits: list[Commit]) -> None:
-        """Note the commits of an exchange."""
-        ...
-
-
 class Seat(Protocol):
     """An engine's place in the pool, owned under the epoch that `acquire` returned."""
 

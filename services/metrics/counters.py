@@ -62,6 +62,15 @@ def total(sums: Mapping[str, float], name: str) -> float:
     return sum(value for series, value in sums.items() if series.partition("|")[0] == name)
 
 
+def buckets(sums: Mapping[str, float], histogram: str) -> list[float]:
+    """Return how often a histogram has counted in each of its buckets and above them, over all its labels."""
+    found: dict[str, float] = defaultdict(float)
+    for series, value in sums.items():
+        if series.startswith(f"{histogram}_bucket|"):
+            found[series.rpartition("|")[2]] += value
+    return [found[str(bound)] for bound in (*HISTOGRAMS[histogram].buckets, "+Inf")]
+
+
 @cache
 def _counter_series(name: str, *labels: tuple[str, str]) -> str:
     return _series(name, COUNTERS[name].labels, labels)

@@ -29,6 +29,7 @@ from services.messages import (
     SeatGrant,
     Snapshot,
     SubmitReply,
+    Tenure,
     TokenEvent,
 )
 from services.overview import Overview, Seat
@@ -137,7 +138,7 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
 
 
 def _claim(fields: list[Any]) -> Claim:
-    id, rank, prompt, output, packed, strikes, priority, ttft, waited, tenant, choice, new_tokens = fields
+    id, rank, prompt, output, packed, strikes, priority, ttft, waited, tenant, choice, new_tokens, trace, left = fields
     shared, unreadable = SamplingParams(1), None
     try:
         shared = wire.unpack(SamplingParams, packed)
@@ -155,21 +156,28 @@ def _claim(fields: list[Any]) -> Claim:
         waited=waited / 1e6,
         tenant=tenant.decode(),
         unreadable=unreadable,
+        trace=trace.decode(),
+        before=_tenure(*left) if left else None,
     )
 
 
-GROUP_FIELDS = ("ids", "tenant", "body", "open", "resumable", "background", "deleted")
+def _tenure(seat: bytes, epoch: bytes, claimed: int, left: int, taken: int) -> Tenure:
+    return Tenure(seat.decode(), epoch.decode(), claimed / 1e6, left / 1e6, taken == 1)
+
+
+GROUP_FIELDS = ("ids", "tenant", "body", "open", "resumable", "background", "deleted", "trace")
 
 
 def read_group(request: str, fields: list[bytes | None]) -> Group | None:
     """A group from its `GROUP_FIELDS`; None if it is unknown or hidden."""
-    ids, tenant, body, open, resumable, background, deleted = fields
+    ids, tenant, body, open, resumable, background, deleted, trace = fields
     if ids is None or deleted is not None:
         return None
     assert tenant is not None
     assert body is not None
     sequences = [id.decode() for id in unpack(ids)]
-    return Group(request, tenant.decode(), sequences, body, open == b"0", resumable == b"1", background == b"1")
+    traced = (trace or b"").decode()
+    return Group(request, tenant.decode(), sequences, body, open == b"0", resumable == b"1", background == b"1", traced)
 
 
 def size_of(replies: list[Any]) -> int:

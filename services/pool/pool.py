@@ -103,6 +103,7 @@ class RequestPool:
             micros(submission.waited),
             micros(behind(submission.priority)),
             0 if any(s.output for s in submission.sequences) else micros(submission.queue_timeout),
+            submission.trace,
         )
         return packing.read_submit(reply)
 

@@ -39,6 +39,7 @@ VLLM_REFUSED = {
     "--enable-chunked-prefill": "use --tbt-target; its value 0 computes prompts whole",
     "--scheduling-policy": "use --order; its classes age and have TTFT targets",
     "--async-scheduling": "use --lookahead 1",
+    "--collect-detailed-traces": "traces always have the spans of queue, scheduler and engine",
     "--max-num-queued-reqs": "it counts running requests too; use --max-waiting, which counts waiting requests",
     "--data-parallel-size": "it shards experts too; use --engines for copies of the model behind one API",
     "-dp": "it shards experts too; use --engines for copies of the model behind one API",

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.files import user_cache, user_data
 from services.settings.addresses import is_loopback, normalize
+from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import NAMED_TENANTS, BoundSettings
 from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
@@ -25,7 +26,7 @@ SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
-class Settings(BoundSettings, SchedulingSettings, BaseSettings):
+class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)

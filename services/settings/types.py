@@ -26,6 +26,7 @@ class Section(StrEnum):
     SCHEDULING = "Scheduling"
     POOL = "Pool and durability"
     LIMITS = "Limits and keys"
+    OBSERVABILITY = "Logs and traces"
     TESTING = "Testing"
 
 

@@ -31,6 +31,8 @@ from services.pool.server.pool_server import PoolServer
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import Tokenizer
+from services.tracing.tenures import TenureTraces
+from services.tracing.tracer import open_tracer
 
 T = TypeVar("T")
 NAME = "tiny"
@@ -139,6 +141,8 @@ class Stack(Background):
             self._publishing.cancel()
             await asyncio.wait({self._publishing})
             self._engine.close()
+            if self._tracer:
+                await asyncio.to_thread(self._tracer.close)
         await self.pool.close()
 
     async def _engine_loop(self) -> EngineLoop:
@@ -155,15 +159,18 @@ class Stack(Background):
         )
         recorder = self.recorder = Recorder(SEAT, epoch, scheduler)
         self._publishing = asyncio.create_task(FramePublisher(self.pool.broadcast(), recorder).run())
+        clock = RealClock()
+        self._tracer = open_tracer(self.settings.otlp_traces_endpoint, "scheduler")
+        traces = [TenureTraces(self._tracer, SEAT, epoch, clock.now)] if self._tracer else []
         return EngineLoop(
             self.pool,
             scheduler,
             self._engine,
-            RealClock(),
+            clock,
             LocalSeat(SEAT, epoch),
             LEASE,
             self.figures,
             Counters(),
             IterationCost(),
-            recorder=recorder,
+            observers=[recorder, *traces],
         )

@@ -20,6 +20,7 @@ from gateway.pool_client import read_slots
 from gateway.pool_client.event_buffer import EventBuffer
 from gateway.pool_client.event_reader import EventReader
 from gateway.pool_client.following import AbandonedRequests, Generations
+from gateway.pool_client.request_record import RequestRecords
 from services.messages import Commit, Logprobs, Snapshot
 from services.metrics import Counters
 from services.pool import packing
@@ -55,7 +56,8 @@ async def generations(pool: RequestPool) -> AsyncIterator[Generations]:
     for tenant in "ab":
         await pool.submit(submission(tenant, tenant=tenant, background=True, body=BODY))
     await Committer(pool).commit(*(Commit(f"{tenant}/0", 0, [7], end=END) for tenant in "ab"))
-    yield Generations(pool, reader, abandoned, Counters(), executor)
+    records = RequestRecords(None, log_requests=False, model="tiny", gateway="gateway")
+    yield Generations(pool, reader, abandoned, Counters(), executor, records)
     await abandoned.stop()
     executor.close()
 

@@ -18,7 +18,7 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
   end
 end
 redis.call("HSET", P .. "seat:" .. seat, "released", ARGV[2])
-if vacate_seat(seat) > 0 then
+if vacate_seat(seat, 0) > 0 then
   wake_idle_seats()
 end
 publish_events()

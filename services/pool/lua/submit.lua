@@ -21,6 +21,7 @@
 --     15  us since the arrival of a request that the pool lost; else 0
 --     16  us added to its rank
 --     17  us from its arrival to its deadline, at which it ends unless a sequence of it was claimed; 0: none
+--     18  its trace context (opaque), or ""
 -- Reply   {request under which the group lives, 1 if it existed, {} or the refusal (see fragments/bounds.lua)};
 --         the error OOM if the server's memory is full and the group does not exist
 local request, gateway, key, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
@@ -95,6 +96,9 @@ local group_key = P .. "group:" .. request
 redis.call("HSET", group_key, "ids", cmsgpack.pack(ids), "open", #ids, "bytes", bytes, "inputs", inputs,
   "body", ARGV[4], "tenant", tenant, "stream", stream, "resumable", ARGV[9], "background", ARGV[10], "grace", ARGV[11],
   "priority", ARGV[12], "ttft", ARGV[13], "arrival", arrival, "prompt1", prompts[1], "sampling1", samplings[1])
+if ARGV[18] ~= "" then
+  redis.call("HSET", group_key, "trace", ARGV[18])
+end
 if ARGV[17] ~= "0" then
   redis.call("ZADD", DEADLINES, arrival + tonumber(ARGV[17]), request)
 end

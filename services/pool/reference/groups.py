@@ -105,6 +105,7 @@ class GroupRules:
             arrival=self._now - s.waited,
             stream=not s.background and not behind(s.priority),
             deadline=self._now - s.waited + s.queue_timeout if deadline else inf,
+            trace=s.trace,
         )
 
     def _first_rank(self, submission: Submission, group: Group) -> int:

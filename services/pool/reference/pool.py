@@ -103,7 +103,7 @@ class ReferencePool(SeatRules):
         g = self._groups.get(request)
         if g is None or g.deleted:
             return None
-        return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background)
+        return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background, g.trace)
 
     async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         self._begin()
@@ -201,7 +201,7 @@ class ReferencePool(SeatRules):
         if held and held.epoch == epoch:
             for id in set(struck):
                 self._strike(held, id)
-            if self._vacate(held):
+            if self._vacate(held, taken=False):
                 self._wake_idle_seats()
             self._publish_events()
 

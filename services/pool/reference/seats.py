@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from services.messages import Commit, ExchangeReply, Room, TokenEvent
+from services.messages import Commit, ExchangeReply, Room, Tenure, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.limits import behind
 from services.pool.reference.bounds import BoundRules
@@ -64,7 +64,7 @@ class SeatRules(BoundRules):
             del seat.running[sequence.id]
             reply.lacking.pop(sequence.id, None)
         reply.foreign.update(id for id in holds if id not in seat.running and id not in ended)
-        return sum(self._requeue(sequence) for sequence in lost)
+        return sum(self._requeue(sequence, seat.name, seat.epoch, taken=True) for sequence in lost)
 
     def _claim(self, seat: Seat, room: Room) -> list[str]:
         """Claim sequences by turns, up to the first that does not fit, as `Select` of the Orca paper does in its order.
@@ -94,7 +94,7 @@ class SeatRules(BoundRules):
                 guests -= 1
             present.add(sequence.group.tenant)
             self._queues.take(sequence, self._now)
-            sequence.seat, sequence.group.deadline = seat, inf
+            sequence.seat, sequence.claimed, sequence.group.deadline = seat, self._now, inf
             seat.running[sequence.id] = sequence
             claimed.append(sequence.id)
             self._claims[sequence.group.tenant] += not behind(sequence.group.priority)
@@ -114,25 +114,28 @@ class SeatRules(BoundRules):
 
     # --- ownership ---
 
-    def _requeue(self, sequence: Sequence) -> bool:
-        """Put a sequence that left its seat back into the queue; end it if cancelled. Returns whether it waits."""
+    def _requeue(self, sequence: Sequence, seat: str, epoch: str | None, taken: bool) -> bool:
+        """Put a sequence that left its seat back into the queue; end it if cancelled. `taken`: its owner is dead or
+        silent, or does not know it. Returns whether it waits."""
+        sequence.left = Tenure(seat, epoch or "", sequence.claimed, self._now, taken)
         if sequence.cancelled:
             self._end(sequence, CANCELLED)
         else:
             self._enqueue(sequence)
         return not sequence.cancelled
 
-    def _vacate(self, seat: Seat) -> int:
-        """Take the seat from its owner and requeue what it runs. Returns how many sequences wait again."""
-        running, seat.running = seat.running, {}
+    def _vacate(self, seat: Seat, taken: bool) -> int:
+        """Take the seat from its owner and requeue what it runs; `taken` as for `_requeue`. Returns how many sequences
+        wait again."""
+        (running, seat.running), epoch = (seat.running, {}), seat.epoch
         seat.epoch, seat.owner, seat.idle, seat.vacant_since = None, "", False, self._now
         self._bells[seat.name].rung = False
-        return sum(self._requeue(sequence) for sequence in running.values())
+        return sum(self._requeue(sequence, seat.name, epoch, taken) for sequence in running.values())
 
     def _reclaim(self, seat: Seat) -> int:
         """Take the seat from an owner that is dead or silent. Returns how many sequences wait again."""
         self._strike_softly(seat)
-        requeued = self._vacate(seat)
+        requeued = self._vacate(seat, taken=True)
         if requeued:
             self._add_counters({"orca:reclaimed_requests": requeued})
         return requeued

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
-from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
+from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, Tenure, TokenEvent
 from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
 
 EVENTS_KEPT = 2048
@@ -58,6 +58,8 @@ class Sequence:
     soft: int = 0  # those of them for the death of a seat's owner
     struck_at: int = 0  # the number of its tokens at the last strike
     charged: bool = False  # whether its tenant was charged for the prompt
+    claimed: float = 0.0  # when the seat claimed it
+    left: Tenure | None = None  # the tenure that ended last; its times are of the clock
 
     @property
     def id(self) -> str:
@@ -97,7 +99,13 @@ class Sequence:
             ttft=self.group.ttft,
             waited=now - self.group.arrival,
             tenant=self.group.tenant,
+            trace=self.group.trace,
+            before=self._before(now) if self.group.trace else None,
         )
+
+    def _before(self, now: float) -> Tenure | None:
+        left = self.left
+        return left and replace(left, claimed=now - left.claimed, left=now - left.left)
 
 
 @dataclass(slots=True)
@@ -122,6 +130,7 @@ class Group:
     ended_at: float = 0.0
     deadline: float = inf  # when it ends if no sequence of it was claimed
     deleted: bool = False
+    trace: str = ""
 
     def __post_init__(self, packed: PackedGroup) -> None:
         self.bytes, self.inputs = packed.size, packed.inputs

@@ -9,7 +9,8 @@ import pytest
 
 from services.live.state import GAP, TOKENS, TTFT, WINDOW, RecentOverviews
 from services.messages import EngineFigures
-from services.metrics import HISTOGRAMS, Counters
+from services.metrics import Counters
+from services.metrics.declared import HISTOGRAMS
 from services.overview import Overview, Seat
 
 FIGURES = EngineFigures("m", 100, 50, 16, 100, "n")
@@ -35,8 +36,8 @@ class Counted:
 def test_only_what_happened_in_the_window_counts() -> None:
     c = Counted()
     for second in range(20):
-        c.counters.inc(TOKENS, 1000 if second < 10 else 30)
-        c.counters.observe(TTFT, 5.0 if second < 10 else 0.02)
+        c.counters.inc(TOKENS, 1000 if second < 10 else 30, engine=str(second % 2))
+        c.counters.observe(TTFT, 5.0 if second < 10 else 0.02, tenant="default", priority="0")
         recent = c.read(float(second))
     assert recent.per_second(TOKENS) == 30
     slowest = recent.quantile(TTFT, 0.99)

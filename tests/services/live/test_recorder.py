@@ -53,7 +53,7 @@ class Watched:
         self.recorder.started(iteration)
         self.time += seconds
         self.script.scheduler.update(self.script.result_of(iteration))
-        self.recorder.finished(iteration, seconds)
+        self.recorder.finished(iteration, RESULT, seconds)
         self.recorder.committed(self.script.scheduler.take_commits())
 
 
@@ -160,7 +160,7 @@ class Life:
             eos = [] if turn.eos is None else batch[turn.eos : turn.eos + 1]
             self.scheduler.update(Script.result_of(iteration, dict.fromkeys(eos, EOS)))
             if self.recorder.watched:
-                self.recorder.finished(iteration, 0.02)
+                self.recorder.finished(iteration, RESULT, 0.02)
                 if watches == self.watches:
                     self.expected.append((iteration.step, works))
         if turn.commit:

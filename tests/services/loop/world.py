@@ -13,6 +13,7 @@ from services.loop.clock import RealClock, run_in_virtual_time
 from services.loop.engine_loop import EngineLoop
 from services.loop.iteration_cost import IterationCost
 from services.loop.local_engine import LocalSeat
+from services.loop.observers import Observer
 from services.messages import (
     EngineFigures,
     Exchange,
@@ -26,6 +27,8 @@ from services.metrics import Counters
 from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+from services.tracing.tenures import TenureTraces
+from services.tracing.tracer import Tracer
 
 SEAT = "c/0"
 BLOCK = 16
@@ -160,6 +163,8 @@ class World:
         self.engine = WaitingEngine(iteration, stages=self.knobs.batches_in_flight)
         self.counters = Counters()
         self.cost = IterationCost()
+        self.tracer: Tracer | None = None
+        self.observers: list[Observer] = []
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop:
         """Acquire the seat, which is free. Returns the loop of its new owner."""
@@ -190,13 +195,14 @@ class World:
             self.figures,
             self.counters,
             self.cost,
+            observers=[*self.observers, *([TenureTraces(self.tracer, seat, epoch, now)] if self.tracer else [])],
         )
         return self.loop
 
-    async def submit(self, request: str, prompt: int = 16, new: int = 4) -> str:
+    async def submit(self, request: str, prompt: int = 16, new: int = 4, trace: str = "") -> str:
         """Submit one sequence and return its id."""
         sequence = NewSequence(f"{request}/0", [WORD] * prompt, SamplingParams(new))
-        await self.pool.submit(Submission(request, "g", [sequence]))
+        await self.pool.submit(Submission(request, "g", [sequence], trace=trace))
         return sequence.id
 
     async def read(self, id: str) -> tuple[list[int], str | None]:

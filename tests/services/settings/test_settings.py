@@ -167,6 +167,8 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"device": "tpu"}, "device"),
         ({"order": "lifo"}, "order"),
+        ({"otlp_traces_endpoint": "localhost:4317"}, "otlp_traces_endpoint"),
+        ({"log_format": "xml"}, "log_format"),
         ({"ageing": -1}, "ageing"),
         ({"preset": "vllm"}, "preset"),
         ({"tbt_target": "soon"}, "tbt_target: is neither 'auto' nor a number of seconds .*'soon'"),

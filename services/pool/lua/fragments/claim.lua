@@ -6,17 +6,23 @@ local MAX_PASSED_OF_TENANT = 500 -- of one tenant, which then has no more turns 
 local RETURN_TIME = 60000000 -- us within which a seat that lost its owner may have one again
 
 -- What a scheduler needs of a claimed sequence: {id, rank, prompt, tokens, sampling, strikes, class, target of the time
--- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens}.
+-- to the first token (us), time since arrival (us), tenant, choice, maximum of new tokens, trace context or "", {} or
+-- how it left the seat before: [seat, epoch, us since that seat claimed it, us since it left, 1 if it was taken from an
+-- owner that is dead or silent]; only with a trace context}.
 local function claim_contents(id)
   local s = redis.call("HMGET", P .. "seq:" .. id, "rank", "asked", "strikes", "struck_at", "group", "tokens_max",
-    "prompt_len")
+    "prompt_len", "left")
   local prompt, sampling, choice = unpack(cmsgpack.unpack(s[2]))
   local group = redis.call("HMGET", P .. "group:" .. s[5], "priority", "ttft", "arrival", "tenant",
-    "prompt" .. prompt, "sampling" .. sampling)
+    "prompt" .. prompt, "sampling" .. sampling, "trace")
   local tokens = redis.call("GET", P .. "tok:" .. id) or ""
   local strikes = tonumber(s[4]) == #tokens / 4 and tonumber(s[3]) or 0
+  local left = group[7] and s[8] and cmsgpack.unpack(s[8]) or {}
+  if left[1] then
+    left = { left[1], left[2], now - left[3], now - left[4], left[5] }
+  end
   return { id, s[1], group[5], tokens, group[6], strikes, tonumber(group[1]), tonumber(group[2]),
-    now - tonumber(group[3]), group[4], choice, s[6] - s[7] }
+    now - tonumber(group[3]), group[4], choice, s[6] - s[7], group[7] or "", left }
 end
 
 local function contents_of_claims(ids)
@@ -74,7 +80,8 @@ local function assign(seat, id, tenant, turn, s)
   redis.call("ZREM", P .. "waiting:" .. tenant, id)
   count_claim(tenant, s.class, s.prompt)
   redis.call("HSET", P .. "turn:" .. tenant, counter, string.format("%.0f", count), "last", now)
-  redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "payer", counter .. ":" .. tenant)
+  redis.call("HSET", P .. "seq:" .. id, "state", "running", "seat", seat, "claimed", now,
+    "payer", counter .. ":" .. tenant)
   redis.call("SADD", P .. "running:" .. seat, id)
 end
 

@@ -63,14 +63,19 @@ local function strike_softly(seat)
 end
 
 -- Puts a sequence that its seat no longer runs back into the queue, with its rank and tokens; ends it if it is
--- cancelled. The caller removes it from the seat's sets. Returns whether it waits.
-local function requeue(id)
-  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len", "class")
+-- cancelled. The caller removes it from the seat's sets. `taken`: 1 if its owner is dead or silent, or does not know it;
+-- 0 if the owner has given it back. Returns whether it waits.
+local function requeue(seat, id, taken)
+  local state = redis.call("HMGET", P .. "seq:" .. id, "rank", "cancelled", "payer", "prompt_len", "class", "claimed")
   if state[2] then
     end_as_cancelled(id)
     return false
   end
   redis.call("HSET", P .. "seq:" .. id, "state", "waiting")
+  if state[6] then -- an earlier build does not write it
+    local epoch = redis.call("HGET", P .. "seat:" .. seat, "epoch") or ""
+    redis.call("HSET", P .. "seq:" .. id, "left", cmsgpack.pack({ seat, epoch, tonumber(state[6]), now, taken }))
+  end
   redis.call("HDEL", P .. "seq:" .. id, "seat")
   local tenant = string.match(state[3], ":(.*)$")
   enqueue(tenant, id, state[1])
@@ -79,11 +84,11 @@ local function requeue(id)
   return true
 end
 
--- Takes a seat from its owner and requeues what it runs. Returns how many sequences wait again.
-local function vacate_seat(seat)
+-- Takes a seat from its owner and requeues what it runs; `taken` as for `requeue`. Returns how many sequences wait again.
+local function vacate_seat(seat, taken)
   local requeued = 0
   for _, id in ipairs(redis.call("SMEMBERS", P .. "running:" .. seat)) do
-    requeued = requeued + (requeue(id) and 1 or 0)
+    requeued = requeued + (requeue(seat, id, taken) and 1 or 0)
   end
   redis.call("DEL", P .. "running:" .. seat, P .. "cancelled:" .. seat, P .. "bell:" .. seat)
   redis.call("HDEL", P .. "seat:" .. seat, "epoch", "owner", "lease", "call", "said")
@@ -96,7 +101,7 @@ end
 -- Takes a seat from an owner that is dead or silent. Returns how many sequences wait again.
 local function reclaim_seat(seat)
   strike_softly(seat)
-  local requeued = vacate_seat(seat)
+  local requeued = vacate_seat(seat, 1)
   if requeued > 0 then
     redis.call("HINCRBYFLOAT", COUNTERS, "orca:reclaimed_requests", requeued)
   end
@@ -131,7 +136,7 @@ local function requeue_all_but(seat, ids, ended, foreign, lacking)
       redis.call("SREM", P .. "running:" .. seat, id)
       redis.call("SREM", P .. "cancelled:" .. seat, id)
       lacking[id] = nil
-      requeued = requeued + (requeue(id) and 1 or 0)
+      requeued = requeued + (requeue(seat, id, 1) and 1 or 0)
     end
   end
   for id in pairs(held) do
