@@ -1,4 +1,4 @@
-"""The processes of the part `live`: a gateway, a scheduler whose engine keeps a pace, watchers and streams."""
+"""The processes of the part `live`: a gateway, and a scheduler whose engine keeps a pace."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import asyncio
 import multiprocessing
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import uvicorn
 
 from actors.replica import limits_of
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
-from load.over_http import run_over_http
-from load.trace import Request
 from services.engine.null import NullEngine
 from services.engine.settings import EngineSettings
 from services.live.publisher import FramePublisher
@@ -133,31 +130,3 @@ async def scheduler(connection: Connection, redis_url: str, folder: Path, second
     await asyncio.wait(tasks)
     await pool.release(SEAT, epoch)
     await pool.close()
-
-
-async def watchers(connection: Connection, url: str, count: int) -> None:
-    """Reads so many feeds. Sends None when all are open."""
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        responses = [await session.get("/ui/feed") for _ in range(count)]
-        for response in responses:
-            response.raise_for_status()
-        reading = [asyncio.create_task(_read(response)) for response in responses]
-        connection.send(None)
-        await closed(connection)
-        for task in reading:
-            task.cancel()
-
-
-async def _read(response: aiohttp.ClientResponse) -> None:
-    async for _ in response.content.iter_any():
-        pass
-
-
-async def streams(connection: Connection, url: str, requests: Sequence[Request]) -> None:
-    """Streams that are cut in the end. Sends None when they begin."""
-    running = asyncio.create_task(run_over_http(url, requests))
-    connection.send(None)
-    await closed(connection)
-    running.cancel()
-    await asyncio.wait({running})

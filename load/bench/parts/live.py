@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-import httpx
+import aiohttp
 
 from load.bench.figures import Figures, Table, rounds_of
-from load.bench.live_processes import gateway, process, scheduler, streams, watchers
+from load.bench.live_processes import gateway, process, scheduler
 from load.options import Options, model_folder
 from load.processes import processor_seconds
 from load.trace import Request
@@ -40,46 +40,64 @@ def run(options: Options) -> str:
 
 def measure(options: Options, settle: float, seconds: float) -> Figures:
     """Measure each case for so many seconds, after `settle` seconds."""
-    folder = model_folder(options)
+    return asyncio.run(_measure(model_folder(options), settle, seconds))
+
+
+async def _measure(folder: Path, settle: float, seconds: float) -> Figures:
     found: dict[str, Table] = {IDLE: {}, BUSY: {}}
-    with tempfile.TemporaryDirectory() as data, asyncio.Runner() as runner:
+    with tempfile.TemporaryDirectory() as data:
         server = PoolServer(choose_server(), Path(data))
-        url = runner.run(server.start())
+        url = await server.start()
         for recorded in (False, True):
             with (
                 process(gateway, url, folder, Path(data) / "files") as (gateway_pid, address),
                 process(scheduler, url, folder, PACE, recorded) as (scheduler_pid, _),
             ):
                 pids = {"gateway": gateway_pid, "scheduler": scheduler_pid, "Redis": server.pid}
-                _until_ready(address)
-                for title in (IDLE, BUSY):
-                    for count in WATCHERS if recorded else (0,):
-                        row = f"{count} watching" if recorded else "-"
-                        with _load(address, count, title == BUSY, settle + seconds):
-                            time.sleep(settle)
-                            found[title][row] = _spent(pids, seconds)
-        runner.run(server.stop())
+                async with _session(address) as session:
+                    while not (await session.get("/ready")).ok:
+                        await asyncio.sleep(0.1)
+                    for title in (IDLE, BUSY):
+                        for count in WATCHERS if recorded else (0,):
+                            tokens = round(2 * (settle + seconds) / PACE) if title == BUSY else 0
+                            async with _clients(session, count, tokens):
+                                await asyncio.sleep(settle)
+                                row = f"{count} watching" if recorded else "-"
+                                found[title][row] = await _spent(pids, seconds)
+        await server.stop()
     return found
 
 
-def _until_ready(address: str) -> None:
-    with httpx.Client(base_url=address, timeout=60.0) as client:
-        while not client.get("/ready").is_success:
-            time.sleep(0.1)
+def _session(address: str) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None)
+    return aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
 
-@contextmanager
-def _load(address: str, count: int, busy: bool, seconds: float) -> Iterator[None]:
-    with ExitStack() as stack:
-        if count:
-            stack.enter_context(process(watchers, address, count))
-        if busy:
-            stack.enter_context(process(streams, address, [Request([5] * PROMPT, round(2 * seconds / PACE))] * STREAMS))
+@asynccontextmanager
+async def _clients(session: aiohttp.ClientSession, watchers: int, tokens: int) -> AsyncIterator[None]:
+    """So many readers of the feed, and streams of so many tokens, until they are cut."""
+    body = Request([5] * PROMPT, tokens).http()
+    calls = [session.get("/ui/feed") for _ in range(watchers)]
+    calls += [session.post(body.path, json=body.body) for _ in range(STREAMS) if tokens]
+    reading = [asyncio.create_task(_read(call)) for call in calls]
+    try:
         yield
+    finally:
+        for task in reading:
+            assert not task.done(), f"it ended early: {task}"
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
-def _spent(pids: Mapping[str, int], seconds: float) -> dict[str, float]:
+async def _read(call: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> None:
+    async with call as response:
+        response.raise_for_status()
+        async for _ in response.content.iter_any():
+            pass
+
+
+async def _spent(pids: Mapping[str, int], seconds: float) -> dict[str, float]:
     before, began = processor_seconds(pids.values()), time.perf_counter()
-    time.sleep(seconds)
+    await asyncio.sleep(seconds)
     after, took = processor_seconds(pids.values()), time.perf_counter() - began
     return {name: 1000 * (after[pid] - before[pid]) / took for name, pid in pids.items()}
