@@ -55,7 +55,7 @@ async def _measure(folder: Path, settle: float, seconds: float) -> Figures:
             ):
                 pids = {"gateway": gateway_pid, "scheduler": scheduler_pid, "Redis": server.pid}
                 async with _session(address) as session:
-                    while not (await session.get("/ready")).ok:
+                    while not (await session.get("/ready")).ok:  # noqa: ASYNC110 - there is no event to wait for
                         await asyncio.sleep(0.1)
                     for title in (IDLE, BUSY):
                         for count in WATCHERS if recorded else (0,):
