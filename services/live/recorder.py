@@ -14,6 +14,7 @@ DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, fo
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
 
 
+
 class ObservedRequest(Protocol):
     """What the recorder reads of a scheduler's request."""
 
@@ -70,7 +71,7 @@ class Recorder(Observer):
     def _forget(self) -> None:
         self._requests: dict[str, RequestFrame] = {}  # those that have run and have not ended
         self._undescribed: list[RequestFrame] = []
-        self._described_at = self._wall()  # when all of them were described last
+        self._described_at = 0.0  # when all of them were described last
         self._started: dict[int, IterationFrame] = {}  # by step
         self._frames: list[IterationFrame] = []
         self._ended: list[tuple[int, str]] = []  # not in a frame yet
@@ -96,19 +97,27 @@ class Recorder(Observer):
         if frame is None:  # it was started before anybody watched
             return
         at = round((self._wall() - seconds) * 1000)
-        ended, self._ended = self._ended, []
+        ended, self._ended = [*self._ended, *frame.ended], []
         ms = round(seconds * 1000, 2)
         self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
         del self._frames[:-MOST_FRAMES]
 
     def committed(self, commits: Sequence[Commit]) -> None:
-        """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
+        """Note the ends among the commits of an exchange."""
         if not self.watched:
             return
-        ended = self._frames[-1].ended if self._frames else self._ended
         for commit in commits:
             if commit.end and (request := self._requests.pop(commit.id, None)):
-                ended.append((request.n, commit.end.reason.value))
+                self._last_list(request.n).append((request.n, commit.end.reason.value))
+
+    def _last_list(self, n: int) -> list[tuple[int, str]]:
+        """Return the list of ends in which that of a request belongs: of the iteration in flight that still computes
+        it, if there is one, otherwise of the last iteration that has finished.
+        """
+        for frame in reversed(self._started.values()):
+            if any(n == computed for computed, _, _ in frame.requests):
+                return frame.ended
+        return self._frames[-1].ended if self._frames else self._ended
 
     def take(self) -> FrameBatch | None:
         """Return the frames since the last call, and the requests that are to be described; None without frames."""
@@ -116,7 +125,8 @@ class Recorder(Observer):
             return None
         frames, self._frames = self._frames, []
         described, self._undescribed = self._undescribed, []
-        if (now := self._wall()) >= self._described_at + DESCRIBE_AGAIN:
+        now = self._wall()
+        if not 0 <= now - self._described_at < DESCRIBE_AGAIN:
             self._described_at = now
             fresh = {request.n for request in described}
             described += [request for request in self._requests.values() if request.n not in fresh]
