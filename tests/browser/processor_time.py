@@ -1,6 +1,6 @@
 """`python -m tests.browser.processor_time`: the processor time of headless Chromium that shows the live page.
 
-Gateway, scheduler and pool are real, and run in one process; the engine takes 9 ms for an iteration of up to 32 requests.
+Gateway, scheduler and pool are real, and run in one process; the engine takes 9 ms for an iteration of up to 32 rows.
 The page is measured on an idle server, and while 32 streams run.
 """
 

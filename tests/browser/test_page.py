@@ -101,7 +101,11 @@ def test_it_asks_for_a_key_until_the_server_knows_it(open_page: Opens, locked: S
 
 def test_a_recording_is_played(open_page: Opens, stack: Stack, tmp_path: Path) -> None:
     page = open_page(stack.url + "/ui#replay", **WIDE)
+    expect(page.locator("#name-1")).to_have_text("Iteration-level scheduling")
+    expect(page.locator("#totals-1")).to_contain_text("requests ended")  # the built-in pair
     page.locator("#file-0").set_input_files(SAMPLE)
+    expect(page.locator("#name-0")).to_have_text(SAMPLE.name)
+    page.locator("#clock").fill("100000")
     expect(page.locator("#totals-0")).to_contain_text("12 requests ended")
     page.locator("#clock").fill("0")
     expect(page.locator("#totals-0")).to_contain_text("0 requests ended")
