@@ -27,11 +27,11 @@ class FramePublisher:
 
     async def run(self) -> None:
         """Publish until cancelled, through outages of the pool's server."""
-        publishing = asyncio.create_task(self._publish())
         try:
-            await asyncio.gather(publishing, self._listen())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._publish())
+                group.create_task(self._listen())
         finally:
-            publishing.cancel()
             self._recorder.watch(False)
             await self._broadcast.close()
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol
 
 from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
 from services.messages import Commit, Iteration
 
 DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
+
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 
 class ObservedRequest(Protocol):
@@ -43,6 +49,20 @@ class ObservedScheduler(Protocol):
     def num_held_blocks(self) -> int: ...
 
 
+def _harmless(note: Callable[Concatenate[Recorder, P], None]) -> Callable[Concatenate[Recorder, P], None]:
+    """A fault of the recorder turns it off. Otherwise the loop would take it for a fault of the scheduler, and end."""
+
+    @wraps(note)
+    def noted(self: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            note(self, *args, **kwargs)
+        except Exception:
+            log.exception("iterations are not recorded any more")
+            self.watch(False)
+
+    return noted
+
+
 class Recorder:
     """The `Recorder` of an `EngineLoop`. Its methods are called only while `watched` is true.
 
@@ -69,11 +89,12 @@ class Recorder:
     def _forget(self) -> None:
         self._requests: dict[str, RequestFrame] = {}  # those that have run and have not ended
         self._undescribed: list[RequestFrame] = []
-        self._described_at = self._wall()  # when all of them were described last
+        self._described_at = 0.0  # when all of them were described last
         self._started: dict[int, IterationFrame] = {}  # by step
         self._frames: list[IterationFrame] = []
         self._ended: list[tuple[int, str]] = []  # not in a frame yet
 
+    @_harmless
     def started(self, iteration: Iteration) -> None:
         """Note an iteration that was just selected."""
         find = self._scheduler.find
@@ -87,6 +108,7 @@ class Recorder:
         blocks = self._scheduler.num_held_blocks
         self._started[iteration.step] = IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted)
 
+    @_harmless
     def finished(self, iteration: Iteration, seconds: float) -> None:
         """Note the result of an iteration, `seconds` after its start."""
         frame = self._started.pop(iteration.step, None)
@@ -98,6 +120,7 @@ class Recorder:
         self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
         del self._frames[:-MOST_FRAMES]
 
+    @_harmless
     def committed(self, commits: Sequence[Commit]) -> None:
         """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
         ended = self._frames[-1].ended if self._frames else self._ended
@@ -111,7 +134,8 @@ class Recorder:
             return None
         frames, self._frames = self._frames, []
         described, self._undescribed = self._undescribed, []
-        if (now := self._wall()) >= self._described_at + DESCRIBE_AGAIN:
+        now = self._wall()
+        if not 0 <= now - self._described_at < DESCRIBE_AGAIN:
             self._described_at = now
             fresh = {request.n for request in described}
             described += [request for request in self._requests.values() if request.n not in fresh]
