@@ -12,16 +12,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
 
 from load.server import ROOT, OrcaServer
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.timeout(400)]
 
-Opens = Callable[..., Page]
+Opens = Callable[..., "Page"]
 
 STREAMS = 32
 TOKENS = 600

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
 from relay import Relay
 from stack import Stack
 
 from gateway.live import files
 
-Opens = Callable[..., Page]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
+
+Opens = Callable[..., "Page"]
 
 PAGE = Path(files.__file__).parent / "page"
 SAMPLE = Path(__file__).parents[1] / "services/live/data/live_sample.jsonl"
