@@ -85,7 +85,7 @@ def test_an_answer_goes_on_when_its_engine_and_its_scheduler_are_killed(open_pag
     for count, name in enumerate(("engine", "scheduler")):
         page.get_by_role("button", name=f"Kill {name}").click()
         expect(page.locator("#demo-told")).to_have_text(f"killed the {name}")
-        expect(page.locator("#gaps li", has_text="a new owner")).to_have_count(count + 1, timeout=60_000)
+        expect(page.locator("#gaps li", has_text="was replaced")).to_have_count(count + 1, timeout=60_000)
         page.wait_for_timeout(4000)
         picture(page, f"{name}_killed")
     expect(page.locator("#send")).to_be_visible(timeout=120_000)

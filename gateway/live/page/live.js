@@ -68,7 +68,7 @@ export class Live {
   _gap(name, { gap, busy, taken, at, ms }) {
     if (!gap || !busy) return;
     const line = document.createElement("li");
-    const how = taken ? "a new owner goes on with its requests" : "it goes on";
+    const how = taken ? "its engine or scheduler was replaced, and its requests go on" : "it goes on";
     const label = labelOf(name, [...this._engines.keys()]);
     line.textContent = `${clock(at)} Engine ${label} ran no iteration for ${(ms / 1000).toFixed(1)} s; ${how}.`;
     element("gaps").prepend(line);
