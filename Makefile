@@ -6,6 +6,7 @@
 # make verify     the paper's trace over HTTP, each output compared with generate() for that request alone
 # make bench      the benchmarks of docs/benchmarks.md
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
+# make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
 # make schemas    download the documents of others that some tests compare with, into .schemas
@@ -21,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos fuzz lint verify bench locust clients simulate schemas clean
+.PHONY: serve test test-fast chaos browser fuzz lint verify bench locust clients simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -35,6 +36,9 @@ test-fast: .venv/test
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m load.chaos
+
+browser: .venv/test
+	ORCA_SCREENSHOTS=docs/live $(BIN)/python -m pytest tests/browser -m 'chaos or not chaos'
 
 fuzz: .venv/test
 	$(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout 3600

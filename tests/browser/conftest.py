@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,7 +21,8 @@ from tiny_text import make_folder
 from services.files import user_cache
 from services.settings.settings import Settings
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -29,7 +31,8 @@ AXE = "4.11.0"
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[playwright.Browser]:
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if not CHROMIUM:
         pytest.skip("no Chromium on the PATH")
     with playwright.sync_playwright() as driver:
@@ -92,16 +95,16 @@ def locked(pool_url: str, tiny_folder: Path, key: str) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def open_page(browser: playwright.Browser) -> Iterator[Callable[..., playwright.Page]]:
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open pages, each in a profile of its own. After the test no page may have logged an error, except that a
     connection broke or a key was asked for."""
     contexts, errors = [], []
 
-    def note(message: playwright.ConsoleMessage) -> None:
+    def note(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             errors.append(message.text)
 
-    def open_(url: str, **options: object) -> playwright.Page:
+    def open_(url: str, **options: object) -> Page:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
 from relay import Relay
 from stack import Stack
 
 from gateway.live import files
 
-Opens = Callable[..., Page]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
+
+Opens = Callable[..., "Page"]
 
 PAGE = Path(files.__file__).parent / "page"
 SAMPLE = Path(__file__).parents[1] / "services/live/data/live_sample.jsonl"
@@ -101,7 +106,11 @@ def test_it_asks_for_a_key_until_the_server_knows_it(open_page: Opens, locked: S
 
 def test_a_recording_is_played(open_page: Opens, stack: Stack, tmp_path: Path) -> None:
     page = open_page(stack.url + "/ui#replay", **WIDE)
+    expect(page.locator("#name-1")).to_have_text("Iteration-level scheduling")
+    expect(page.locator("#totals-1")).to_contain_text("requests ended")  # the built-in pair
     page.locator("#file-0").set_input_files(SAMPLE)
+    expect(page.locator("#name-0")).to_have_text(SAMPLE.name)
+    page.locator("#clock").fill("100000")
     expect(page.locator("#totals-0")).to_contain_text("12 requests ended")
     page.locator("#clock").fill("0")
     expect(page.locator("#totals-0")).to_contain_text("0 requests ended")

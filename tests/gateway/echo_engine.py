@@ -26,6 +26,7 @@ class EchoEngine:
         self._tokenizer = tokenizer
         self._eos = tokenizer.encode("<eos>")
         self._epoch: str | None = None
+        self.pace = 0.0  # seconds that each iteration takes besides
         self.asked: list[NewRequest] = []  # all requests received
         self._rows: dict[str, tuple[NewRequest, int]] = {}
 
@@ -35,6 +36,7 @@ class EchoEngine:
     def run(self, iteration: Iteration) -> IterationResult:
         if iteration.epoch != self._epoch:
             raise StaleEpoch(iteration.epoch)
+        time.sleep(self.pace)
         for id in iteration.released:
             self._rows.pop(id, None)
         for new in iteration.new:

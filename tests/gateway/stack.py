@@ -104,6 +104,7 @@ class Stack(Background):
         self.settings = settings
         self.tokenizer, self.info = Tokenizer.load(folder), ModelInfo.load(folder)
         self.figures = EngineFigures(NAME, self.info.max_model_len, 25, 16, self.info.vocab_size, "echo")
+        self.batch_size = 8
         self._redis_url, self._pool_name, self._folder, self._with_engine = redis_url, pool_name, folder, engine
         self.url = ""
 
@@ -153,7 +154,7 @@ class Stack(Background):
         scheduler = Scheduler(
             epoch=epoch,
             figures=self.figures,
-            knobs=Knobs(max_batch_size=8),
+            knobs=Knobs(max_batch_size=self.batch_size),
             eos_token_ids=self.info.eos_token_ids,
             text=self.tokenizer.tables,
         )

@@ -4,7 +4,7 @@ import { Refused, call, events, sleep } from "./api.js";
 
 const PATIENCE = 120_000; // ms without a sign of life after which it gives up
 const SILENCE = 60_000; // ms without a byte after which a connection counts as dead
-const PAUSE = 700; // ms between two events of a connection that are told, such as after the death of an engine
+const PAUSE = 1500; // ms between two events of a connection that are told, such as after the death of an engine
 const [FIRST_PAUSE, LONGEST_PAUSE] = [50, 2000]; // ms
 
 /** The state of an answer. It is plain JSON, so that a page that is loaded again can go on with it. */

@@ -30,7 +30,7 @@ export class Figures {
     element("kv-blocks").textContent = `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`;
     element("gateways").textContent = plural(state.gateways, "gateway");
     element("served").textContent = state.model ?? "";
-    element("engines").replaceChildren(...state.engines.map(engine));
+    element("engines").replaceChildren(...state.engines.map((one) => engine(one, labelOf(one.name, state.engines.map(({ name }) => name)))));
   }
 
   _figure(name, value) {
@@ -46,14 +46,14 @@ export class Figures {
   }
 }
 
-function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }) {
+function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blocks, used, batch }, label) {
   const item = document.createElement("li");
   const state = alive ? (ready ? "ready" : "starting") : "down";
   const head = item.appendChild(document.createElement("div"));
   head.className = "engine-head";
   add(head, "span", `state-${state}`, state);
-  add(head, "strong", "", `Engine ${name}`);
-  add(head, "span", "quiet", `epoch ${epoch}`);
+  add(head, "strong", "", `Engine ${label}`).title = name;
+  if (epoch) add(head, "span", "quiet", `epoch …${epoch.slice(-4)}`).title = epoch;
   const bar = item.appendChild(document.createElement("div"));
   bar.className = "bar";
   const full = bar.appendChild(document.createElement("div"));
@@ -67,6 +67,13 @@ function add(parent, tag, kind, words) {
   const child = parent.appendChild(document.createElement(tag));
   if (kind) child.className = kind;
   child.textContent = words;
+  return child;
+}
+
+/** The shortest name of an engine that no other has: `0`, or `cluster/0`. */
+export function labelOf(name, names) {
+  const last = name.split("/").pop();
+  return names.filter((other) => other.split("/").pop() === last).length > 1 ? name : last;
 }
 
 function sum(engines, name) {

@@ -2,7 +2,8 @@
 
 import { Chart, WIDTHS } from "./chart.js";
 import { Feed } from "./feed.js";
-import { Figures } from "./figures.js";
+import { Figures, labelOf } from "./figures.js";
+import { clock } from "./overlay.js";
 import { inspectable } from "./inspect.js";
 import { Timeline } from "./timeline.js";
 
@@ -13,6 +14,7 @@ const STATUS = {
   key: "needs a key",
   missing: "no live feed",
 };
+const MOST_GAPS = 4; // that are told
 const element = (id) => document.getElementById(id);
 
 export class Live {
@@ -47,7 +49,10 @@ export class Live {
 
   _take(event, data) {
     if (event === "iterations") {
-      this._engine(data.engine).timeline.add(data);
+      const { timeline } = this._engine(data.engine);
+      const end = timeline.end;
+      timeline.add(data);
+      for (let at = Math.max(end, timeline.first); at < timeline.end; at++) this._gap(data.engine, timeline.item(at));
       element("nothing").hidden = true;
       this._draw();
     } else if (event === "state") {
@@ -59,14 +64,25 @@ export class Live {
     }
   }
 
+  /** Tell of a gap in which requests waited. */
+  _gap(name, { gap, busy, taken, at, ms }) {
+    if (!gap || !busy) return;
+    const line = document.createElement("li");
+    const how = taken ? "its engine or scheduler was replaced, and its requests go on" : "it goes on";
+    const label = labelOf(name, [...this._engines.keys()]);
+    line.textContent = `${clock(at)} Engine ${label} ran no iteration for ${(ms / 1000).toFixed(1)} s; ${how}.`;
+    element("gaps").prepend(line);
+    while (element("gaps").children.length > MOST_GAPS) element("gaps").lastChild.remove();
+  }
+
   _engine(name) {
     let engine = this._engines.get(name);
     if (engine) return engine;
     const holder = document.createElement("div");
     holder.className = "chart";
     const title = document.createElement("h3");
-    title.textContent = `Engine ${name}`;
     const names = [...this._engines.keys(), name].sort();
+    title.textContent = `Engine ${labelOf(name, names)}`;
     const after = [...element("charts").children][2 * names.indexOf(name)] ?? null;
     element("charts").insertBefore(title, after);
     element("charts").insertBefore(holder, after);

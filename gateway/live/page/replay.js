@@ -85,7 +85,7 @@ export class Replay {
     element(`name-${index}`).textContent = name;
     this._align();
     element("clock").max = String(Math.ceil(this._length));
-    this._seek(Math.min(this._at || 12_000, this._length));
+    this._seek(Math.min(this._at || 0.45 * this._length, this._length));
     return undefined;
   }
 

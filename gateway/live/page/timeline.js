@@ -177,7 +177,7 @@ export class Timeline {
     while (this.slots.at(-1) === 0) this.slots.pop();
   }
 
-  /** Another owner has the engine: the requests of the one before come again under other numbers. */
+  /** The engine or its scheduler was replaced: its requests come again under other numbers. */
   _release() {
     for (const uid of this.slots) if (uid) this.requests.get(uid).slot = -1;
     this.slots = [];
