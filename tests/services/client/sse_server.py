@@ -19,7 +19,7 @@ def frame(data: object, id: str = "") -> bytes:
 
 @dataclass
 class Reply:
-    """One answer: `frames` as a stream, whose connection may be `cut` at the end; or `body` with `status`."""
+    """One answer: `frames` as a stream, whose connection may be `cut` at the end; or a `body`, with `status`."""
 
     frames: Frames = field(default_factory=list)
     cut: bool = False
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = Asked(self.path, body, self.headers["Idempotency-Key"], self.headers["Last-Event-ID"])
         self.server.asked.append(asked)
         reply = self.server.reply(asked)
-        if reply.status != 200:
+        if reply.status != 200 or reply.body:
             self._whole(reply.status, reply.body, reply.retry_after)
             return
         self.send_response(200)
