@@ -42,7 +42,8 @@ class Stage:
             return arrivals / self.begin if self.begin else math.inf
         slope = (self.end - self.begin) / self.seconds
         # the root of slope/2 at² + begin at = arrivals, in the form that does not cancel for small slopes
-        return 2 * arrivals / (self.begin + math.sqrt(max(0.0, self.begin**2 + 2 * slope * arrivals)))
+        doubled = self.begin + math.sqrt(max(0.0, self.begin**2 + 2 * slope * arrivals))
+        return 2 * arrivals / doubled if doubled else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Asked:
     body: dict[str, Any]
     key: str | None
     last_id: str | None
+    authorization: str | None = None
 
 
 class SseServer(ThreadingHTTPServer):
@@ -68,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         asked = Asked(self.path, body, self.headers["Idempotency-Key"], self.headers["Last-Event-ID"])
+        asked.authorization = self.headers["Authorization"]
         self.server.asked.append(asked)
         reply = self.server.reply(asked)
         if reply.status != 200 or reply.body:
