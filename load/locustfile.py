@@ -40,15 +40,13 @@ def _arguments(parser: ArgumentParser) -> None:
 def _init(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
     # Locust would use the first shape and all users that it finds in this file
-    shapes = environment.available_shape_classes or {}
-    chosen = [shapes[shape.__name__] for shape in SHAPES if shape.kind == options.shape]
-    if options.shape != "constant" or type(environment.shape_class) in SHAPES:
-        environment.shape_class = chosen[0] if chosen else None
+    if options.shape != "constant" or isinstance(environment.shape_class, SHAPES):
+        environment.shape_class = next((shape() for shape in SHAPES if shape.kind == options.shape), None)
     if environment.shape_class is not None:
         environment.shape_class.runner = environment.runner
     if not options.user_classes and not isinstance(environment.runner, WorkerRunner):
-        ours = [ChatUser, CompletionUser, UnstreamedChatUser, UnstreamedCompletionUser, *RESUMING, ToolUser]
-        environment.user_classes[:] = [c for c in environment.user_classes if c is ChatUser or c not in ours]
+        derived = [user for user in environment.user_classes if user.__module__ != __name__]
+        environment.user_classes[:] = derived or [ChatUser]
     if is_open(options):
         options.num_users = options.num_users or OPEN_LOOP_USERS
     if is_open(options) or options.shape != "constant":
@@ -106,9 +104,6 @@ class ResumingChatUser(ChatUser, ResumingUser):
 
 class ResumingCompletionUser(CompletionUser, ResumingUser):
     """Streams completions, and resumes a stream that breaks."""
-
-
-RESUMING = (ResumingChatUser, ResumingCompletionUser)
 
 
 class ToolUser(ChatUser):

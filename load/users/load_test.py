@@ -71,7 +71,8 @@ class LoadTest:
                 self._plan()
             self._prepare()
         except ValueError as error:
-            self.environment.process_exit_code = 2
+            if self.options.headless:
+                self.environment.process_exit_code = 2
             raise StopTest(str(error)) from None
 
     def _plan(self) -> None:
@@ -271,7 +272,7 @@ class LoadTest:
         if self.options.load_plan["kind"] != "knee":
             return []
         assert self.tally
-        level = [f"{stage.end:g} {unit}" for stage in self.profile.stages]
+        level = [f"{stage.end:.4g} {unit}" for stage in self.profile.stages]
         share = [f"{stage.attained:.0%}" for stage in self.tally.stages]
         last = self.tally.knee(self.judged())
         if last is None:

@@ -144,7 +144,7 @@ def table(tally: Tally, levels: Sequence[tuple[float, float, float]], unit: str)
     for stage, (seconds, begin, end) in zip(tally.stages, levels, strict=True):
         if not stage.sent:
             continue
-        level = f"{begin:g}" if begin == end else f"{begin:g}-{end:g}"
+        level = f"{begin:.4g}" if begin == end else f"{begin:.4g}-{end:.4g}"
         row = [level, f"{stage.sent / seconds:.2f}", f"{stage.answered / seconds:.2f}", str(stage.failed)]
         measures = [(stage.ttft, 0.5), (stage.ttft, 0.99), (stage.tpot, 0.5), (stage.tpot, 0.99)]
         measures += [(stage.worst_gap, 0.99), (stage.e2e, 0.5), (stage.e2e, 0.99)]
