@@ -124,13 +124,13 @@ def _warnings(tally: Tally, asked: int | None, sent: int) -> list[str]:
         worst = max(stage.latest for stage in tally.stages) / 1000
         lines.append(
             f"the rate was not held: {asked - sent} of {asked} requests were not sent, and {late} late by up to "
-            f"{worst:.1f} s, because all users waited for answers. Latencies begin at the intended time. More users "
-            "(-u) hold the rate; if Locust warns of its own CPU usage, more processes (--processes) do"
+            f"{worst:.1f} s; latencies begin at the intended time. Either all users waited for answers (-u sets "
+            "more), or Locust had too little processor time (--processes)"
         )
     if unanswered := tally.total("open"):
         lines.append(
             f"{unanswered} requests had no answer when the test ended, and are in no figure of latency; "
-            "--stop-timeout SECONDS waits for them"
+            "--stop-timeout waits for them, as does --requests in place of -t"
         )
     return lines
 
