@@ -18,7 +18,7 @@ import gevent
 import orjson
 from gevent.lock import BoundedSemaphore
 from locust.exception import StopTest
-from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from load.users import options as asked_for
 from load.users.profile import Kind, Profile, arrivals, share
@@ -77,7 +77,9 @@ class LoadTest:
 
     def _plan(self) -> None:
         """Put into the options what workers do not know otherwise: they get all that are not Locust's own."""
-        workers = sorted(self.runner.clients) if isinstance(self.runner, MasterRunner) else ["local"]
+        workers = ["local"]
+        if isinstance(self.runner, MasterRunner):
+            workers = sorted(client.id for client in self.runner.clients.all if client.state != STATE_MISSING)
         users = self.options.num_users or 1
         if users < len(workers):
             raise ValueError(f"{len(workers)} workers need at least as many users, not {users}")
@@ -97,7 +99,7 @@ class LoadTest:
         self.workload = workload(options.workload, options.dataset_path)
         self._turns, self._back, self._in_hand, self._exhausted = self._my_turns(), list[Turn](), 0, False
         self._sent_unreported, self._samples = [0] * len(self.profile.stages), list[Sample]()
-        self._finished, self._reported = set[str](), False
+        self._finished, self._reported, self._told = set[str](), False, False
         self._dues, self._due = (turn.due for turn in self._my_turns()), 0
         self._next_due = next(self._dues, None)
         self._asked: dict[str, int] = {}
@@ -172,7 +174,8 @@ class LoadTest:
         self._check_finished()
 
     def _check_finished(self) -> None:
-        if self._exhausted and not self._in_hand and not self._back:
+        if self._exhausted and not self._in_hand and not self._back and not self._told:
+            self._told = True
             self.runner.send_message(FINISHED, {"test": self.options.load_plan["id"]})
 
     def _collect(self, sample: Sample) -> None:
