@@ -1,7 +1,7 @@
 """How a client resumes a stream whose connection broke: what it sends, how long it waits, and when it gives up.
 
-There are no sockets here: `services/client/streaming.py` (asyncio), `load/locustfile.py` (gevent) and `orca chat`
-(blocking) share this.
+There are no sockets here: `services/client/streaming.py` (asyncio), `load/users/openai_user.py` (gevent) and
+`orca chat` (blocking) share this.
 """
 
 from __future__ import annotations

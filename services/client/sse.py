@@ -116,7 +116,7 @@ class StreamedAnswer:
         self.choices, self._received, self.request, self.last_id = {}, [], "", ""
 
     def feed(self, event: Event) -> bool:
-        """Add one event to the answer; returns whether it held text.
+        """Add one event to the answer; returns whether it held output: text, reasoning, or a piece of a call.
 
         Raises StreamError for an error frame, for an event that is no chunk or does not continue where the last one
         ended, and for anything after `[DONE]`.
@@ -161,9 +161,11 @@ class StreamedAnswer:
 
     def _extend(self, part: dict[str, Any]) -> bool:
         choice = self.choices.setdefault(part["index"], Choice())
-        text = (part["delta"].get("content") if "delta" in part else part["text"]) or ""
+        delta = part.get("delta", {})
+        text = (delta.get("content") if "delta" in part else part["text"]) or ""
         choice.text += text
-        for piece in part.get("delta", {}).get("tool_calls") or ():
+        pieces = delta.get("tool_calls") or ()
+        for piece in pieces:
             _extend_call(choice.calls, piece)
         choice.token_ids += part.get("token_ids", ())
         choice.logprobs += _token_logprobs(part.get("logprobs") or {})
@@ -171,7 +173,8 @@ class StreamedAnswer:
             if choice.finish_reason:
                 raise StreamError(f"choice {part['index']} ended twice")
             choice.finish_reason = reason
-        return bool(text)
+        # reasoning has one of these names, by server
+        return bool(text or pieces or delta.get("reasoning_content") or delta.get("reasoning"))
 
     def _check_repetition(self) -> None:
         for index, before in self._before.items():

@@ -45,7 +45,7 @@ def test_compose_gets_healthy_and_serves_locust(deployed: ComposeCluster) -> Non
     load = ["--headless", "--users", "2", "--requests", "4", "--max-tokens", "8", "--run-time", "60s"]
     done = deployed.containers.run([*deployed.services["locust"]["command"], *load])
     assert done.returncode == 0, done.stdout
-    assert re.search(r"SSE +e2e +4 +0\(0.00%\)", done.stdout), done.stdout
+    assert re.search(r"POST +/v1/chat/completions +4 +0\(0.00%\)", done.stdout), done.stdout
     assert metrics(deployed.url)["orca:engines"] == 1
 
 

@@ -14,25 +14,26 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Stat:
-    """What Locust counted under one name."""
+    """What Locust counted in one row."""
 
     requests: int
     failures: int
     average: float  # ms
-    length: int  # sum of output tokens for `e2e` and `tpot`
+    length: int  # sum of output tokens
 
 
 @dataclass(frozen=True)
 class LocustRun:
     exit_code: int
-    stats: dict[str, Stat]  # by name: `ttft`, `tpot`, `e2e`, `/v1/models`
-    failures: dict[str, dict[str, int]]  # name -> error -> occurrences
+    stats: dict[str, Stat]  # by type and name, as `POST /v1/completions`
+    aggregated: int  # requests in the row Aggregated
+    failures: list[str]  # one for each failure
     exceptions: list[str]  # errors of the locustfile itself
     output: str
 
 
 def run_locust(host: str, folder: Path, *args: str, requests: int = 4, users: int = 2) -> LocustRun:
-    """Load `host` with exactly `requests` streamed requests of `users` users; a result file goes to `folder`.
+    """Load `host` with exactly `requests` requests of `users` users; a result file goes to `folder`.
 
     `args` are more of Locust's arguments, e.g. `--max-tokens 8` or a user class. Ends after 60 s in any case.
     """
@@ -52,8 +53,6 @@ def run_locust(host: str, folder: Path, *args: str, requests: int = 4, users: in
     )
     assert record.exists(), done.stdout
     counted = json.loads(record.read_text())
-    failures: dict[str, dict[str, int]] = {}
-    for name, error, occurrences in counted["failures"]:
-        failures.setdefault(name, {})[error] = occurrences
+    failures = [error for error, occurrences in counted["failures"] for _ in range(occurrences)]
     stats = {name: Stat(**stat) for name, stat in counted["stats"].items()}
-    return LocustRun(done.returncode, stats, failures, counted["exceptions"], done.stdout)
+    return LocustRun(done.returncode, stats, counted["aggregated"], failures, counted["exceptions"], done.stdout)

@@ -83,5 +83,10 @@ def test_load_imports_what_the_extra_bench_brings(graph: grimp.ImportGraph) -> N
     assert set().union(*missing(graph, load, SERVER).values()) >= {"locust", "matplotlib"}
 
 
+def test_the_locustfile_runs_where_only_locust_and_orjson_are_installed(graph: grimp.ImportGraph) -> None:
+    reached = graph.find_upstream_modules("load.locustfile") | {"load.locustfile"}
+    assert missing(graph, of(graph, *PACKAGES) & reached, ["locust", "orjson"]) == {}
+
+
 def test_a_server_is_installed_without_benchmarks_and_tests() -> None:
     assert installed_with(SERVER) & {"locust", "matplotlib", "gevent", "pytest", "hypothesis", "mypy"} == set()

@@ -112,6 +112,7 @@ def test_locust_finds_its_modules_beside_a_copy_of_its_file(installed: Environme
     (tmp_path / "load/locustfile.py").write_bytes((ROOT / "load/locustfile.py").read_bytes())
     listed = installed.output(tmp_path, "python", "-m", "locust", "-f", "load/locustfile.py", "--list")
     assert "ChatUser" in listed
+    assert installed.output(tmp_path, "orca-locust", "--list") == listed
 
 
 def test_it_serves(installed: Environment, url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def frame(data: object, id: str = "") -> bytes:
 
 @dataclass
 class Reply:
-    """One answer: `frames` as a stream, whose connection may be `cut` at the end; or `body` with `status`."""
+    """One answer: `frames` as a stream, whose connection may be `cut` at the end; or a `body`, with `status`."""
 
     frames: Frames = field(default_factory=list)
     cut: bool = False
@@ -34,6 +34,7 @@ class Asked:
     body: dict[str, Any]
     key: str | None
     last_id: str | None
+    authorization: str | None = None
 
 
 class SseServer(ThreadingHTTPServer):
@@ -68,9 +69,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         asked = Asked(self.path, body, self.headers["Idempotency-Key"], self.headers["Last-Event-ID"])
+        asked.authorization = self.headers["Authorization"]
         self.server.asked.append(asked)
         reply = self.server.reply(asked)
-        if reply.status != 200:
+        if reply.status != 200 or reply.body:
             self._whole(reply.status, reply.body, reply.retry_after)
             return
         self.send_response(200)
