@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from services.engine.batch.block_record import BYTES
 from services.engine.batch.buffers import Allocate, zeros
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class KVCache:
         blocks = num_blocks + 1 + num_reserved
         self.reserved_blocks = list(range(num_blocks + 1, blocks))
         self.keys = [allocate((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
+        self.record = allocate((blocks, BYTES), torch.uint8, CPU)  # of BlockRecord
         self.values = [allocate((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
 
     @property

@@ -71,6 +71,18 @@ def load_decoder(
     return load_stock(folder, dtype, device, tensors, path)
 
 
+def runs_on_cpu_kernels(folder: Path, settings: EngineSettings) -> bool:
+    """Whether `load_decoder` returns a CpuDecoder. Raises ModelError."""
+    device = devices.choose_device(settings)
+    if device.type != "cpu" or not fast_path_spec(folder, settings):
+        return False
+    try:
+        need_kernels(settings, device)
+    except NoKernels:
+        return False
+    return True
+
+
 def load_fast(
     spec: DecoderSpec,
     source: Path | Tensors,
