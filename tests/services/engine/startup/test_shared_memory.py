@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.engine.startup import huge_pages
+from services.engine.startup.huge_pages import HUGE_PAGE, BlockPages, map_shared
 from services.engine.startup.shared_memory import SharedMemory
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
+needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
 SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1)
 PROMPT = list(range(5, 16))  # two full blocks and three tokens
 
@@ -23,6 +29,7 @@ def new(computed: int = 0) -> NewRequest:
     return NewRequest("a/0", PROMPT, len(PROMPT), SamplingParams(8, temperature=0.0), computed)
 
 
+@needs_huge_pages
 @pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}])
 def test_full_blocks_and_weights_are_found_and_others_are_erased(
     change: dict[str, object], tiny_model: Callable[[str], Path]
@@ -45,7 +52,8 @@ def test_full_blocks_and_weights_are_found_and_others_are_erased(
     assert not engine._cache.values[0][2].isnan().any()
 
 
-@pytest.mark.parametrize("other", ["build", "settings", "model", "unfinished"])
+@needs_huge_pages
+@pytest.mark.parametrize("other", ["build", "settings", "numerics", "model", "unfinished"])
 def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]) -> None:
     first, second = SharedMemory("build"), SharedMemory("other" if other == "build" else "build")
     old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
@@ -56,10 +64,79 @@ def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]
         with Path(first.path).open("r+b") as header:
             header.write(bytes(32))
     second.hold(first.path)
-    settings = dataclasses.replace(SETTINGS, kv_blocks=8) if other == "settings" else SETTINGS
+    changes: dict[str, dict[str, Any]] = {"settings": {"kv_blocks": 8}, "numerics": {"dtype": "bfloat16"}}
+    settings = dataclasses.replace(SETTINGS, **changes.get(other, {}))
     engine = Engine.load(tiny_model("gpt2" if other == "model" else "llama"), settings, memory=second)
     assert engine.block_names == {}
     assert engine.figures.num_blocks == settings.kv_blocks
+
+
+@needs_huge_pages
+def test_a_write_to_the_weights_kills_the_process(tiny_model: Callable[[str], Path]) -> None:
+    """Otherwise wrong weights would outlive the process that has written them."""
+    memory = SharedMemory("build")
+    engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    weights = engine.decoder._packed.layers[0].down.panels  # type: ignore[attr-defined]
+    assert _permissions(weights) == "r--s"
+    assert _permissions(engine._cache.keys[0]) == _permissions(engine._cache.record) == "rw-s"
+
+
+def _permissions(tensor: torch.Tensor) -> str:
+    """Those of the mapping in which a tensor lies."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, *_ = line.split()
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        if first <= tensor.data_ptr() < end:
+            return permissions
+    raise AssertionError("not mapped")
+
+
+@needs_huge_pages
+def test_memory_is_given_back_with_the_last_that_uses_it(tiny_model: Callable[[str], Path]) -> None:
+    memory = SharedMemory("build")
+    engine: Engine | None = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    inode = str(Path(memory.path).stat().st_ino)
+    assert inode in Path("/proc/self/maps").read_text()
+    memory.release()
+    del engine
+    gc.collect()
+    assert inode not in Path("/proc/self/maps").read_text()
+
+
+def test_without_huge_pages_nothing_is_shared(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "available", lambda: False)
+    memory = SharedMemory("build")
+    Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    assert memory.path == ""
+
+
+@needs_huge_pages
+def test_blocks_that_requests_get_lie_in_huge_pages() -> None:
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, 4 * HUGE_PAGE)
+    memory = map_shared(descriptor, 4 * HUGE_PAGE)
+    os.close(descriptor)
+    store = torch.frombuffer(memory, dtype=torch.uint8).view(8, HUGE_PAGE // 2)
+    pages = BlockPages([store])
+    pages.back([1, 6])
+    assert not store.any()  # reads all pages, which makes none huge
+    assert _huge(store) == 2 * HUGE_PAGE
+    pages.back([6, 7, 5])
+    assert _huge(store) == 3 * HUGE_PAGE
+
+
+def _huge(tensor: torch.Tensor) -> int:
+    """The bytes of its mapping that lie in huge pages."""
+    mapping = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, _, rest = line.partition(" ")
+        if line.startswith("ShmemPmdMapped:") and mapping:
+            return int(rest.split()[0]) * 1024
+        if "-" in head and not head.endswith(":"):
+            mapping = int(head.split("-")[0], 16) == tensor.data_ptr()
+    raise AssertionError("not mapped")
 
 
 def test_a_process_that_has_just_ended_leaves_nothing() -> None:
