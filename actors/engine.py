@@ -77,9 +77,9 @@ def _number(epoch: str) -> int:
 class EngineActor:
     """Runs iterations for the owner of its seat's epoch, and drops all requests when the epoch changes.
 
-    Iterations come over a channel. They, `serve` and `drop` run one after the other, in the thread of the engine;
-    `status` and `expect` run beside them. After `serve` has returned, no iteration of an earlier epoch runs or writes:
-    one that ran has ended, and later ones are refused.
+    Iterations come over a channel. They, `serve` and `drop` run one after the other, in the thread of the engine.
+    `hold` runs between calls of `serve` and `drop`; the other methods run beside them. After `serve` has returned, no
+    iteration of an earlier epoch runs or writes: one that ran has ended, and later ones are refused.
     """
 
     def __init__(self, values: dict[str, Any], rank: int, other: str) -> None:
@@ -100,6 +100,7 @@ class EngineActor:
         self._node = ray.util.get_node_ip_address()
         self._lifeline = Lifeline(self._node).address
         self._engine: Any = None
+        self._memory: Any = None  # SharedMemory: its own, or as a spare the other process's; None for a null engine
         self._warm_up: WarmUp | None = None
         self._epoch: str | None = None
         self._expected = 0  # number of the latest epoch under which an owner wants to attach
@@ -113,6 +114,9 @@ class EngineActor:
             )
 
             self._settings = preload(self._folder, self._settings)
+            from services.engine.startup.shared_memory import SharedMemory
+
+            self._memory = SharedMemory(self._build)
         if self._layout.size > 1 and rank == 0:
             from services.engine.parallel.process_groups import open_meeting
 
@@ -141,6 +145,16 @@ class EngineActor:
     def expect(self, epoch: str) -> None:
         """Announce an owner under `epoch`: a `serve` for an earlier epoch, which may wait for other ranks, gives up."""
         self._expected = max(self._expected, _number(epoch))
+
+    @ray.method(concurrency_group="control")
+    def memory(self) -> str:
+        """A path on this node to the memory of a loaded process; empty if it shares none."""
+        return self._memory.path if self._memory and self._epoch else ""
+
+    def hold(self, path: str) -> None:
+        """As a spare, hold the memory at `path` of the other process, so that it outlives that one."""
+        if self._memory and self._engine is None:
+            self._memory.hold(path)
 
     def serve(self, epoch: str, meeting: str = "", far: bool = False) -> ServeReply:
         """Drop all requests and serve only `epoch` from now on. Loads the weights if they are not loaded. The ranks of
@@ -195,6 +209,8 @@ class EngineActor:
         self._mark.clear()
         self._engine = self._warm_up = self._epoch = None
         self._disconnect_ranks()
+        if self._memory:
+            self._memory.release()
         gc.collect()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
@@ -213,7 +229,9 @@ class EngineActor:
         from services.engine.engine import Engine
 
         self._check_weights()
-        engine = Engine.load(self._folder, self._settings, self._layout.rank)
+        if is_marked(self._other_mark):  # it is stopped, and may write when it goes on
+            self._memory.release()
+        engine = Engine.load(self._folder, self._settings, self._layout.rank, memory=self._memory)
         self._check_weights()  # the files may have been replaced while they were read
         return engine
 

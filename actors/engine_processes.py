@@ -196,19 +196,25 @@ class EnginePair:
                 death = asyncio.create_task(watch(spare.status.lifeline, self._node))
                 try:
                     with contextlib.suppress(ray.exceptions.RayError):  # the actor has ended for good
-                        await self._supervise(spare, death, epoch, interval, check_owner)
+                        await self._supervise(spare, name, death, epoch, interval, check_owner)
                 finally:
                     death.cancel()
                     self.has_spare = False
 
     async def _supervise(
-        self, spare: EngineProcess, death: asyncio.Task[None], epoch: str, interval: float, check_owner: CheckOwner
+        self,
+        spare: EngineProcess,
+        name: str,
+        death: asyncio.Task[None],
+        epoch: str,
+        interval: float,
+        check_owner: CheckOwner,
     ) -> None:
         """Check the spare until its death. It is killed if it does not respond: it is stopped, or waits for ranks that
         are dead, of whose death gloo does not always learn."""
         failures = 0
         while not death.done():
-            self.has_spare = await _stands_by(spare.actor, epoch, interval)
+            self.has_spare = await _stands_by(spare.actor, name, epoch, interval)
             if self.has_spare:
                 failures = 0
                 await asyncio.wait({death}, timeout=interval)
@@ -219,8 +225,9 @@ class EnginePair:
                 await death
 
 
-async def _stands_by(actor: ActorHandle[Any], epoch: str, timeout: float) -> bool:
-    """Whether the spare answers in time, and has no weights afterwards. The call is also a sign of life."""
+async def _stands_by(actor: ActorHandle[Any], name: str, epoch: str, timeout: float) -> bool:
+    """Whether the spare answers in time, and has no weights afterwards. The call is also a sign of life. The spare then
+    holds the memory of the actor `name`."""
     try:
         async with asyncio.timeout(timeout):
             status: EngineStatus = await actor.status.remote()
@@ -228,7 +235,20 @@ async def _stands_by(actor: ActorHandle[Any], epoch: str, timeout: float) -> boo
                 await actor.drop.remote(epoch)
     except TimeoutError:
         return False
+    await _share_memory(name, actor, timeout)
     return True
+
+
+async def _share_memory(name: str, spare: ActorHandle[Any], timeout: float) -> None:
+    """Let the spare hold the memory of the actor `name`, if that answers in time."""
+    try:
+        async with asyncio.timeout(timeout):
+            if loaded := await asyncio.to_thread(find_engine, name):
+                path: str = await loaded.memory.remote()
+                if path:
+                    await spare.hold.remote(path)
+    except (TimeoutError, ray.exceptions.RayError) as error:
+        log.warning("the spare of %s does not share its memory: %s", name, error)
 
 
 def _suffices(status: EngineStatus) -> bool:

@@ -19,6 +19,7 @@ from load.options import Options, engine_settings, model_folder
 from load.report import machine, table
 from services.engine.backends.cpu.build import kernels
 from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.backends.cpu.packing import pack_model
 from services.engine.batch.kv_cache import KVCache
 from services.engine.engine import Engine
 from services.engine.families.registry import open_weights
@@ -86,7 +87,8 @@ def _variants(options: Options, folders: Sequence[Path]) -> Iterator[Variant]:
         raise SystemExit(f"{options.model} is not on the fast path, which alone has kernels")
     for source in folders:
         setup = loading.cpu_setup(spec, open_weights(spec, folder), settings, figures.max_model_len)
-        decoder = CpuDecoder(replace(setup, library=kernels(options.cache_dir, source)))
+        library = kernels(options.cache_dir, source)
+        decoder = CpuDecoder(library, pack_model(replace(setup, library=library)))
         cache = KVCache(decoder.layers, _blocks(figures.block_size), figures.block_size, decoder.cache_dtype, CPU)
         decoder.bind(cache)
         yield Variant(str(source), Engine(decoder, cache, figures, own.sampler, DeadlyToken()), decoder)

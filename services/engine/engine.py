@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from services.engine.batch.block_names import BlockNames
+from services.engine.batch.block_record import BlockRecord
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.batch.flat_batch import pack
 from services.engine.batch.kv_cache import KVCache, block_bytes
 from services.engine.batch.request_state import RequestState, RequestStates
@@ -25,7 +27,9 @@ from services.engine.sampling.output import SamplerOutput
 from services.engine.sampling.prompt_logprobs import PromptScorer
 from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings
-from services.engine.startup import devices, loading, warm_up
+from services.engine.startup import devices, huge_pages, loading, warm_up
+from services.engine.startup.huge_pages import BlockPages
+from services.engine.startup.shared_memory import SharedMemory
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo
@@ -44,23 +48,35 @@ class Engine:
         figures: EngineFigures,
         sampler: Sampler,
         deadly: DeadlyToken,
+        pages: BlockPages | None = None,
     ) -> None:
+        """`pages`: what a cache in shared memory gets huge pages from."""
         self.figures = figures
         self.decoder = decoder
         self.sampler = sampler
         self._scorer = PromptScorer(decoder, figures.vocab_size, sampler.search)
         self._cache = cache
-        self._requests = RequestStates(figures.block_size)
-        self._names = BlockNames(figures.block_size)
+        self._pages = pages
+        record = BlockRecord(cache.record.numpy())
+        self._requests = RequestStates(figures.block_size, record.unknown())
+        self._names = BlockNames(figures.block_size, record)
         self._deadly = deadly
         self._epoch: str | None = None
         self._links: Links | None = None
         self._unknown: dict[int, list[RequestState]] = {}  # by step: requests that another rank samples for
 
     @classmethod
-    def load(cls, folder: Path, settings: EngineSettings, rank: int = 0, tensors: Tensors | None = None) -> Engine:
+    def load(
+        cls,
+        folder: Path,
+        settings: EngineSettings,
+        rank: int = 0,
+        tensors: Tensors | None = None,
+        memory: SharedMemory | None = None,
+    ) -> Engine:
         """The engine of the model in `folder`, a transformers folder with safetensors; or one of its ranks, which must
-        be linked to the others before it runs. With `tensors`, the weights come from there.
+        be linked to the others before it runs. With `tensors`, the weights come from there. With `memory`, weights and
+        KV cache are those that another process has left there, if it had the same; else they are put there.
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
@@ -69,24 +85,30 @@ class Engine:
         dtype = devices.choose_dtype(settings, device)
         info = ModelInfo.load(folder, settings.cache_dir)
         length = loading.choose_length(info.max_model_len, settings.max_model_len)
-        decoder = loading.load_decoder(folder, settings, length, Layout(settings.tp, settings.pp, rank), tensors)
-        size = block_bytes(decoder.layers_in_memory, settings.block_size, decoder.cache_dtype)
-        blocks = devices.count_blocks(settings, size, length, devices.free_bytes(device))
+        layout = Layout(settings.tp, settings.pp, rank)
+        load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
+        make = partial(_make_cache, settings, length)
+        # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
+        if memory and huge_pages.available() and loading.runs_on_cpu_kernels(folder, settings):
+            identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
+            identity += f" {torch.get_num_threads()} threads"
+            decoder, cache = memory.restore(identity) or memory.fill(identity, load, make)
+            pages = BlockPages([*cache.keys, *cache.values])
+        else:
+            decoder = load(zeros)
+            cache, pages = make(decoder, zeros), None
+        decoder.bind(cache)
         figures = EngineFigures(
             model=info.name,
             max_model_len=length,
-            num_blocks=blocks,
+            num_blocks=cache.num_blocks,
             block_size=settings.block_size,
             vocab_size=info.vocab_size,
             numerics=f"{info.revision} {_libraries()} {str(dtype).removeprefix('torch.')} {device.type} {decoder.path}",
         )
-        reserved = warm_up.count_blocks(settings.block_size)
-        cache = KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device, reserved)
-        decoder.bind(cache)
-        samples = Layout(settings.tp, settings.pp, rank).samples
-        grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if samples else None
+        grammars = GrammarCompiler(partial(load_grammars, folder, info), info.vocab_size) if layout.samples else None
         sampler = Sampler(info.eos_token_ids, info.vocab_size, loading.search_of(settings, device), grammars)
-        return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token))
+        return cls(decoder, cache, figures, sampler, DeadlyToken(settings.deadly_token), pages)
 
     def link(self, links: Links) -> None:
         """Link this rank to the others, which must call this too. `num_blocks` becomes the smallest of all ranks'."""
@@ -122,6 +144,9 @@ class Engine:
             raise StaleEpoch(f"iteration of epoch {iteration.epoch!r}, the engine's is {self._epoch!r}")
         self._learn(earlier)
         self._names.begin(iteration)
+        if self._pages:
+            for blocks in iteration.new_blocks.values():
+                self._pages.back(blocks)
         if dirty := self._requests.apply(iteration):  # 0 * NaN is NaN, also behind a mask
             self._cache.erase(dirty)
         for new in iteration.new:
@@ -178,6 +203,15 @@ class Engine:
                 if state.id in result.tokens:
                     state.token_ids.append(result.tokens[state.id])
                     state.failed = False
+
+
+def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocate: Allocate) -> KVCache:
+    """The KV cache for a decoder of requests of up to `length` tokens, in memory of `allocate`."""
+    device = devices.choose_device(settings)
+    size = block_bytes(decoder.layers_in_memory, settings.block_size, decoder.cache_dtype)
+    blocks = devices.count_blocks(settings, size, length, devices.free_bytes(device))
+    reserved = warm_up.count_blocks(settings.block_size)
+    return KVCache(decoder.layers, blocks, settings.block_size, decoder.cache_dtype, device, reserved, allocate)
 
 
 def _libraries() -> str:

@@ -168,13 +168,13 @@ def _kernel(library: ctypes.CDLL, dtype: torch.dtype, stored: torch.dtype) -> Wa
     def way(rows: torch.Tensor, weight: torch.Tensor) -> Multiply:
         short = stored == torch.int8
         packer = Packer(library, stored if short else dtype, torch.get_num_threads())
-        matrix = packer.matrix(Linear(weight if short else weight.to(stored)))
+        packed = packer.matrix(Linear(weight if short else weight.to(stored)))
         given = rows.to(torch.float32)
         product = torch.empty(len(rows), len(weight))
 
         def multiply() -> torch.Tensor:
             x, to = ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(product.data_ptr())
-            library.orca_multiply(ctypes.byref(matrix), x, len(given), packer.threads, to)
+            library.orca_multiply(ctypes.byref(packed.struct()), x, len(given), packer.threads, to)
             return product
 
         return multiply

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from services.engine.batch.block_record import BlockRecord
 from services.messages import Iteration
 
 
 class BlockNames:
     """The names of full blocks, as the scheduler has sent them. They outlive the scheduler: the next owner of the
-    engine begins with these blocks as its prefix cache.
+    engine begins with these blocks as its prefix cache. With a record in shared memory they also outlive the engine's
+    process: the next one begins with those that the record names.
 
     A block has a name only while it contains the keys and values of exactly the tokens that the name stands for. It
     gets its name after the iteration that filled it, and loses it before another request writes to it, or if the
     request fails that wrote it.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, record: BlockRecord | None = None) -> None:
         self._block_size = block_size
-        self._names: dict[int, bytes] = {}
+        self._record = record
+        self._names: dict[int, bytes] = record.full() if record else {}
         self._failed: set[int] = set()  # blocks of failed requests; iterations sent before may still name them
 
     def begin(self, iteration: Iteration) -> None:
@@ -30,22 +33,29 @@ class BlockNames:
         computed = {new.id: new.num_computed_tokens // self._block_size for new in iteration.new}
         for id, blocks in iteration.new_blocks.items():
             for block in blocks[computed.get(id, 0) :]:
-                self._names.pop(block, None)
+                self._forget(block)
                 self._failed.discard(block)
                 assert block not in iteration.full_blocks, f"block {block} is full, and {id} is to write it"
         for block, name in iteration.full_blocks.items():
             if block not in self._failed:
                 self._names[block] = name
+                if self._record:
+                    self._record.fill(block, name)
 
     def fail(self, blocks: Iterable[int]) -> None:
         """Forget the names of these blocks of a failed request. They get none until another request writes them."""
         for block in blocks:
             self._failed.add(block)
-            self._names.pop(block, None)
+            self._forget(block)
 
     def as_dict(self) -> dict[int, bytes]:
         """Return the name of each block that has one, the one named longest ago first."""
         return dict(self._names)
+
+    def _forget(self, block: int) -> None:
+        self._names.pop(block, None)
+        if self._record:
+            self._record.begin(block)
 
 
 def common(ranks: Sequence[dict[int, bytes]]) -> dict[int, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ _DTYPES = {
 }
 
 Array = npt.NDArray[Any]
+Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor]  # zeros of a shape and dtype
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -29,9 +30,14 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * int(dtype.itemsize)
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise_huge_pages(pages)
+    return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype).view(shape)
+
+
+def advise_huge_pages(pages: mmap.mmap) -> None:
+    """Ask for huge pages where the system has them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype).view(shape)
 
 
 class ReusedBuffer:

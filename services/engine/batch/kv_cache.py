@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.batch.buffers import zeros
+from services.engine.batch.block_record import BYTES
+from services.engine.batch.buffers import Allocate, zeros
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_reserved: int = 0,
+        allocate: Allocate = zeros,
     ) -> None:
         assert num_blocks > 0, f"{num_blocks} KV blocks"
         self.num_blocks = num_blocks
@@ -49,8 +53,9 @@ class KVCache:
         self.block_size = block_size
         blocks = num_blocks + 1 + num_reserved
         self.reserved_blocks = list(range(num_blocks + 1, blocks))
-        self.keys = [zeros((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
-        self.values = [zeros((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
+        self.keys = [allocate((blocks, s.heads, s.key_dim, block_size), dtype, device) for s in layers]
+        self.record = allocate((blocks, BYTES), torch.uint8, CPU)  # of BlockRecord
+        self.values = [allocate((blocks, s.heads, block_size, s.value_dim), dtype, device) for s in layers]
 
     @property
     def padding_block(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.engine.sampling.adjustments import Adjustments, AllowedTokens
@@ -81,10 +82,11 @@ class RequestStates:
     """All requests that the scheduler has sent and not released, by id. Two requests share a block only if it was
     computed before the second one came."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, dirty: Iterable[int] = ()) -> None:
+        """`dirty` are blocks whose contents are unknown."""
         self._states: dict[str, RequestState] = {}
         self._holders: Counter[int] = Counter()  # how many requests have a block
-        self._dirty: set[int] = set()  # blocks of failed requests, which may hold NaN or infinity
+        self._dirty = set(dirty)  # and blocks of failed requests, which may hold NaN or infinity
         self._block_size = block_size
 
     def __getitem__(self, id: str) -> RequestState:

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from services.engine.backends.cpu.build import NoKernels, kernels
-from services.engine.backends.cpu.decoder import CpuDecoder, CpuSetup
+from services.engine.backends.cpu.decoder import CpuDecoder
+from services.engine.backends.cpu.packing import CpuSetup, pack_model
 from services.engine.backends.cpu.search import CompiledSearch
+from services.engine.batch.buffers import Allocate, zeros
 from services.engine.decoder import Decoder
 from services.engine.families.registry import load_spec, open_weights
 from services.engine.families.spec import DecoderSpec
@@ -36,9 +38,10 @@ def load_decoder(
     length: int,
     layout: Layout = ONE_PROCESS,
     tensors: Tensors | None = None,
+    allocate: Allocate = zeros,
 ) -> Decoder:
     """The model in `folder`, for requests of up to `length` tokens; with `tensors`, its weights come from there. Ranks
-    of several read only their part of the weights.
+    of several read only their part of the weights. On a CPU the fast path's matrices lie in memory of `allocate`.
 
     Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit the model or
     this machine.
@@ -46,14 +49,14 @@ def load_decoder(
     if layout.size > 1:
         spec = _spec_of_ranks(folder, settings)
         layout.part_of(spec)  # raises before anything is read
-        return load_fast(spec, tensors or folder, settings, length, layout)
+        return load_fast(spec, tensors or folder, settings, length, layout, allocate)
     device = devices.choose_device(settings)
     dtype = devices.choose_dtype(settings, device)
     _check_weights(settings, device)
     path = "sdpa"
     if whole := fast_path_spec(folder, settings):
         try:
-            return load_fast(whole, tensors or folder, settings, length)
+            return load_fast(whole, tensors or folder, settings, length, allocate=allocate)
         except NoKernels as error:
             log.warning("transformers' own layers run, several times slower: %s", error)
             path = f"sdpa {FALLBACK}"
@@ -68,15 +71,33 @@ def load_decoder(
     return load_stock(folder, dtype, device, tensors, path)
 
 
+def runs_on_cpu_kernels(folder: Path, settings: EngineSettings) -> bool:
+    """Whether `load_decoder` returns a CpuDecoder. Raises ModelError."""
+    device = devices.choose_device(settings)
+    if device.type != "cpu" or not fast_path_spec(folder, settings):
+        return False
+    try:
+        need_kernels(settings, device)
+    except NoKernels:
+        return False
+    return True
+
+
 def load_fast(
-    spec: DecoderSpec, source: Path | Tensors, settings: EngineSettings, length: int, layout: Layout = ONE_PROCESS
+    spec: DecoderSpec,
+    source: Path | Tensors,
+    settings: EngineSettings,
+    length: int,
+    layout: Layout = ONE_PROCESS,
+    allocate: Allocate = zeros,
 ) -> RankDecoder:
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
     weights = open_weights(spec, source, layout.shard)
     if device.type == "cpu":
-        return CpuDecoder(cpu_setup(spec, weights, settings, length), layout)
+        setup = cpu_setup(spec, weights, settings, length, allocate)
+        return CpuDecoder(setup.library, pack_model(setup, layout))
     log.warning("no GPU has run the CUDA backend yet: so far it ran in Triton's interpreter only")
     from services.engine.backends.cuda.decoder import CudaDecoder  # Triton may be absent
     from services.engine.backends.cuda.layers import CudaSetup
@@ -87,12 +108,14 @@ def load_fast(
     return CudaDecoder(CudaSetup(spec, weights, dtype, device, length, settings.batch_invariant, tiles), layout)
 
 
-def cpu_setup(spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int) -> CpuSetup:
-    """What a CpuDecoder is made from. Raises NoKernels."""
+def cpu_setup(
+    spec: DecoderSpec, weights: DecoderWeights, settings: EngineSettings, length: int, allocate: Allocate = zeros
+) -> CpuSetup:
+    """What the weights of a CpuDecoder are packed from. Raises NoKernels."""
     dtype = devices.choose_dtype(settings, devices.choose_device(settings))
     kept = torch.int8 if settings.weights == "int8" else dtype
     library = kernels(settings.cache_dir)
-    return CpuSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length)
+    return CpuSetup(library, spec, weights, kept, dtype, torch.get_num_threads(), length, allocate)
 
 
 def check_ranks(folder: Path, settings: EngineSettings) -> None:

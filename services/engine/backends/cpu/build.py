@@ -25,11 +25,25 @@ class NoKernels(Exception):
     """The kernels cannot be compiled or used on this machine."""
 
 
+class Kernels(ctypes.CDLL):
+    """The library in a file. It is pickled as the file's name, which has a hash of all that the library depends on."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.orca_new_buffers.restype = ctypes.c_void_p
+        self.orca_new_finds.restype = ctypes.c_void_p
+        self.orca_units.restype = ctypes.c_char_p
+        self.orca_weight_kinds.restype = ctypes.c_char_p
+
+    def __reduce__(self) -> tuple[type[Kernels], tuple[str]]:
+        return Kernels, (self._name,)
+
+
 @functools.cache
-def kernels(cache_dir: Path, source: Path = SOURCE) -> ctypes.CDLL:
+def kernels(cache_dir: Path, source: Path = SOURCE) -> Kernels:
     """The library that `source` compiles to. It is kept in `cache_dir`. Raises NoKernels."""
     try:
-        return _typed(ctypes.CDLL(str(compiled(cache_dir, source=source))))
+        return Kernels(str(compiled(cache_dir, source=source)))
     except OSError as error:
         raise NoKernels(f"the kernels cannot be kept or loaded: {error}") from error
 
@@ -56,14 +70,6 @@ def cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text()
     except OSError:
         return ""
-
-
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.orca_new_buffers.restype = ctypes.c_void_p
-    library.orca_new_finds.restype = ctypes.c_void_p
-    library.orca_units.restype = ctypes.c_char_p
-    library.orca_weight_kinds.restype = ctypes.c_char_p
-    return library
 
 
 def _identity(compiler: str, source: Path) -> str:

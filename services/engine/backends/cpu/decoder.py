@@ -4,82 +4,64 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from services.engine.backends.cpu.packing import Packer, WeightKind
+from services.engine.backends.cpu.packed import PackedModel, WeightKind, address
 from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache
-from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, Linear, Table, rotary_table
+from services.engine.families.weights import Table
 from services.engine.parallel.decoder import AllReduce, RankDecoder
-from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
-ONE_PROCESS = Layout()
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSetup:
-    """What a decoder is made from. Activations are float32; weights are kept in `weight_dtype` as Packer does it, keys
-    and values in `cache_dtype`."""
-
-    library: ctypes.CDLL  # the compiled kernels
-    spec: DecoderSpec  # of the whole model
-    weights: DecoderWeights  # of the rank's shard
-    weight_dtype: torch.dtype
-    cache_dtype: torch.dtype
-    threads: int
-    max_model_len: int
 
 
 class CpuDecoder(RankDecoder):
     """See RankDecoder. Bits do not depend on the batch, the chunks or the threads."""
 
-    def __init__(self, setup: CpuSetup, layout: Layout = ONE_PROCESS) -> None:
-        super().__init__(setup.spec, layout, CPU)
-        library, weights, part = setup.library, setup.weights, self._part
-        packer = Packer(library, setup.weight_dtype, setup.threads)
-        layers = range(*layout.layers(setup.spec.layers))
-        self._library = library
-        self._layers = (Layer * part.layers)(*(packer.layer(weights.layer(i), part.gated) for i in layers))
-        kind = WeightKind(self._layers[0].down.kind)
-        self.weight_dtype, self.cache_dtype = kind.dtype, setup.cache_dtype
+    def __init__(self, library: ctypes.CDLL, packed: PackedModel) -> None:
+        layout = packed.layout
+        super().__init__(packed.spec, layout, CPU)
+        part = self._part
+        self._library, self._packed = library, packed
+        self._layers = (Layer * part.layers)(*(layer.struct() for layer in packed.layers))
+        self.weight_dtype, self.cache_dtype = packed.kind.dtype, packed.cache_dtype
         self.backend = "native"
-        if kind == WeightKind.BFLOAT16_DOTS:
-            self.backend += f" {packer.units}"
-        if kind == WeightKind.INT8:
+        if packed.kind == WeightKind.BFLOAT16_DOTS:
+            self.backend += f" {packed.units}"
+        if packed.kind == WeightKind.INT8:
             self.backend += " int8"
-        cosines, sines = rotary_table(part, setup.max_model_len) if part.rotary else (None, None)
+        cosines, sines = packed.rotary or (None, None)
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
             intermediate=part.intermediate,
             layer_norm=part.layer_norm,
             gated=part.gated,
-            threads=setup.threads,
+            threads=packed.threads,
             epsilon=part.epsilon,
             heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
-            cosines=packer.numbers(cosines),
-            sines=packer.numbers(sines),
+            cosines=address(cosines),
+            sines=address(sines),
             layers=self._layers,
-            last_norm=packer.norm(weights.last_norm()) if layout.is_last else Norm(),
-            vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else Matrix(),
+            last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),
+            vocabulary=packed.vocabulary.struct() if packed.vocabulary else Matrix(),
             buffers=library.orca_new_buffers(),
         )
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
-        self._kept = packer.kept
         self.halves = 2 * part.layers  # of layers, see `run_halves`
-        self._embedding = weights.embedding() if layout.is_first else None
-        self._positions = weights.positions() if layout.is_first and not part.rotary else None
+        self._embedding, self._positions = packed.embedding, packed.positions
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
-        self.bytes_read = weights.bytes_read
+        self.bytes_read = packed.bytes_read
+
+    def __reduce__(self) -> tuple[type[CpuDecoder], tuple[ctypes.CDLL, PackedModel]]:
+        """Pickles the weights; structures and buffers are made anew."""
+        return CpuDecoder, (self._library, self._packed)
 
     def bind(self, cache: KVCache) -> None:
         """See Decoder."""

@@ -1,52 +1,86 @@
-"""Weights as the compiled kernels read them. This is the place to add a format of quantized weights.
+"""Packs weights as the compiled kernels read them. This is the place to add a format of quantized weights.
 
-A format is a WeightKind here and in kernels/products.h, a number type that vectors.h loads and packing.h stores, and a
-case in `orca_pack` (decoder.cpp) and in `multiply` (products.h). int8 is one: see `Matrix.scales`.
+A format is a WeightKind in packed.py and in kernels/products.h, a number type that vectors.h loads and packing.h
+stores, and a case in `orca_pack` (decoder.cpp) and in `multiply` (products.h). int8 is one: see `Matrix.scales`.
 EngineSettings.weights chooses it, in startup/loading.py. The trial in startup/proof compares every format with
 transformers' layers."""
 
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
+from dataclasses import dataclass
 
 import torch
 
-from services.engine.backends.cpu.structs import Layer, Matrix, Norm
-from services.engine.batch.buffers import zeros
-from services.engine.families.weights import LayerWeights, Linear
+from services.engine.backends.cpu.packed import (
+    PackedLayer,
+    PackedMatrix,
+    PackedModel,
+    PackedNorm,
+    WeightKind,
+    address,
+)
+from services.engine.batch.buffers import Allocate, zeros
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, rotary_table
+from services.engine.parallel.layout import Layout
+
+CPU = torch.device("cpu")
+ONE_PROCESS = Layout()
 
 
-class WeightKind(IntEnum):
-    """How a matrix is kept; Packer checks that the kernels have the same kinds."""
+@dataclass(frozen=True, slots=True)
+class CpuSetup:
+    """What a model is packed from. Activations are float32; weights are kept in `weight_dtype` as Packer does it, keys
+    and values in `cache_dtype`."""
 
-    FLOAT32 = 0
-    BFLOAT16 = 1  # for float32 rows
-    INT8 = 2  # with a scale for each output
-    BFLOAT16_DOTS = 3  # for bfloat16 rows, on processors with units for them
+    library: ctypes.CDLL  # the compiled kernels
+    spec: DecoderSpec  # of the whole model
+    weights: DecoderWeights  # of the rank's shard
+    weight_dtype: torch.dtype
+    cache_dtype: torch.dtype
+    threads: int
+    max_model_len: int
+    allocate: Allocate = zeros  # memory for the matrices
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)[self]
+
+def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
+    """Read and pack a rank's part of the model."""
+    weights, part = setup.weights, layout.part_of(setup.spec)
+    packer = Packer(setup.library, setup.weight_dtype, setup.threads, setup.allocate)
+    return PackedModel(
+        spec=setup.spec,
+        layout=layout,
+        threads=setup.threads,
+        units=packer.units,
+        cache_dtype=setup.cache_dtype,
+        layers=[packer.layer(weights.layer(i), part.gated) for i in range(*layout.layers(setup.spec.layers))],
+        rotary=rotary_table(part, setup.max_model_len) if part.rotary else None,
+        last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
+        vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else None,
+        embedding=weights.embedding() if layout.is_first else None,
+        positions=weights.positions() if layout.is_first and not part.rotary else None,
+        bytes_read=weights.bytes_read,
+    )
 
 
 class Packer:
-    """Packs weights for `library`, and keeps everything that the structures point at.
+    """Packs weights for `library`.
 
     Weights are packed in `dtype`, but those stored as bfloat16 stay so for float32 too: no bit is lost, and half as
     much is read. With bfloat16 they are for products of bfloat16 rows if the processor has units for these, else of
     float32 rows."""
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, threads: int, allocate: Allocate = zeros) -> None:
         """`dtype`: float32, bfloat16 or int8."""
         kinds = library.orca_weight_kinds().decode().split()
         assert kinds == [kind.name for kind in WeightKind], f"the kernels have the kinds {kinds}"
         self._library = library
         self._dtype = dtype
+        self._allocate = allocate
         self.threads = threads
         self._width = library.orca_width()
         self.units: str = library.orca_units().decode()
-        self.kept: list[torch.Tensor] = []
 
     def kind(self, weight: torch.Tensor) -> WeightKind:
         """How this weight is kept."""
@@ -56,34 +90,32 @@ class Packer:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, gated: bool) -> Layer:
-        """A layer without the cache's tensors."""
-        return Layer(
+    def layer(self, weights: LayerWeights, gated: bool) -> PackedLayer:
+        return PackedLayer(
             attention_norm=self.norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
-            query_norm=self.numbers(weights.query_norm),
-            key_norm=self.numbers(weights.key_norm),
+            query_norm=_float32(weights.query_norm),
+            key_norm=_float32(weights.key_norm),
             output=self.matrix(weights.output),
             mlp_norm=self.norm(weights.mlp_norm),
             up=self.matrix(weights.up, gated),
             down=self.matrix(weights.down),
         )
 
-    def norm(self, norm: Linear) -> Norm:
-        return Norm(self.numbers(norm.weight), self.numbers(norm.bias))
+    def norm(self, norm: Linear) -> PackedNorm:
+        return PackedNorm(norm.weight.to(torch.float32).contiguous(), _float32(norm.bias))
 
-    def matrix(self, linear: Linear, gated: bool = False) -> Matrix:
+    def matrix(self, linear: Linear, gated: bool = False) -> PackedMatrix:
         """`gated`: half of the outputs are gates; each is packed in the same panel as the output that it multiplies."""
         assert not (gated and linear.bias is not None), "gates have no bias"
         outputs, inputs = linear.weight.shape
         panels = -(-outputs // 2 // (self._width // 2)) if gated else -(-outputs // self._width)
         kind = self.kind(linear.weight)
         size = panels * self._library.orca_panel_size(kind, inputs)
-        packed = zeros((size,), kind.dtype, torch.device("cpu"))
+        packed = self._allocate((size,), kind.dtype, CPU)
         scales = torch.empty(panels * self._width) if kind == WeightKind.INT8 else None
         is_bfloat16 = linear.weight.dtype == torch.bfloat16
         weight = linear.weight.to(torch.bfloat16 if is_bfloat16 else torch.float32).contiguous()
-        to = self.numbers(scales)
         self._library.orca_pack(
             ctypes.c_void_p(weight.data_ptr()),
             int(is_bfloat16),
@@ -93,15 +125,11 @@ class Packer:
             int(gated),
             self.threads,
             ctypes.c_void_p(packed.data_ptr()),
-            ctypes.c_void_p(to),
+            ctypes.c_void_p(address(scales)),
         )
-        self.kept.append(packed)
         columns = panels * self._width if gated else outputs
-        return Matrix(packed.data_ptr(), to, self.numbers(linear.bias), inputs, columns, kind)
+        return PackedMatrix(packed, scales, _float32(linear.bias), inputs, columns, kind)
 
-    def numbers(self, tensor: torch.Tensor | None) -> int | None:
-        """The address of a copy in float32."""
-        if tensor is None:
-            return None
-        self.kept.append(tensor.to(torch.float32).contiguous())
-        return int(self.kept[-1].data_ptr())
+
+def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(torch.float32).contiguous()

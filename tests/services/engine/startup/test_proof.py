@@ -49,10 +49,10 @@ def test_the_compiled_layers_are_near_transformers(family: str, kind: str, tiny_
 
 def another_position(patch: pytest.MonkeyPatch) -> None:
     """Rotations of the position before."""
-    from services.engine.backends.cpu import decoder
+    from services.engine.backends.cpu import packing
 
-    table = decoder.rotary_table
-    patch.setattr(decoder, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])
+    table = packing.rotary_table
+    patch.setattr(packing, "rotary_table", lambda *given: [part.roll(1, 0) for part in table(*given)])
 
 
 def one_weight(patch: pytest.MonkeyPatch) -> None:

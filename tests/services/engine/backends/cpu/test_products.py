@@ -9,7 +9,8 @@ import torch
 
 from services.engine.backends.cpu import packing
 from services.engine.backends.cpu.build import kernels
-from services.engine.backends.cpu.packing import Packer, WeightKind
+from services.engine.backends.cpu.packed import WeightKind
+from services.engine.backends.cpu.packing import Packer
 from services.engine.families.weights import Linear
 from services.files import user_cache
 
@@ -30,7 +31,7 @@ def test_products_are_exact_but_for_the_sums(dtype: torch.dtype, shape: tuple[in
         x = torch.randn(rows, shape[1], generator=draw)
         to = torch.full((rows, shape[0]), torch.nan)
         packer._library.orca_multiply(
-            ctypes.byref(matrix), ctypes.c_void_p(x.data_ptr()), rows, 2, ctypes.c_void_p(to.data_ptr())
+            ctypes.byref(matrix.struct()), ctypes.c_void_p(x.data_ptr()), rows, 2, ctypes.c_void_p(to.data_ptr())
         )
         exact = (x.bfloat16() if matrix.kind == WeightKind.BFLOAT16_DOTS else x).double() @ weight.double().T
         torch.testing.assert_close(to.double(), exact, rtol=0, atol=4e-5)

@@ -1,0 +1,111 @@
+"""PackedModel: a rank's weights as the kernels read them, as tensors. The structures that point at them are made from
+it, so it can be pickled, and unpickled where the tensors lie at other addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from services.engine.backends.cpu.structs import Layer, Matrix, Norm
+from services.engine.families.spec import DecoderSpec
+from services.engine.families.weights import Table
+from services.engine.parallel.layout import Layout
+
+
+class WeightKind(IntEnum):
+    """How a matrix is kept; Packer checks that the kernels have the same kinds."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1  # for float32 rows
+    INT8 = 2  # with a scale for each output
+    BFLOAT16_DOTS = 3  # for bfloat16 rows, on processors with units for them
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)[self]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A product with `inputs` columns and `outputs` rows. Scales and bias are float32."""
+
+    panels: torch.Tensor  # one-dimensional, in the order of the kernels
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+    inputs: int
+    outputs: int
+    kind: WeightKind
+
+    def struct(self) -> Matrix:
+        """Points at the tensors of this, which must outlive it."""
+        return Matrix(
+            address(self.panels), address(self.scales), address(self.bias), self.inputs, self.outputs, self.kind
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNorm:
+    """A norm in float32."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def struct(self) -> Norm:
+        """Points at the tensors of this, which must outlive it."""
+        return Norm(address(self.weight), address(self.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """One layer; see LayerWeights."""
+
+    attention_norm: PackedNorm
+    qkv: PackedMatrix
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: PackedMatrix
+    mlp_norm: PackedNorm
+    up: PackedMatrix
+    down: PackedMatrix
+
+    def struct(self) -> Layer:
+        """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
+        return Layer(
+            attention_norm=self.attention_norm.struct(),
+            qkv=self.qkv.struct(),
+            query_norm=address(self.query_norm),
+            key_norm=address(self.key_norm),
+            output=self.output.struct(),
+            mlp_norm=self.mlp_norm.struct(),
+            up=self.up.struct(),
+            down=self.down.struct(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """What one rank needs of a model."""
+
+    spec: DecoderSpec  # of the whole model
+    layout: Layout
+    threads: int
+    units: str  # of the processor that bfloat16 products are packed for; empty if there are none
+    cache_dtype: torch.dtype  # of keys and values
+    layers: list[PackedLayer]
+    rotary: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines, float32
+    last_norm: PackedNorm | None  # on the last stage
+    vocabulary: PackedMatrix | None  # on the last stage
+    embedding: Table | None  # on the first stage
+    positions: Table | None  # on the first stage, of a model that learns them
+    bytes_read: int  # of the checkpoint
+
+    @property
+    def kind(self) -> WeightKind:
+        """How the matrices of the layers are kept."""
+        return self.layers[0].down.kind
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else int(tensor.data_ptr())

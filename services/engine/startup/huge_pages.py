@@ -1,0 +1,109 @@
+"""Shared memory in huge pages, without which a core spends much of its time on looking up addresses.
+
+Linux gives shared memory huge pages by itself only where an administrator has allowed that
+(`/sys/kernel/mm/transparent_hugepage/shmem_enabled`). Where it has not, a process can ask for each page
+(`MADV_COLLAPSE`, from Linux 6.1 on).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+HUGE_PAGE = 1 << 21  # bytes
+_MADV_COLLAPSE = 25
+_MAP_FIXED = 0x10
+_PROT_NONE = 0
+_FAILED = ctypes.c_void_p(-1).value
+
+Memory = ctypes.Array[ctypes.c_ubyte]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def map_shared(descriptor: int, size: int, offset: int = 0) -> Memory:
+    """Map `size` bytes of a memfd from `offset` on, at an address where they can be huge pages. Both are multiples of
+    HUGE_PAGE. The memory is unmapped when nothing refers to the result. Raises OSError."""
+    assert size > 0, size
+    assert size % HUGE_PAGE == offset % HUGE_PAGE == 0, f"{size = }, {offset = }"
+    reserved = _mmap(None, size + HUGE_PAGE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    address = -(-reserved // HUGE_PAGE) * HUGE_PAGE
+    _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset)
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, reserved, size + HUGE_PAGE)
+    return memory
+
+
+def protect(memory: Memory, size: int) -> None:
+    """Let a write to the first `size` bytes, a multiple of a page, kill this process. Raises OSError."""
+    if size and _libc.mprotect(ctypes.addressof(memory), size, mmap.PROT_READ):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def collapse(address: int, size: int) -> bool:
+    """Let all pages that overlap [address, address + size) become huge pages, which have memory from then on. Returns
+    False for a page without; it works as before."""
+    done = True
+    for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE)):
+        ctypes.string_at(page * HUGE_PAGE, 1)  # the kernel collapses no page without memory
+        done = _libc.madvise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) == 0 and done
+    return done
+
+
+@functools.cache
+def available() -> bool:
+    """Whether shared memory gets huge pages here."""
+    try:
+        descriptor = os.memfd_create("orca-huge-page")
+    except OSError:
+        return False
+    try:
+        os.ftruncate(descriptor, HUGE_PAGE)
+        memory = map_shared(descriptor, HUGE_PAGE)
+        return collapse(ctypes.addressof(memory), HUGE_PAGE)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+class BlockPages:
+    """Gives KV blocks huge pages when requests first get the blocks."""
+
+    def __init__(self, stores: Iterable[torch.Tensor]) -> None:
+        """`stores` [blocks, ...] lie in shared memory."""
+        self._stores = [(store.data_ptr(), store[0].nbytes) for store in stores]
+        self._blocks: set[int] = set()
+        self._pages: set[int] = set()
+
+    def back(self, blocks: Iterable[int]) -> None:
+        """Must be called before the blocks are written."""
+        for block in blocks:
+            if block not in self._blocks:
+                self._blocks.add(block)
+                for address, size in self._stores:
+                    self._back(address + block * size, size)
+
+    def _back(self, address: int, size: int) -> None:
+        for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE)):
+            if page not in self._pages:
+                self._pages.add(page)
+                collapse(page * HUGE_PAGE, HUGE_PAGE)
+
+
+def _mmap(*arguments: Any) -> int:
+    address: int = _libc.mmap(*arguments)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), "mmap")
+    return address

@@ -1,0 +1,47 @@
+"""The blocks that an engine process leaves to the spare beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from engine_seats import SETTINGS, WAIT, always_owner, attach, iteration, keeping_spare, seat
+from tiny_models import make_tiny_model
+
+from services.engine.startup import huge_pages
+from services.loop.iteration_cost import IterationCost
+from services.messages import Iteration
+from services.settings.settings import Settings
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.chaos,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("ray_cluster", "nothing_left"),
+    pytest.mark.skipif(not huge_pages.available(), reason="this kernel gives shared memory no huge pages"),
+]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    model = str(make_tiny_model(tmp_path / "model"))
+    changes = {"null_engine": False, "model": model, "device": "cpu", "kv_blocks": 16, "cache_dir": tmp_path / "cache"}
+    return SETTINGS.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_the_spare_finds_the_blocks_of_a_process_that_is_dead(settings: Settings, stopped: bool) -> None:
+    """A process that is only stopped may write when it goes on, so the other one uses nothing of it."""
+    engine = seat(settings)
+    link = await attach(engine, "1:a")
+    await link.start(iteration("1:a"))
+    await link.start(Iteration("1:a", 2, {"r/0": 1}, full_blocks={0: b"x"}))
+    async with keeping_spare(engine, link, "1:a"):
+        os.kill(link.status.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+    if not stopped:
+        await asyncio.wait_for(link.dead, WAIT)
+    _, attachment = await asyncio.wait_for(seat(settings).open_link("2:b", always_owner, IterationCost()), WAIT)
+    assert attachment.cached_blocks == ({} if stopped else {0: b"x"})

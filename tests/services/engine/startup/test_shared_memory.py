@@ -1,0 +1,146 @@
+"""An engine on the weights and the KV cache that another one has left in shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.engine.startup import huge_pages
+from services.engine.startup.huge_pages import HUGE_PAGE, BlockPages, map_shared
+from services.engine.startup.shared_memory import SharedMemory
+from services.messages import Iteration, NewRequest
+from services.requests import SamplingParams
+
+needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
+SETTINGS = EngineSettings("cpu", "float32", block_size=4, kv_blocks=16, threads=1)
+PROMPT = list(range(5, 16))  # two full blocks and three tokens
+
+
+def new(computed: int = 0) -> NewRequest:
+    return NewRequest("a/0", PROMPT, len(PROMPT), SamplingParams(8, temperature=0.0), computed)
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}])
+def test_full_blocks_and_weights_are_found_and_others_are_erased(
+    change: dict[str, object], tiny_model: Callable[[str], Path]
+) -> None:
+    settings = dataclasses.replace(SETTINGS, **change)
+    first, second = SharedMemory("build"), SharedMemory("build")
+    old = Engine.load(tiny_model("llama"), settings, memory=first)
+    second.hold(first.path)
+    old.reset("1:a")
+    expected = old.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]})).tokens
+    old.run(Iteration("1:a", 2, {"a/0": 1}, full_blocks={0: b"x", 1: b"y"}))
+    old._cache.values[0][2] = torch.nan  # as a request may leave it that has failed
+    first.release()
+    del old
+    engine = Engine.load(tiny_model("llama"), settings, memory=second)
+    assert engine.block_names == {0: b"x", 1: b"y"}
+    engine.reset("2:b")
+    again = Iteration("2:b", 1, {"a/0": 3}, [new(8)], {"a/0": [0, 1, 2]})
+    assert engine.run(again).tokens == expected
+    assert not engine._cache.values[0][2].isnan().any()
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("other", ["build", "settings", "numerics", "model", "unfinished"])
+def test_nothing_of_others_is_used(other: str, tiny_model: Callable[[str], Path]) -> None:
+    first, second = SharedMemory("build"), SharedMemory("other" if other == "build" else "build")
+    old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
+    old.reset("1:a")
+    old.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]}))
+    old.run(Iteration("1:a", 2, {"a/0": 1}, full_blocks={0: b"x"}))
+    if other == "unfinished":
+        with Path(first.path).open("r+b") as header:
+            header.write(bytes(32))
+    second.hold(first.path)
+    changes: dict[str, dict[str, Any]] = {"settings": {"kv_blocks": 8}, "numerics": {"dtype": "bfloat16"}}
+    settings = dataclasses.replace(SETTINGS, **changes.get(other, {}))
+    engine = Engine.load(tiny_model("gpt2" if other == "model" else "llama"), settings, memory=second)
+    assert engine.block_names == {}
+    assert engine.figures.num_blocks == settings.kv_blocks
+
+
+@needs_huge_pages
+def test_a_write_to_the_weights_kills_the_process(tiny_model: Callable[[str], Path]) -> None:
+    """Otherwise wrong weights would outlive the process that has written them."""
+    memory = SharedMemory("build")
+    engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    weights = engine.decoder._packed.layers[0].down.panels  # type: ignore[attr-defined]
+    assert _permissions(weights) == "r--s"
+    assert _permissions(engine._cache.keys[0]) == _permissions(engine._cache.record) == "rw-s"
+
+
+def _permissions(tensor: torch.Tensor) -> str:
+    """Those of the mapping in which a tensor lies."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, *_ = line.split()
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        if first <= tensor.data_ptr() < end:
+            return permissions
+    raise AssertionError("not mapped")
+
+
+@needs_huge_pages
+def test_memory_is_given_back_with_the_last_that_uses_it(tiny_model: Callable[[str], Path]) -> None:
+    memory = SharedMemory("build")
+    engine: Engine | None = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    inode = str(Path(memory.path).stat().st_ino)
+    assert inode in Path("/proc/self/maps").read_text()
+    memory.release()
+    del engine
+    gc.collect()
+    assert inode not in Path("/proc/self/maps").read_text()
+
+
+def test_without_huge_pages_nothing_is_shared(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "available", lambda: False)
+    memory = SharedMemory("build")
+    Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    assert memory.path == ""
+
+
+@needs_huge_pages
+def test_blocks_that_requests_get_lie_in_huge_pages() -> None:
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, 4 * HUGE_PAGE)
+    memory = map_shared(descriptor, 4 * HUGE_PAGE)
+    os.close(descriptor)
+    store = torch.frombuffer(memory, dtype=torch.uint8).view(8, HUGE_PAGE // 2)
+    pages = BlockPages([store])
+    pages.back([1, 6])
+    assert not store.any()  # reads all pages, which makes none huge
+    assert _huge(store) == 2 * HUGE_PAGE
+    pages.back([6, 7, 5])
+    assert _huge(store) == 3 * HUGE_PAGE
+
+
+def _huge(tensor: torch.Tensor) -> int:
+    """The bytes of its mapping that lie in huge pages."""
+    mapping = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, _, rest = line.partition(" ")
+        if line.startswith("ShmemPmdMapped:") and mapping:
+            return int(rest.split()[0]) * 1024
+        if "-" in head and not head.endswith(":"):
+            mapping = int(head.split("-")[0], 16) == tensor.data_ptr()
+    raise AssertionError("not mapped")
+
+
+def test_a_process_that_has_just_ended_leaves_nothing() -> None:
+    memory = SharedMemory("build")
+    memory.hold("/proc/self/fd/100000")
+    assert memory.path == ""
+    assert memory.restore("any") is None
