@@ -1,8 +1,8 @@
 """The channel between a scheduler and an engine process: a socket that carries iterations and their results.
 
-The scheduler's end is `Channel`; the engine's is `actors.engine_thread.EngineThread`. On one node the socket is a Unix
-socket, between two nodes a TCP connection. Ray, whose calls are authenticated, hands the scheduler a `Door`: where to
-connect, and the secret with which the connection begins. Each message is preceded by its length.
+The scheduler's end is `EngineChannel`; the engine's is `actors.engine_thread.EngineThread`. On one node the socket is a
+Unix socket, between two nodes a TCP connection. Ray, whose calls are authenticated, hands the scheduler a `Door`: where
+to connect, and the secret with which the connection begins. Each message is preceded by its length.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def prepare(connection: socket.socket) -> None:
         raise PermissionError(f"the process at the other end belongs to user {user}")
 
 
-class Channel:
+class EngineChannel:
     """The scheduler's end of a channel.
 
     It reads and writes the socket itself: a transport of uvloop sends what is written only after the callback that

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from actors.channel import Answer, Channel, Door, Order, framed
+from actors.channel import Answer, Door, EngineChannel, Order, framed
 from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration, IterationResult
 from services.wire import pack, unpack
@@ -24,7 +24,7 @@ class RankChannels:
         """`sampler` is the rank whose results contain the tokens."""
         self.first_result = 0.0  # Unix time
         self._sampler = sampler
-        self._channels = [Channel(partial(self._on_answer, rank), self._on_close) for rank in range(ranks)]
+        self._channels = [EngineChannel(partial(self._on_answer, rank), self._on_close) for rank in range(ranks)]
         self._running: deque[asyncio.Future[IterationResult]] = deque()  # oldest first
         self._results: list[deque[bytes]] = [deque() for _ in range(ranks)]  # packed, of `_running`
         self._missed: list[bytes] = []  # results that the ranks which do not sample have not seen yet

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.channel import Answer, Channel, Door, Frames, Order, framed
+from actors.channel import Answer, Door, EngineChannel, Frames, Order, framed
 from actors.engine_thread import MAX_STRANGERS, EngineThread
 
 HERE = "127.0.0.1"
@@ -28,7 +28,7 @@ class Owner:
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Answer] = asyncio.Queue()
         self.closed = asyncio.Event()
-        self.channel = Channel(self.answers.put_nowait, self.closed.set)
+        self.channel = EngineChannel(self.answers.put_nowait, self.closed.set)
 
     def send(self, iteration: bytes) -> None:
         self.channel.send(framed(Order(iteration, [])))
