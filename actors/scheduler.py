@@ -74,7 +74,7 @@ class SchedulerReplica:
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
         self._pool = open_pool(settings, model)
-        counters = Counters(settings.tenants_in_metrics)
+        counters = Counters(settings.metrics_tenants)
         context = SchedulerContext(settings, self._pool, model, text, counters, IterationCost(), node, lifeline)
         engine_lost_at: float | None = None
         try:

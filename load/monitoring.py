@@ -196,7 +196,8 @@ def main() -> int:
     if shutil.which("prometheus") is None:
         sys.exit("prometheus is not on the PATH")
     keys = json.dumps({f"key-{tenant}": tenant for tenant in TENANTS})
-    with tempfile.TemporaryDirectory() as name, OrcaServer(Path(name), "--gateways", "2", "--api-keys", keys) as server:
+    flags = ("--gateways", "2", "--api-keys", keys, "--metrics-tenants", " ".join(TENANTS))
+    with tempfile.TemporaryDirectory() as name, OrcaServer(Path(name), *flags) as server:
         asyncio.run(until(lambda: server.metrics().get("orca:gateways") == 2 and server.has_spares(), PATIENCE, 0.5))
         (folder := Path(name, "prometheus")).mkdir()
         instance = f"127.0.0.1:{server.port}"
