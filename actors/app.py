@@ -60,8 +60,7 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     check_tracing(settings.otlp_traces_endpoint)
     # each process reads the pool's URL from its own environment, unless `args` have it
     shared = {name: args[name] for name in POOL if name in args} | {"model": pin_commit(settings.model)}
-    named = {"metrics_tenants": settings.tenants_in_metrics}  # schedulers do not get the keys, which name the tenants
-    scheduler_values = _without_pool(settings.without_secrets()) | shared | named
+    scheduler_values = _without_pool(settings.without_secrets()) | shared
     gateway_values = _without_pool(settings.with_key_hashes()) | shared
     common = COMMON | {
         "graceful_shutdown_timeout_s": settings.drain_timeout + COMMIT_TIME,

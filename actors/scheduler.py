@@ -77,7 +77,7 @@ class SchedulerReplica:
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
         self._pool = open_pool(settings, model)
-        counters = Counters(settings.tenants_in_metrics)
+        counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
         own = settings, self._pool, model, text, counters, IterationCost(), node, lifeline, tracer
         context = SchedulerContext(*own)

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings in the code.
+"""Writes docs/settings.md from the settings in the code, and the tables of docs/observability.md.
 
 python docs/generate.py
 """
@@ -9,10 +9,14 @@ import re
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+import yaml
+
+from services.metrics import declared
 from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import FILE, Settings, sections
 
 ROOT = Path(__file__).parents[1]
+OBSERVABILITY, ALERTS = ROOT / "docs" / "observability.md", ROOT / "deploy" / "monitoring" / "alerts.yml"
 
 
 SETTINGS = f"""# Settings
@@ -63,6 +67,38 @@ def settings() -> str:
     return SETTINGS + tables + VLLM_SAME + same + VLLM_OTHER + other
 
 
+def observability() -> str:
+    """docs/observability.md, with the tables of metrics and alerts between their marks made anew."""
+    text = OBSERVABILITY.read_text()
+    for name, rows in (("metrics", _metrics()), ("alerts", _alerts())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        text = text[: text.index(begin) + len(begin)] + "\n" + rows + "\n" + text[text.index(end) :]
+    return text
+
+
+def _metrics() -> str:
+    """All metrics under the names of their samples, each but the first column's `model_name` with its labels."""
+    rows = [(f"{name}_total", "counter", c.labels, c.help) for name, c in declared.COUNTERS.items()]
+    rows += [(name, "histogram", h.labels, h.help) for name, h in declared.HISTOGRAMS.items()]
+    rows += [(name, "gauge", (), text) for name, text in declared.POOL_GAUGES.items()]
+    seats = (*declared.SEAT_GAUGES.values(), *declared.OPTIONAL_GAUGES.values())
+    rows += [(name, "gauge", declared.ENGINE, text) for name, text in seats]
+    rows += [(name, "gauge", ("gateway",), text) for name, text in declared.GATEWAY_GAUGES.values()]
+    rows += [(f"{name}_total", "counter", ("gateway",), text) for name, text in declared.GATEWAY_COUNTERS.values()]
+    cells = (f"| `{name}` | {kind} | {', '.join(labels)} | {text} |\n" for name, kind, labels, text in rows)
+    return "| metric | kind | labels | what it is |\n|---|---|---|---|\n" + "".join(cells)
+
+
+def _alerts() -> str:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    rows = (
+        f"| `{rule['alert']}` | {rule['labels']['severity']} | {rule['annotations']['meaning']} | "
+        f"{rule['annotations']['action']} |\n"
+        for rule in rules
+    )
+    return "| alert | severity | what it means | what to do |\n|---|---|---|---|\n" + "".join(rows)
+
+
 def _with_code(text: str) -> str:
     return re.sub(r"--[a-z-]+", r"`\g<0>`", text)
 
@@ -88,3 +124,4 @@ def _meaning(name: str) -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "settings.md").write_text(settings())
+    OBSERVABILITY.write_text(observability())

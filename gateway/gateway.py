@@ -48,7 +48,7 @@ class Gateway:
         self.pool = pool
         self.model = model
         self.settings = settings
-        self.counters = Counters(settings.tenants_in_metrics)
+        self.counters = Counters(settings.metrics_tenants)
         self.executor = FairExecutor()
         self.validator = Validator(self.id, model, settings, self.executor, self.figures)
         self.reader = EventReader(pool, self.id)

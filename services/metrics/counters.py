@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from services.metrics.declared import COUNTERS, HISTOGRAMS
 
 OTHER = "other"  # the label of tenants without metrics of their own
-DEFAULT_TENANTS = frozenset({"default"})
+DEFAULT = "default"  # the tenant of requests without a key
 
 
 class Counters:
@@ -21,10 +21,10 @@ class Counters:
     `metric_bucket|values|bound` and `metric_sum|values`.
     """
 
-    def __init__(self, tenants: Collection[str] = DEFAULT_TENANTS) -> None:
-        """`tenants` have metrics of their own. Those of all others are added up, so that the number of series does not
-        grow with the number of tenants."""
-        self._tenants = frozenset(tenants)
+    def __init__(self, tenants: Collection[str] = ()) -> None:
+        """`tenants`, and the default one, have metrics of their own. Those of all others are added up, so that the
+        number of series does not grow with the number of tenants."""
+        self._tenants = frozenset({DEFAULT, *tenants})
         self._sums: dict[str, float] = defaultdict(float)
 
     def inc(self, name: str, by: float = 1, **labels: str) -> None:

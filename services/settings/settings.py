@@ -16,7 +16,7 @@ from services.files import user_cache, user_data
 from services.settings.addresses import is_loopback, normalize
 from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
-from services.settings.tenants import NAMED_TENANTS, BoundSettings
+from services.settings.tenants import BoundSettings
 from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
 
 FILE = "orca.toml"
@@ -227,12 +227,6 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
     @property
     def several_tenants(self) -> bool:
         return len(set(self.tenants.values())) > 1
-
-    @property
-    def tenants_in_metrics(self) -> list[str]:
-        """The tenants that metrics name."""
-        known = sorted({DEFAULT_TENANT, *self.tenants.values()})
-        return self.metrics_tenants or known[:NAMED_TENANTS]
 
     def earliest_class_of(self, tenant: str) -> int:
         """Return the earliest class that requests of this tenant may have."""

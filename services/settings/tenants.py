@@ -10,7 +10,6 @@ from pydantic_settings import BaseSettings
 from services.settings.types import Section, Words
 
 EARLIEST = -8  # the earliest class that exists
-NAMED_TENANTS = 16  # with metrics of their own, by default: each has some hundred series for each class
 
 
 class TenantLimits(BaseModel):
@@ -68,8 +67,8 @@ class BoundSettings(BaseSettings):
         Words,
         Field(
             max_length=64,
-            description="tenants with metrics of their own, separated by spaces or a JSON list; the others are added "
-            f"up as 'other'; none: the first {NAMED_TENANTS} tenants of the keys, by name",
+            description="tenants with figures of their own in /metrics, which needs no key, separated by spaces or a "
+            "JSON list; all others but 'default' are added up as 'other'",
         ),
     ] = []
     earliest_class: Annotated[

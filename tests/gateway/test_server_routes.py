@@ -45,6 +45,19 @@ def test_latencies_are_counted(redis_url: str, tiny_folder: Path) -> None:
     ):
         assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 7}).status_code == 200
         wait_until(lambda: counted.items() <= samples(http).items())
+        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "priority": 3}).status_code == 200
+        first = 'vllm:time_to_first_token_seconds_count{{model_name="tiny",priority="{}",tenant="default"}} 1.0'
+        queue = 'vllm:request_queue_time_seconds_count{{model_name="tiny",priority="{}",tenant="default"}} 1.0'
+        lines = {line.format(priority) for line in (first, queue) for priority in (0, 3)}
+        wait_until(lambda: lines <= set(http.get("/metrics").text.splitlines()))
+
+
+def test_a_gateway_reports_itself(http: httpx.Client) -> None:
+    names = ("orca:gateway_memory_bytes", "orca:gateway_cpu_seconds_total")
+    wait_until(lambda: all(samples(http).get(name, 0) > 0 for name in names))
+    page = http.get("/metrics").text
+    gateways = {s.labels["gateway"] for f in text_string_to_metric_families(page) for s in f.samples if s.name in names}
+    assert len(gateways) == samples(http)["orca:gateways"]
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:

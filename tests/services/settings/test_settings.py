@@ -200,6 +200,7 @@ def test_wrong_and_contradictory_settings_are_named(flags: dict[str, object], na
 def test_generated_documents_are_up_to_date() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert made["settings"]() == (ROOT / "docs" / "settings.md").read_text()
+    assert made["observability"]() == (ROOT / "docs" / "observability.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -216,16 +217,3 @@ def test_generated_documents_are_up_to_date() -> None:
 def test_the_earliest_class_of_a_tenant(asked, keys, expected):
     settings = Settings(api_keys={"1": "a"} | ({"2": "b"} if keys == 2 else {}), **asked)
     assert settings.earliest_class_of("a") == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({}, ["default"]),
-        ({"api_keys": {f"k{i:02}": f"t{i:02}" for i in range(30)}}, 16),
-        ({"metrics_tenants": "a b"}, ["a", "b"]),
-    ],
-)
-def test_few_tenants_have_metrics_of_their_own(asked: dict[str, object], named: list[str] | int) -> None:
-    found = Settings(**asked).tenants_in_metrics
-    assert found == named if isinstance(named, list) else len(found) == named
