@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
+from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault, StaleEpoch
 from services.loop.blame import find_request
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
@@ -78,7 +78,7 @@ class EngineLoop:
         self._cost = cost
         self._process_gauges = gauges
         self._traces = traces
-        self._ended_by = ""  # why the requests that are still here leave, if this loop has to say it
+        self._ended_by = RELEASED  # why the requests that are still here leave; empty: another owner has taken them
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -120,7 +120,6 @@ class EngineLoop:
                 self._start_iterations()
                 self._record_finished()
                 if self._is_done():
-                    self._ended_by = RELEASED
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
@@ -133,8 +132,12 @@ class EngineLoop:
                 self._end_exchange()
                 self._end_iterations()
         except EngineLost:
+            self._ended_by = ""
             await self._commit_rest()
             self._ended_by = ENGINE_LOST
+            raise
+        except StaleEpoch:
+            self._ended_by = ""
             raise
         except OrcaError:
             raise
