@@ -85,7 +85,7 @@ schemas:
 
 .venv/bench: .venv/serve
 	@echo "installing what the benchmarks need"
-	$(PIP) --editable '.[bench]'
+	$(PIP) --editable '.[bench,otel]'
 	@touch $@
 
 .venv/test: .venv/serve

@@ -81,7 +81,8 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
 
 def serve_logs(settings: Settings) -> LoggingConfig:
     """How Serve writes its own messages."""
-    return LoggingConfig(encoding="JSON" if settings.log_format == "json" else "TEXT")
+    encoding = "JSON" if settings.log_format == "json" else "TEXT"
+    return LoggingConfig(encoding=encoding, log_level=settings.log_level.upper())
 
 
 def _without_pool(values: dict[str, Any]) -> dict[str, Any]:

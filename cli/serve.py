@@ -38,7 +38,8 @@ def run(arguments: list[str]) -> None:
     settings = parse_serve(arguments)
     exposure.check(settings)
     check_tracing(settings.otlp_traces_endpoint)
-    configure(settings, "supervisor")
+    if settings.log_format == "json":
+        configure(settings, "supervisor")
     say = Progress(settings)
     if hidden:
         say(f"{', '.join(hidden)}: hidden from ps, but perhaps in a shell's history; docs/security.md names files")

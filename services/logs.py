@@ -12,6 +12,7 @@ from typing import Any
 
 from services.settings.observability import ObservabilitySettings
 
+PACKAGES = ("actors", "cli", "gateway", "services")
 TEXT = "%(levelname)s %(asctime)s %(process_kind)s %(process)d %(name)s -- %(message)s"
 
 
@@ -73,15 +74,19 @@ def configure(settings: ObservabilitySettings, process: str, **fields: str) -> N
     """Write the messages of this process to its standard error, in the format of the settings. `process` is its kind:
     supervisor, cluster, gateway, scheduler or engine; `fields` are parts of each of its messages.
 
-    Ray Serve replaces `sys.stderr` of its replicas, so the original one is used.
+    Other packages write warnings at least. Ray Serve replaces `sys.stderr` of its replicas, so the original one is
+    used.
     """
     _this_process.process, _this_process.fields = process, fields
     handler = logging.StreamHandler(sys.__stderr__)
     handler.addFilter(_this_process)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else logging.Formatter(TEXT))
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(settings.log_level.upper())
+    root.setLevel(max(level, logging.WARNING))
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(level)
     if settings.log_format == "json":  # Ray's messages in this process are of the same format
         ray = logging.getLogger("ray")
         ray.handlers.clear()

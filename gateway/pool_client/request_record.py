@@ -13,7 +13,7 @@ from services.logs import REQUEST, about
 from services.messages import Group, Submission, TokenEvent
 from services.requests import FinishReason
 from services.tracing import names
-from services.tracing.tracer import Attributes, Event, OpenSpan, Tracer, trace_id_of, unix_offset
+from services.tracing.tracer import Attributes, Event, OpenSpan, Tracer, is_traceparent, trace_id_of, unix_offset
 
 ABANDONED = "abandoned"  # the client went away, or this gateway stopped
 
@@ -89,7 +89,7 @@ class RequestRecord:
 
     def continues(self, trace: str) -> None:
         """The request was submitted earlier; `trace` is its context, if it has one."""
-        if self._span and trace:
+        if self._span and is_traceparent(trace):
             self._span.link(trace)
 
     def in_pool(self, began: float) -> None:

@@ -118,7 +118,7 @@ async def scheduler(connection: Connection, redis_url: str, folder: Path, second
         null.figures,
         Counters(),
         IterationCost(),
-        recorder=recorder,
+        observers=[recorder],
     )
     tasks = [asyncio.create_task(loop.run())]
     if recorder:

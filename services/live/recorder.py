@@ -14,7 +14,6 @@ DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, fo
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
 
 
-
 class ObservedRequest(Protocol):
     """What the recorder reads of a scheduler's request."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault
+from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault, StaleEpoch
 from services.loop.blame import find_request
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
@@ -79,7 +79,7 @@ class EngineLoop:
         self._cost = cost
         self._process_gauges = gauges
         self._observers = Observers(observers)
-        self._left_by: Leaving | None = None
+        self._left_by: Leaving | None = Leaving.RELEASED  # for the observers
         self._stopping = False
         self._ready = True
         self._pending: deque[PendingIteration] = deque()
@@ -121,7 +121,6 @@ class EngineLoop:
                 self._start_iterations()
                 self._record_finished()
                 if self._is_done():
-                    self._left_by = Leaving.RELEASED
                     return
                 if self._nothing_waits:
                     self._nothing_waits = False
@@ -133,8 +132,12 @@ class EngineLoop:
                 self._end_exchange()
                 self._end_iterations()
         except EngineLost:
+            self._left_by = None
             await self._commit_rest()
             self._left_by = Leaving.ENGINE_LOST
+            raise
+        except StaleEpoch:
+            self._left_by = None
             raise
         except OrcaError:
             raise

@@ -25,7 +25,8 @@ class ObservabilitySettings(BaseSettings):
         Field(description="format of the processes' logs; json: one object per line, with ids of requests and traces"),
     ] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Field(description="the least level of messages in the logs")
+        Literal["debug", "info", "warning", "error"],
+        Field(description="the least level of Orca's messages in the logs"),
     ] = "info"
     enable_log_requests: Annotated[
         bool,

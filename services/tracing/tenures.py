@@ -9,7 +9,7 @@ from services.loop.observers import Leaving, Observer
 from services.messages import Claim, Commit, End, Iteration, IterationResult
 from services.requests import FinishReason
 from services.tracing import names
-from services.tracing.tracer import Attributes, Event, Tracer, unix_offset
+from services.tracing.tracer import Attributes, Event, Tracer, is_traceparent, unix_offset
 
 # why a tenure ended, besides `Leaving`
 FINISHED = "finished"  # the request ended
@@ -57,7 +57,7 @@ class TenureTraces(Observer):
         for id in foreign:  # their new owner writes their spans
             self._tenures.pop(id, None)
         for claim in claims:
-            if claim.trace:
+            if is_traceparent(claim.trace):  # another build may have another format
                 self._tenures[claim.id] = tenure = _Tenure(claim, self._now())
                 self._claimed.append(tenure)
 

@@ -35,7 +35,7 @@ class Event:
 def check_tracing(endpoint: str) -> None:
     """Raises SettingsError if traces are on and the exporter is not installed."""
     if endpoint and not _installed():
-        raise SettingsError("otlp_traces_endpoint: traces need further packages: pip install 'orca[otel]'")
+        raise SettingsError("otlp_traces_endpoint: traces need the extra 'otel': pip install --editable '.[otel]'")
 
 
 def _installed() -> bool:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from stack import Stack
 
-from services.logs import about, configure, describe
+from services.logs import PACKAGES, about, configure, describe
 from services.settings.settings import Settings
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -30,11 +30,14 @@ def stack(redis_url: str, tiny_folder: Path) -> Iterator[Stack]:
 @pytest.fixture(autouse=True)
 def _own_handlers() -> Iterator[None]:
     """What `configure` changes is restored."""
-    root, ray = logging.getLogger(), logging.getLogger("ray")
+    root, ray, own = logging.getLogger(), logging.getLogger("ray"), list(map(logging.getLogger, PACKAGES))
+    levels = [logger.level for logger in own]
     handlers, level, of_ray, propagate = root.handlers[:], root.level, ray.handlers[:], ray.propagate
     yield
     root.handlers[:], ray.handlers[:], ray.propagate = handlers, of_ray, propagate
     root.setLevel(level)
+    for logger, before in zip(own, levels, strict=True):
+        logger.setLevel(before)
 
 
 def lines_of(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -91,6 +94,17 @@ def test_messages_have_what_describes_the_process_and_what_they_are_about(capfd:
     assert "seat" not in second
     assert (second["request_id"], second["level"]) == ("r/2", "error")
     assert second["exception"].endswith("ValueError: why")
+
+
+def test_the_level_is_that_of_our_messages_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(Settings(log_level="debug"), "scheduler")
+    logging.getLogger("services.a").debug("ours")
+    logging.getLogger("another").info("theirs")
+    logging.getLogger("another").warning("theirs, a warning")
+    configure(Settings(log_level="error"), "scheduler")
+    logging.getLogger("services.a").warning("ours, too low")
+    messages = [line.partition(" -- ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert messages == ["ours", "theirs, a warning"]
 
 
 def test_text_has_level_time_and_process(capfd: pytest.CaptureFixture[str]) -> None:

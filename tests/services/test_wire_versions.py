@@ -73,7 +73,7 @@ def test_unreadable_data_is_an_error(message: object, data: bytes) -> None:
 
 
 def _claim(sampling: bytes) -> list[Any]:
-    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t", 0, 5]
+    return [b"r/0", b"5", packing.pack_tokens([1, 2]), b"", sampling, 0, 0, 0, 0, b"t", 0, 5, b"", []]
 
 
 def test_an_unreadable_claim_fails_alone() -> None:

@@ -55,8 +55,9 @@ class Watched:
         assert iteration is not None
         self.recorder.started(iteration)
         self.time += seconds
-        self.script.scheduler.update(self.script.result_of(iteration))
-        self.recorder.finished(iteration, RESULT, seconds)
+        result = self.script.result_of(iteration)
+        self.script.scheduler.update(result)
+        self.recorder.finished(iteration, result, seconds)
         self.recorder.committed(self.script.scheduler.take_commits())
 
 
@@ -168,9 +169,10 @@ class Life:
             iteration, works, watches = self.in_flight.pop(0)
             batch = list(iteration.scheduled)
             eos = [] if turn.eos is None else batch[turn.eos : turn.eos + 1]
-            self.scheduler.update(Script.result_of(iteration, dict.fromkeys(eos, EOS)))
+            result = Script.result_of(iteration, dict.fromkeys(eos, EOS))
+            self.scheduler.update(result)
             if self.recorder.watched:
-                self.recorder.finished(iteration, RESULT, 0.02)
+                self.recorder.finished(iteration, result, 0.02)
                 if watches == self.watches:
                     self.expected.append((iteration.step, works))
         if turn.commit:
