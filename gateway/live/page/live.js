@@ -24,11 +24,14 @@ export class Live {
     this._figures = new Figures();
     this._column = matchMedia("(max-width: 600px)").matches ? 4 : 6;
     this._frame = 0;
+    this._lost = 0; // batches
+    this._paused = false;
     this._feed = new Feed(
       (event, data) => this._take(event, data),
       (status) => {
         element("status").textContent = STATUS[status];
         element("status").dataset.status = status;
+        if (status !== "live") for (const { timeline } of this._engines.values()) timeline.interrupt();
         if (status === "key") refused();
       },
     );
@@ -58,9 +61,9 @@ export class Live {
     } else if (event === "state") {
       this._figures.show(data, this._rates());
     } else if (event === "lost") {
+      this._lost += data.batches;
       element("lost").hidden = false;
-      this._lost = (this._lost ?? 0) + data.batches;
-      element("lost").textContent = `${this._lost} batches were not sent, because this page was slow`;
+      element("lost").textContent = `${this._lost} batches were not sent, because this page was slow.`;
     }
   }
 
@@ -89,6 +92,7 @@ export class Live {
     const timeline = new Timeline();
     const chart = new Chart(holder, timeline, { label: `Iterations of engine ${name}; arrow keys move a cursor` });
     chart.column = this._column;
+    chart.resized = () => this._draw();
     engine = { timeline, chart, cursor: inspectable(chart) };
     this._engines.set(name, engine);
     this._control(engine);
