@@ -15,6 +15,7 @@ const STATUS = {
   missing: "no live feed",
 };
 const MOST_GAPS = 4; // that are told
+const FRAME = 30; // ms between two pictures, at least
 const element = (id) => document.getElementById(id);
 
 export class Live {
@@ -24,6 +25,7 @@ export class Live {
     this._figures = new Figures();
     this._column = matchMedia("(max-width: 600px)").matches ? 4 : 6;
     this._frame = 0;
+    this._drawn = 0; // when, in ms
     this._lost = 0; // batches
     this._paused = false;
     this._feed = new Feed(
@@ -164,14 +166,17 @@ export class Live {
   }
 
   _draw() {
-    this._frame ||= requestAnimationFrame(() => {
+    this._frame ||= requestAnimationFrame((now) => {
       this._frame = 0;
+      if (now - this._drawn < FRAME) return this._draw();
+      this._drawn = now;
       let moving = false;
       for (const { chart } of this._engines.values()) {
         chart.render();
         moving ||= chart.following && chart.right < chart.endOfTime;
       }
       if (moving) this._draw();
+      return undefined;
     });
   }
 
