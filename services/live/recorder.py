@@ -115,18 +115,26 @@ class Recorder:
         if frame is None:  # it was started before anybody watched
             return
         at = round((self._wall() - seconds) * 1000)
-        ended, self._ended = self._ended, []
+        ended, self._ended = [*self._ended, *frame.ended], []
         ms = round(seconds * 1000, 2)
         self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
         del self._frames[:-MOST_FRAMES]
 
     @_harmless
     def committed(self, commits: Sequence[Commit]) -> None:
-        """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
-        ended = self._frames[-1].ended if self._frames else self._ended
+        """Note the ends among the commits of an exchange."""
         for commit in commits:
             if commit.end and (request := self._requests.pop(commit.id, None)):
-                ended.append((request.n, commit.end.reason.value))
+                self._last_list(request.n).append((request.n, commit.end.reason.value))
+
+    def _last_list(self, n: int) -> list[tuple[int, str]]:
+        """Return the list of ends in which that of a request belongs: of the iteration in flight that still computes
+        it, if there is one, otherwise of the last iteration that has finished.
+        """
+        for frame in reversed(self._started.values()):
+            if any(n == computed for computed, _, _ in frame.requests):
+                return frame.ended
+        return self._frames[-1].ended if self._frames else self._ended
 
     def take(self) -> FrameBatch | None:
         """Return the frames since the last call, and the requests that are to be described; None without frames."""

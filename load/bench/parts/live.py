@@ -19,11 +19,11 @@ from load.trace import Request
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
 
-ROUNDS = 3
+ROUNDS = 2
 STREAMS, PROMPT = 32, 32
 PACE = 0.01  # seconds of an iteration
 SETTLE = 4.0  # seconds until a measurement begins: longer than schedulers publish after the last watcher has gone
-SECONDS = 10.0  # of a measurement
+SECONDS = 8.0  # of a measurement
 WATCHERS = (0, 1, 10)
 
 BUSY, IDLE = f"{STREAMS} streams at {1 / PACE:.0f} iterations a second", "No stream"

@@ -27,6 +27,7 @@ class Watched:
     described: dict[int, RequestFrame] = field(default_factory=dict)
     frames: list[dict[str, object]] = field(default_factory=list)
     computed: list[tuple[int, list[tuple[str, int, str]]]] = field(default_factory=list)  # step, (id, tokens, work)
+    gone: set[int] = field(default_factory=set)
     preempted: list[str] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
 
@@ -40,6 +41,8 @@ class Watched:
             self.described |= {request.n: request for request in batch.requests}
             for frame in orjson.loads(batch.iterations):
                 self.frames.append(frame)
+                assert not {n for n, _, _ in frame["requests"]} & self.gone, "a request runs after its end"
+                self.gone |= {n for n, _ in frame["ended"]}
                 works = [(self.described[n].id, tokens, work) for n, tokens, work in frame["requests"]]
                 self.computed.append((frame["step"], works))
                 self.preempted += [self.described[n].id for n in frame["preempted"]]
@@ -97,16 +100,19 @@ class Oracle:
 class Turn:
     arrivals: list[tuple[int, int, int]]  # prompt, new, and committed tokens
     cancel: int | None
+    in_flight: bool  # it is cancelled, and the end is committed, while an iteration runs
     eos: int | None
     watch: bool
     commit: bool  # otherwise the pool is away
 
 
-NOTHING = Turn([], None, None, True, True)
+NOTHING = Turn([], None, False, None, True, True)
 often = st.sampled_from([True, True, True, False])
 arrivals = st.tuples(st.integers(1, 20), st.integers(1, 20), st.sampled_from([0, 0, 0, 3]))
 rarely = st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))
-turns = st.lists(st.builds(Turn, st.lists(arrivals, max_size=2), rarely, rarely, often, often), max_size=25)
+turns = st.lists(
+    st.builds(Turn, st.lists(arrivals, max_size=2), rarely, st.booleans(), rarely, often, often), max_size=25
+)
 knobs = st.sampled_from(
     [
         Knobs(3),
@@ -144,8 +150,9 @@ class Life:
             self.oracle.claimed(id, prompt, min(done, new - 1))
             self.scheduler.add([claim(id, self.count, prompt, new, output=(WORD,) * min(done, new - 1))])
             self.open.append(id)
-        if turn.cancel is not None:
-            self.scheduler.cancel(self.open[turn.cancel : turn.cancel + 1])
+        cancelled = [] if turn.cancel is None else self.open[turn.cancel : turn.cancel + 1]
+        if not turn.in_flight:
+            self.scheduler.cancel(cancelled)
         while iteration := self.scheduler.select():
             works = self.oracle.works(iteration)
             self.in_flight.append((iteration, works, self.watches))
@@ -154,6 +161,9 @@ class Life:
                 self.preempted += sorted(open & self.shown)
                 self.recorder.started(iteration)
                 self.shown |= set(iteration.scheduled)
+        if turn.in_flight and cancelled:
+            self.scheduler.cancel(cancelled)
+            self.commit(self.scheduler.take_commits())
         if self.in_flight:
             iteration, works, watches = self.in_flight.pop(0)
             batch = list(iteration.scheduled)

@@ -6,7 +6,6 @@ import contextlib
 import pytest
 
 from services.errors import PoolUnavailable
-from services.live import publisher as publisher_module
 from services.live.frames import FRAMES, WATCHES, FrameBatch
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
@@ -149,19 +148,19 @@ async def test_a_server_that_goes_ends_the_listening_and_refuses_messages(tmp_pa
     await pool.close()
 
 
-async def test_schedulers_publish_while_they_are_asked_to(broadcasts, monkeypatch):
+async def test_schedulers_publish_while_they_are_asked_to(broadcasts):
     pool, open = broadcasts
-    monkeypatch.setattr(publisher_module, "WATCH_TTL", 0.3)
     script = scripted()
     recorder = Recorder("c/0", "e1", script.scheduler)
     script.scheduler.add([claim("a", 0, 3, 9)])
-    publishing = asyncio.create_task(FramePublisher(open(), recorder).run())
+    publisher = FramePublisher(open(), recorder)
+    publishing = asyncio.create_task(publisher.run())
     gateway, listener = open(), Listener(open(), FRAMES)
     await subscribed(pool, FRAMES)
     await subscribed(pool, WATCHES)
-    assert not recorder.watched
-    for _ in range(2):
-        await gateway.publish(WATCHES, b"")
+    for asked in range(3):  # it begins without being asked
+        if asked:
+            await gateway.publish(WATCHES, b"")
         await watched(recorder, True)
         iteration = script.select()
         recorder.started(iteration)
@@ -169,6 +168,7 @@ async def test_schedulers_publish_while_they_are_asked_to(broadcasts, monkeypatc
         recorder.finished(iteration, 0.01)
         batch = FrameBatch.unpack(await listener.next())
         assert (batch.engine, batch.epoch, [request.id for request in batch.requests]) == ("c/0", "e1", ["a"])
+        publisher._until = 0.0  # as if nobody had asked for long
         await watched(recorder, False)
     publishing.cancel()
     await asyncio.wait({publishing})
