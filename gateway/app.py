@@ -58,8 +58,9 @@ def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_r
     app.include_router(batches_routes.router)
     app.include_router(server_routes.router)
     app.include_router(openapi.router)
-    app.include_router(live_routes.router)
-    app.state.page_files = PageFiles(settings.demo)
+    if not settings.disable_ui:
+        app.include_router(live_routes.router)
+        app.state.page_files = PageFiles(settings.demo)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PoolUnavailable, _pool_unavailable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -16,6 +16,8 @@ from gateway.live.files import INDEX, PageFiles
 from gateway.live.watcher import Watcher
 
 WRITE_TIMEOUT = 60.0  # seconds within which the reader must take what is sent
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(include_in_schema=False)
 
@@ -70,13 +72,17 @@ class FeedStream(Response):
             self._feed.close(self._watcher)
 
     async def _send_all(self, send: Send) -> None:
-        with contextlib.suppress(TimeoutError, OSError):
-            more = True
+        more = True
+        try:
             while more:
                 body = await self._watcher.take()
                 more = not self._watcher.ended
                 async with asyncio.timeout(WRITE_TIMEOUT):
                     await send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError as error:  # also TimeoutError
+            log.debug("a reader of the live feed is gone: %r", error)
+        except Exception:
+            log.exception("a live feed failed")
 
 
 async def _until_gone(receive: Receive) -> None:

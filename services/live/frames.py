@@ -45,7 +45,7 @@ class IterationFrame:
 
     `requests` are tuples (number of the request, tokens computed, `Work`), in batch order. `blocks` are the KV blocks
     that requests held when it started. `ended` are the requests that have ended since the frame before, as (number,
-    finish reason); `preempted` those that lost their blocks since then.
+    finish reason), and are in no later frame; `preempted` those that lost their blocks since then.
     """
 
     step: int

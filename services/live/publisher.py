@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class FramePublisher:
-    """While nobody watches, it waits for a message and does nothing else."""
+    """While nobody watches, it waits for a message and does nothing else. It begins as if somebody had just asked, so
+    that the first iterations after a take-over are seen by those who watched the owner before.
+    """
 
     def __init__(self, broadcast: Broadcast, recorder: Recorder) -> None:
         self._broadcast = broadcast
@@ -27,22 +29,26 @@ class FramePublisher:
 
     async def run(self) -> None:
         """Publish until cancelled, through outages of the pool's server."""
-        publishing = asyncio.create_task(self._publish())
+        self._ask()
         try:
-            await asyncio.gather(publishing, self._listen())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._publish())
+                group.create_task(self._listen())
         finally:
-            publishing.cancel()
             self._recorder.watch(False)
             await self._broadcast.close()
 
+    def _ask(self) -> None:
+        self._until = asyncio.get_running_loop().time() + WATCH_TTL
+        self._asked.set()
+
     async def _listen(self) -> None:
-        now, retry = asyncio.get_running_loop().time, FIRST_RETRY
+        retry = FIRST_RETRY
         while True:
             try:
                 async for _ in self._broadcast.listen(WATCHES):
                     retry = FIRST_RETRY
-                    self._until = now() + WATCH_TTL
-                    self._asked.set()
+                    self._ask()
             except PoolUnavailable as error:
                 (log.warning if retry == FIRST_RETRY else log.debug)("nobody can watch the iterations: %s", error)
                 await asyncio.sleep(retry)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol
 
 from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
 from services.messages import Commit, Iteration
 
 DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
+
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 
 class ObservedRequest(Protocol):
@@ -43,6 +49,20 @@ class ObservedScheduler(Protocol):
     def num_held_blocks(self) -> int: ...
 
 
+def _harmless(note: Callable[Concatenate[Recorder, P], None]) -> Callable[Concatenate[Recorder, P], None]:
+    """A fault of the recorder turns it off. Otherwise the loop would take it for a fault of the scheduler, and end."""
+
+    @wraps(note)
+    def noted(self: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            note(self, *args, **kwargs)
+        except Exception:
+            log.exception("iterations are not recorded any more")
+            self.watch(False)
+
+    return noted
+
+
 class Recorder:
     """The `Recorder` of an `EngineLoop`. Its methods are called only while `watched` is true.
 
@@ -69,11 +89,12 @@ class Recorder:
     def _forget(self) -> None:
         self._requests: dict[str, RequestFrame] = {}  # those that have run and have not ended
         self._undescribed: list[RequestFrame] = []
-        self._described_at = self._wall()  # when all of them were described last
+        self._described_at = 0.0  # when all of them were described last
         self._started: dict[int, IterationFrame] = {}  # by step
         self._frames: list[IterationFrame] = []
         self._ended: list[tuple[int, str]] = []  # not in a frame yet
 
+    @_harmless
     def started(self, iteration: Iteration) -> None:
         """Note an iteration that was just selected."""
         find = self._scheduler.find
@@ -87,23 +108,33 @@ class Recorder:
         blocks = self._scheduler.num_held_blocks
         self._started[iteration.step] = IterationFrame(iteration.step, 0, 0.0, requests, blocks, [], preempted)
 
+    @_harmless
     def finished(self, iteration: Iteration, seconds: float) -> None:
         """Note the result of an iteration, `seconds` after its start."""
         frame = self._started.pop(iteration.step, None)
         if frame is None:  # it was started before anybody watched
             return
         at = round((self._wall() - seconds) * 1000)
-        ended, self._ended = self._ended, []
+        ended, self._ended = [*self._ended, *frame.ended], []
         ms = round(seconds * 1000, 2)
         self._frames.append(IterationFrame(frame.step, at, ms, frame.requests, frame.blocks, ended, frame.preempted))
         del self._frames[:-MOST_FRAMES]
 
+    @_harmless
     def committed(self, commits: Sequence[Commit]) -> None:
-        """Note the ends among the commits of an exchange. They belong to the last iteration that has finished."""
-        ended = self._frames[-1].ended if self._frames else self._ended
+        """Note the ends among the commits of an exchange."""
         for commit in commits:
             if commit.end and (request := self._requests.pop(commit.id, None)):
-                ended.append((request.n, commit.end.reason.value))
+                self._last_list(request.n).append((request.n, commit.end.reason.value))
+
+    def _last_list(self, n: int) -> list[tuple[int, str]]:
+        """Return the list of ends in which that of a request belongs: of the iteration in flight that still computes
+        it, if there is one, otherwise of the last iteration that has finished.
+        """
+        for frame in reversed(self._started.values()):
+            if any(n == computed for computed, _, _ in frame.requests):
+                return frame.ended
+        return self._frames[-1].ended if self._frames else self._ended
 
     def take(self) -> FrameBatch | None:
         """Return the frames since the last call, and the requests that are to be described; None without frames."""
@@ -111,7 +142,8 @@ class Recorder:
             return None
         frames, self._frames = self._frames, []
         described, self._undescribed = self._undescribed, []
-        if (now := self._wall()) >= self._described_at + DESCRIBE_AGAIN:
+        now = self._wall()
+        if not 0 <= now - self._described_at < DESCRIBE_AGAIN:
             self._described_at = now
             fresh = {request.n for request in described}
             described += [request for request in self._requests.values() if request.n not in fresh]

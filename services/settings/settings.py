@@ -147,9 +147,15 @@ class Settings(BoundSettings, SchedulingSettings, BaseSettings):
     allowed_headers: Annotated[Words, Field(description="CORS: headers that pages may send, in the same format")] = [
         "*"
     ]
+    disable_ui: Annotated[
+        bool,
+        Section.API,
+        Field(
+            description="serve no live page at /ui; it shows each key's owner the load, without ids of other tenants"
+        ),
+    ] = False
     drain_timeout: Annotated[
         float,
-        Section.API,
         Field(ge=0, description="seconds for which a stopping replica waits for its streams"),
     ] = 10.0
     deadly_token: Annotated[

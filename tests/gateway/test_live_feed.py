@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from stack import Stack
+from sse_client import completion_text
+from stack import Server, Stack
 
 from gateway.live import feed as feed_module
 from services.live import publisher
+from services.settings.settings import Settings
 
 ALICE, BOB = {"Authorization": "Bearer key-of-alice"}, {"Authorization": "Bearer key-of-bob"}
 
@@ -55,6 +57,9 @@ class Feed:
         while not condition():
             assert self.read(), "the feed has ended"
 
+    def until_ended(self, requests: int) -> None:
+        self.until(lambda: len(self.ended) == requests)
+
 
 def wait(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
@@ -70,12 +75,11 @@ def subscribers(stack: Stack) -> int:
 @contextlib.contextmanager
 def opened(stack: Stack, headers: dict[str, str]) -> Iterator[Feed]:
     """A feed whose schedulers publish."""
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        with client.stream("GET", "/ui/feed", headers=headers) as response:
-            assert response.status_code == 200, response.read()
-            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-            wait(lambda: stack.recorder.watched and subscribers(stack))
-            yield Feed(response)
+    with httpx.stream("GET", f"{stack.url}/ui/feed", headers=headers, timeout=20) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        wait(lambda: stack.recorder.watched and subscribers(stack))
+        yield Feed(response)
 
 
 def complete(stack: Stack, headers: dict[str, str], **fields: Any) -> str:
@@ -90,7 +94,7 @@ def test_it_shows_each_token_and_ids_to_their_tenant_only(served: Stack) -> None
     with opened(served, ALICE) as alice, opened(served, BOB) as bob:
         ids = [complete(served, headers) for headers in (ALICE, BOB)]
         for feed, own, other in ((alice, *ids), (bob, *reversed(ids))):
-            feed.until(lambda: len(feed.ended) == 2)
+            feed.until_ended(2)
             assert [n for n, request in feed.described.items() if request.get("id") == f"{own}/0"]
             assert other not in json.dumps([feed.described, feed.states])
             assert set(feed.ended.values()) == {"length"}
@@ -136,15 +140,39 @@ def test_the_number_of_watchers_is_bounded(served: Stack, monkeypatch: pytest.Mo
 
 
 def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
-    with served.second() as second, httpx.Client(base_url=second.url, timeout=20) as client:
-        with client.stream("GET", "/ui/feed", headers=ALICE) as response:
-            wait(lambda: served.recorder.watched and subscribers(served))
-            feed = Feed(response)
-            complete(served, ALICE)
-            feed.until(lambda: feed.ended)
-            stopping = threading.Thread(target=lambda: second.call(second.app.state.gateway.live.stop()))
-            stopping.start()
-            while feed.read():
-                pass
-            stopping.join()
-            assert httpx.get(f"{second.url}/ui/feed", headers=ALICE).json()["error"]["code"] == "shutting_down"
+    with (
+        served.second() as second,
+        httpx.stream("GET", f"{second.url}/ui/feed", headers=ALICE, timeout=20) as response,
+    ):
+        wait(lambda: served.recorder.watched and subscribers(served))
+        feed = Feed(response)
+        complete(served, ALICE)
+        feed.until_ended(1)
+        second.call(second.app.state.gateway.live.stop())
+        while feed.read():
+            pass
+        again = httpx.get(f"{second.url}/ui/feed", headers=ALICE)
+        assert again.json()["error"]["code"] == "shutting_down"
+
+
+def test_an_outage_of_the_pool_interrupts_it(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the feed nor what runs ends."""
+    monkeypatch.setattr(feed_module, "RETRY", 0.05)
+    monkeypatch.setattr(publisher, "FIRST_RETRY", 0.05)
+    body = {"prompt": "SLOWabc ", "max_tokens": 80, "stream": True}
+    with (
+        Server(tmp_path) as server,
+        Stack(server.url, "p", tiny_folder, Settings()) as stack,
+        opened(stack, {}) as feed,
+        httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=20) as running,
+    ):
+        lines = running.iter_lines()
+        begun = [next(lines)]
+        server.call(server.server.stop())
+        server.call(server.server.start())
+        assert completion_text([*begun, *lines]) == "SLOWabc " * 10
+        wait(lambda: stack.recorder.watched and subscribers(stack))
+        id = complete(stack, {})
+        feed.until(lambda: any(request["id"] == f"{id}/0" for request in feed.described.values()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +15,7 @@ from services.settings.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def client(served: Stack):
+def client(served: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served.url, timeout=20) as client:
         yield client
 
@@ -71,3 +73,9 @@ def test_the_feed_needs_a_key(client: httpx.Client, path: str, headers: dict[str
 
 def test_another_name_for_this_machine_is_refused(client: httpx.Client) -> None:
     assert client.get("/ui", headers={"Host": "rebound.example"}).status_code == 403
+
+
+def test_an_operator_can_turn_it_off(redis_url: str, tiny_folder: Path) -> None:
+    with Stack(redis_url, "no-page", tiny_folder, Settings(disable_ui=True), engine=False) as stack:
+        for path in ("/ui", "/ui/index.html", "/ui/feed"):
+            assert httpx.get(stack.url + path).status_code == 404

@@ -58,6 +58,14 @@ async def use(pool):
     await pool.release(owner.seat, owner.epoch)
     await pool.delete("r")
     await pool.unregister("gateway")
+    broadcast = pool.broadcast()
+    async with asyncio.timeout(20):
+        listening = asyncio.create_task(anext(broadcast.listen("live")))
+        while not listening.done():  # until it has subscribed
+            await broadcast.publish("live", b"message")
+            await asyncio.sleep(0.01)
+        assert await listening == b"message"
+    await broadcast.close()
 
 
 async def test_the_documented_user_may_do_all_that_a_pool_needs(admin, server_url):

@@ -1,0 +1,73 @@
+"""An EngineLoop whose iterations are recorded: the frames, and that a fault of the recorder harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from services.live.recorder import Recorder
+from tests.services.loop.world import SEAT, WORD, World, now, stop, virtual
+
+
+async def recorded(world: World) -> tuple[asyncio.Task[None], Recorder]:
+    """Take the seat with a recorder that is turned on."""
+    loop = await world.take_seat()
+    recorder = Recorder(SEAT, world.epoch, world.scheduler, now)
+    loop._recorder = recorder
+    recorder.watch(True)
+    return asyncio.create_task(loop.run()), recorder
+
+
+@virtual
+async def test_the_frames_of_two_requests() -> None:
+    world = World(iteration=lambda it: 0.1, exchange=0.001)
+    loop, recorder = await recorded(world)
+    await asyncio.sleep(1)
+    first = await world.submit("a", prompt=20, new=3)
+    await asyncio.sleep(0.15)
+    second = await world.submit("b", prompt=30, new=1)
+    await world.ended(first, second)
+    batch = recorder.take()
+    assert batch
+    frames = orjson.loads(batch.iterations)
+    assert [frame["requests"] for frame in frames] == [
+        [[1, 20, "i"]],
+        [[1, 1, "t"]],
+        [[1, 1, "t"]],
+        [[2, 30, "i"]],
+    ]
+    assert [(frame["step"], frame["at"], frame["ms"]) for frame in frames] == [
+        (1, 1001, 100.0),
+        (2, 1101, 100.0),
+        (3, 1201, 100.0),
+        (4, 1301, 100.0),
+    ]
+    assert [frame["blocks"] for frame in frames] == [2, 2, 2, 2]
+    assert [frame["ended"] for frame in frames] == [[], [], [[1, "length"]], [[2, "length"]]]
+    assert [request.id for request in batch.requests] == [first, second]
+    await stop(world, loop)
+
+
+@virtual
+async def test_nothing_is_recorded_while_nobody_watches() -> None:
+    world = World()
+    loop, recorder = await recorded(world)
+    recorder.watch(False)
+    await world.ended(await world.submit("a"))
+    assert recorder.take() is None
+    await stop(world, loop)
+
+
+@pytest.mark.parametrize("part", ["_scheduler", "_requests", "_wall"])
+@virtual
+async def test_a_fault_of_the_recorder_turns_it_off_and_harms_no_request(part: str) -> None:
+    world = World()
+    loop, recorder = await recorded(world)
+    setattr(recorder, part, None)
+    id = await world.submit("a", new=3)
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 3, "length")
+    assert not recorder.watched
+    await stop(world, loop)
