@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from load.recording import Recording
 from load.trace import Answer, IterationRecord, Request, Run, run_trace
 from services.loop.clock import RealClock
 from services.loop.engine_loop import EngineLoop
@@ -21,6 +20,9 @@ from services.pool.limits import Limits
 from services.pool.reference.pool import ReferencePool
 from services.requests import SamplingParams
 from services.scheduling import Knobs, Scheduler
+
+if TYPE_CHECKING:
+    from load.recording import Recording  # needs orjson, which a machine for benchmarks may lack
 
 SEAT, GATEWAY = "bench/0", "bench"
 LEASE = 60.0

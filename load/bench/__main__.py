@@ -14,6 +14,7 @@ from load.bench import parts as benches
 from load.options import Options, add_model, add_numerics
 from load.options import parser as part_parser
 from load.report import machine
+from services.progress import Bar, print_beside
 
 
 def parts() -> dict[str, str]:
@@ -34,9 +35,10 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     print(f"Measured on {machine()}.\n", flush=True)
-    for name in given.part or known:
+    for name in (bar := Bar(given.part or list(known), unit="parts")):
+        bar.set_description(name)
         part = importlib.import_module(f"{benches.__name__}.{name}")
-        print(f"## {name}\n\n{part.run(options)}\n", flush=True)
+        print_beside(f"## {name}\n\n{part.run(options)}\n")
 
 
 if __name__ == "__main__":

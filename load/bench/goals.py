@@ -7,9 +7,9 @@ server is measured too.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from load.bench.figures import Figures, cell, report, values
 from load.bench.parts import gaps, over_http, plane, recovery, start
 from load.options import Options, add_model, add_numerics
 from load.report import machine, table
+from services.progress import Bar
 
 PARTS = {"over_http": over_http, "plane": plane, "gaps": gaps, "recovery": recovery, "start": start}
 VLLM = "vllm"
@@ -103,12 +104,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     rounds = _load(given.json)
     chosen = _chosen(given, options)
-    for number in range(given.rounds):
-        for name, measure in chosen.items():
-            print(f"round {number + 1} of {given.rounds}: {name}", file=sys.stderr, flush=True)
+    with Bar(total=given.rounds * len(chosen), unit="parts") as bar:
+        for number, (name, measure) in itertools.product(range(given.rounds), chosen.items()):
+            bar.set_description(f"round {number + 1} of {given.rounds}, {name}")
             rounds.setdefault(name, []).append(measure())
             if given.json:
                 given.json.write_text(json.dumps(rounds))
+            bar.update()
     print(f"Measured on {machine()}.\n\n{report_of(rounds)}", flush=True)
 
 

@@ -22,6 +22,7 @@ from load.bench.vitals import health, memory, print_memory, probed, quantile, se
 from load.report import table
 from load.server import OrcaServer
 from services.client.streaming import open_session
+from services.progress import Bar
 
 PATIENCE = 20.0  # seconds after which a client leaves
 TOKENS = 64
@@ -156,7 +157,7 @@ def overload(server: OrcaServer, times: list[float], seconds: float) -> None:
     most = asyncio.run(capacity(server.url, 32, max(seconds / 2, 15)))
     print(f"\nCapacity {most:.1f} requests/s of {TOKENS} tokens; clients leave after {PATIENCE:.0f} s.\n", flush=True)
     rows = []
-    for factor in times:
+    for factor in Bar(times, desc="overload", unit="loads"):
         with probed(server.url) as looks:
             began = time.monotonic()
             results, half = asyncio.run(open_loop(server.url, factor * most, seconds))
@@ -167,7 +168,7 @@ def overload(server: OrcaServer, times: list[float], seconds: float) -> None:
         row += [quantile(results.first, 0.5), quantile(results.whole, 0.5), quantile(results.whole, 0.99)]
         row += [len(results.refused), *(quantile(results.refused, q, 1e-3, 0) for q in (0.5, 0.99))]
         rows.append((f"{factor:g}", *row, results.left, results.failed, gone, *health(looks)))
-        print(rows[-1], file=sys.stderr, flush=True)
+        Bar.write(str(rows[-1]), file=sys.stderr)
     memories.append(("after", memory(server)))
     head = ("times", "sent", "goodput, 1/s", "second half", "of capacity", "first token, s", "whole, s", "p99")
     print(
@@ -189,14 +190,12 @@ async def watched(kind: str, server: OrcaServer, count: int, seconds: float) -> 
 
 def attacks(server: OrcaServer, counts: list[int], seconds: float) -> None:
     rows, memories = [], [("before", memory(server))]
-    for kind, count in zip(KINDS, counts, strict=True):
-        if not count:
-            continue
+    for kind, count in Bar([of for of in zip(KINDS, counts, strict=True) if of[1]], desc="connections", unit="kinds"):
         with probed(server.url) as looks:
             outcome, held = asyncio.run(watched(kind, server, count, seconds))
         memories.append((kind, held))
         rows.append((kind, count, outcome, settled(server), *health(looks), quantile(looks, 0.5)))
-        print(rows[-1], file=sys.stderr, flush=True)
+        Bar.write(str(rows[-1]), file=sys.stderr)
     memories.append(("after", memory(server)))
     head = ("connections", "count", "what became of them", "s until gone", "/health", "slowest, s", "median")
     print("\n" + table(head, rows), flush=True)

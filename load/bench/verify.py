@@ -16,6 +16,7 @@ from load.over_http import run_over_http
 from load.server import OrcaServer
 from load.stock import alone, load_stock
 from load.workloads import paper
+from services.progress import Bar
 
 
 def main() -> None:
@@ -36,7 +37,8 @@ def main() -> None:
         flush=True,
     )
     model = load_stock(Options(options.model, device="cpu"))
-    different = [i for i, answer in enumerate(run.answers) if alone(model, answer.request) != answer.tokens]
+    compared = enumerate(Bar(run.answers, desc="generate()", unit="requests"))
+    different = [i for i, answer in compared if alone(model, answer.request) != answer.tokens]
     for i in different:
         print(f"request {i} differs: {len(requests[i].prompt)} tokens in, {requests[i].max_new_tokens} out")
     print(f"{len(requests) - len(different)} of {len(requests)} equal stock generate()")

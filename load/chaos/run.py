@@ -25,6 +25,7 @@ from load.chaos.workload import paper_prompts, poison, requests
 from load.server import OrcaServer, until
 from load.trace import HttpRequest
 from services.client.streaming import open_session
+from services.progress import Bar
 
 PATIENCE = 180.0  # seconds without a sign of life after which a client gives up
 IDLE = 120.0  # seconds within which the pool must be empty after all clients have ended
@@ -114,12 +115,23 @@ async def under_load(
     load = asyncio.create_task(streams.keep(kinds, options.streams, over))
     try:
         began = time.monotonic()
+        passing = asyncio.create_task(show_time(options.seconds))
         injections = await inject_faults(site, faults, options.every, options.seconds, streams, options.streams)
         await asyncio.sleep(max(0.0, began + options.seconds - time.monotonic()))
     finally:
+        passing.cancel()
         over.set()
     await load
     return injections
+
+
+async def show_time(seconds: float) -> None:
+    """Draw a bar of the time that has passed, until cancelled."""
+    began = time.monotonic()
+    with Bar(desc="faults under load", total=round(seconds), unit="s") as bar:
+        while True:
+            bar.reach(min(round(time.monotonic() - began), round(seconds)))
+            await asyncio.sleep(1.0)
 
 
 async def watch_schedulers(site: Site, seen: dict[int, float]) -> None:
@@ -190,7 +202,7 @@ async def inject(site: Site, fault: Fault, streams: Streams) -> Injection:
     except NoTarget as error:
         skipped = f"no {error}"
     outcome = skipped or f"{time.monotonic() - at:.1f} s, {hit} streams, {documents} documents"
-    print(f"{fault.name}: {outcome}", file=sys.stderr, flush=True)
+    Bar.write(f"{fault.name}: {outcome}", file=sys.stderr)
     return Injection(fault.name, at, skipped, hit, documents)
 
 

@@ -25,6 +25,7 @@ from load.report import machine, table
 from load.schemas.suites import Case, read, sample
 from load.schemas.verdicts import NotJudged, error_of, reasons_in
 from load.server import OrcaServer
+from services.progress import Bar
 
 QUOTED = 600  # characters of the schema that the prompt quotes
 TIMEOUT = 600.0  # seconds for one answer
@@ -85,9 +86,12 @@ async def ask_all(url: str, cases: Sequence[Case], max_tokens: int, seed: int, t
                     response = await client.post("/v1/chat/completions", json=body(case, max_tokens, seed + place))
                 except httpx.HTTPError as error:
                     return Reply(case, FAILED, repr(error))
+                finally:
+                    bar.update()
             return reply_of(case, response.status_code, response.json())
 
-        return await asyncio.gather(*(ask(place, case) for place, case in enumerate(cases)))
+        with Bar(desc="answers", total=len(cases), unit="schemas") as bar:
+            return await asyncio.gather(*(ask(place, case) for place, case in enumerate(cases)))
 
 
 def body(case: Case, max_tokens: int, seed: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from load.schemas.suites import Case, read, sample
 from load.schemas.trial import Trial, run
 from load.schemas.verdicts import reasons_in
 from load.schemas.vocabularies import Vocabulary
+from services.progress import Bar
 
 REASONS = 8  # rows
 
@@ -60,7 +61,8 @@ def compare(cases: Sequence[Case], measured: Sequence[Vocabulary], names: Sequen
     times, counts, refused = [], [], []
     for vocabulary in measured:
         for name in names:
-            trials = list(run(name, vocabulary, cases, limit))
+            shown = Bar(run(name, vocabulary, cases, limit), desc=name, total=len(cases), unit="schemas")
+            trials = list(shown)
             times.append([f"{name}, {vocabulary.size:,} ids", *times_of(trials)])
             counts.append([f"{name}, {vocabulary.size:,} ids", *counts_of(cases, trials)])
             if vocabulary is measured[0]:  # what is refused does not depend on the vocabulary

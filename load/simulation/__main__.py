@@ -14,6 +14,7 @@ from load.recording import BATCH, POLICIES, Recording, example, file_of
 from load.simulation import article, paper, plan
 from load.simulation.cost import TABLE_1
 from load.simulation.world import Policy, run_simulated
+from services.progress import print_beside
 
 RATE = 14.0  # requests per second of the recorded trace
 PARTS = {"paper": paper, "article": article, "plan": plan}
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         record(given.record)
         return
     for name in given.part or PARTS:
-        print(f"## {name}\n\n{PARTS[name].run(given.out)}\n", flush=True)
+        print_beside(f"## {name}\n\n{PARTS[name].run(given.out)}\n")
 
 
 def record(folder: Path) -> None:

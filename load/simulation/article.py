@@ -27,6 +27,7 @@ from load.simulation.world import Policy, Window, World, percentile
 from load.trace import Request
 from load.workloads import sized
 from services.loop.clock import run_in_virtual_time
+from services.progress import Bar
 
 HELP = "static batches, Orca, and chunked prefill at several token budgets"
 PARTITION = Partition(LLAMA_70B, H100_80GB, ranks=4)
@@ -70,10 +71,19 @@ def run(out: Path | None) -> str:
 
 
 def report(chunks: tuple[int, ...], budgets: tuple[int, ...], scale: Scale, out: Path | None) -> str:
-    orca = measure(scale)
-    outcomes = {"static": measure(scale, request_level=True), "Orca": orca}
-    outcomes |= {f"chunk {chunk}": measure(scale, USERS + chunk) for chunk in chunks}
-    by_budget = {f"{budget:,}": measure(scale, budget) for budget in budgets} | {"none": orca}
+    chunked = {f"chunk {chunk}": USERS + chunk for chunk in chunks}
+    budgeted = {f"{budget:,}": budget for budget in budgets}
+    with Bar(desc="article", total=2 + len(chunked) + len(budgeted), unit="policies") as bar:
+
+        def measured(token_budget: int | None = None, request_level: bool = False) -> Outcome:
+            outcome = measure(scale, token_budget, request_level)
+            bar.update()
+            return outcome
+
+        orca = measured()
+        outcomes = {"static": measured(request_level=True), "Orca": orca}
+        outcomes |= {name: measured(budget) for name, budget in chunked.items()}
+        by_budget = {name: measured(budget) for name, budget in budgeted.items()} | {"none": orca}
     if out:
         draw(out / "article.png", [_panel(by_budget)])
     return (

@@ -24,6 +24,7 @@ from load.simulation.faster_transformer import largest_batch
 from load.simulation.world import Policy, run_simulated
 from load.trace import Answer, Request
 from load.workloads import paper_lengths, sized
+from services.progress import Bar
 
 HELP = "figures 10 and 11 of the paper: Orca against FasterTransformer"
 BEST = ((1, 1), (8, 8))  # (max batch size, micro-batch size) of FasterTransformer, as the paper found
@@ -61,7 +62,8 @@ def run(out: Path | None) -> str:
 
 
 def report(models: Models, scale: Scale, out: Path | None) -> str:
-    curves = {name: figure_10(partition, scale) for name, partition in models.items()}
+    measured = Bar(models.items(), desc="figure 10", unit="models")
+    curves = {name: figure_10(partition, scale) for name, partition in measured}
     parts = [models_table(models), engines_table(models)]
     parts += [f"### Figure 10: {name}\n\n{curves_table(of_model)}" for name, of_model in curves.items()]
     parts += [f"### Throughput at the same latency\n\n{gains_table(models, curves)}"]
@@ -74,7 +76,8 @@ def report(models: Models, scale: Scale, out: Path | None) -> str:
     if out:
         plot_figure_10(out / "figure_10.png", curves)
     if "175B" in models:
-        alike = {size: figure_11(models["175B"], scale, *size) for size in HOMOGENEOUS}
+        sizes = Bar(HOMOGENEOUS, desc="figure 11", unit="sizes")
+        alike = {size: figure_11(models["175B"], scale, *size) for size in sizes}
         for (prompt, output), of_size in alike.items():
             title = f"### Figure 11: 175B, all requests {prompt} in and {output} out"
             parts += [f"{title}\n\n{curves_table(of_size)}"]

@@ -15,6 +15,7 @@ from load.simulation.pool import Price, PricedPool, Users
 from load.simulation.world import Policy, Window, World, percentile
 from load.workloads import sized
 from services.loop.clock import run_in_virtual_time
+from services.progress import Bar
 
 HELP = "where one pool server saturates, and what more shards gain"
 ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool
@@ -72,7 +73,12 @@ def run(out: Path | None) -> str:
 
 def report(load: Load, engines: tuple[int, ...], shards: tuple[tuple[int, int], ...], out: Path | None) -> str:
     """`shards`: the number of engines, and of pools over which they are spread evenly."""
-    carried = {n: carry(n, load) for n in sorted({*engines, *(total // pools for total, pools in shards)})}
+    counts = sorted({*engines, *(total // pools for total, pools in shards)})
+    with Bar(desc="plan", total=sum(counts), unit="engines") as bar:  # the time grows with the number of engines
+        carried = {}
+        for count in counts:
+            carried[count] = carry(count, load)
+            bar.update(count)
     if out:
         draw(out / "plan.png", _panels(load, [carried[n] for n in engines]))
     return (

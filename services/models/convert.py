@@ -5,16 +5,20 @@ The converter is another module because this one is imported together with its p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.child_environment import without_settings
 from services.errors import ModelError
 from services.models.cache import Progress
+from services.progress import Bar
 
+COUNT = "count "  # begins a line of the converter `count DONE TOTAL WHAT`
 _ROOT = Path(__file__).parents[2]
 
 
@@ -31,8 +35,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
         ) as process:
             assert process.stdout is not None
             try:
-                for line in process.stdout:
-                    progress(line.rstrip())
+                _report(process.stdout, progress)
             except BaseException:
                 process.kill()
                 raise
@@ -42,3 +45,18 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
         words = [line.strip() for line in errors if line.strip()]
     why = words[-1] if words else f"the converter ended with status {process.returncode}"
     raise ModelError(f"{source} cannot be converted: {why}")
+
+
+def _report(lines: Iterable[str], progress: Progress) -> None:
+    """Pass on what the converter says, and draw a bar while it counts."""
+    with contextlib.ExitStack() as shown:
+        counted, bar = "", None
+        for line in lines:
+            if not line.startswith(COUNT):
+                progress(line.rstrip())
+                continue
+            _, done, total, what = line.rstrip().split(" ", 3)
+            if bar is None or what != counted:
+                shown.close()
+                counted, bar = what, shown.enter_context(Bar(desc=what, total=int(total), unit="tensors", say=progress))
+            bar.reach(int(done))

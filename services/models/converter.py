@@ -1,16 +1,18 @@
 """The process that converts models: `python -m services.models.converter SOURCE TARGET` (see `convert`).
 
-It writes its progress to stdout, one line for each step. The last line on stderr says why it failed.
+It writes its progress to stdout: one line for each step, and lines `count DONE TOTAL WHAT` meanwhile. The last line on
+stderr says why it failed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from services.models.convert import COUNT
 
 # Vocabularies whose merges were learned with each digit as a piece of its own, by their name in a GGUF file
 # ("tokenizer.ggml.pre"), for which transformers (5.23) creates a plain GPT-2 splitter. With that splitter, "\n\n1" or
@@ -20,7 +22,7 @@ PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais"
 
 
 def main(source: Path, target: Path) -> None:
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers uses it for all its progress bars
+    _count_what_transformers_counts()
     target.mkdir()
     if source.is_dir():
         convert_folder(source, target)
@@ -32,6 +34,21 @@ def main(source: Path, target: Path) -> None:
     for weights in target.glob("*.safetensors"):
         if not weights.is_symlink():  # written here, readable for the owner only
             weights.chmod((target / "config.json").stat().st_mode)
+
+
+def _count_what_transformers_counts() -> None:
+    """Write the lines `count` in place of the progress bars of transformers."""
+    from tqdm import tqdm
+    from transformers.utils import logging
+
+    class Counting(tqdm):  # type: ignore[misc]  # tqdm has no types
+        monitor_interval = 0
+
+        def display(self, *_: object, **__: object) -> None:
+            if self.total:
+                say(f"{COUNT}{self.n} {self.total} {self.desc.removesuffix(': ').lower()}")
+
+    logging.set_tqdm_hook(lambda _, args, options: Counting(*args, **options | {"disable": False, "mininterval": 0.2}))
 
 
 def convert_gguf(source: Path, target: Path) -> None:

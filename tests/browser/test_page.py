@@ -169,3 +169,38 @@ def test_each_request_of_an_iteration_has_a_row_of_its_own(open_page: Opens, sta
         assert found["kept"] <= 30_000
         if events is batches:
             assert found["highest"] == widest - 1, "a row that was free was not taken"
+
+
+GAPS = """async ([url, steps]) => {
+    const { Timeline } = await import(url);
+    const { gapText } = await import(url.replace("timeline", "cells"));
+    const timeline = new Timeline();
+    for (const [epoch, step, at, ended, away] of steps) {
+        if (away) timeline.interrupt();
+        const iteration = { step, at, ms: 10, requests: ended ? [] : [[1, 1, "t"]], blocks: 1, preempted: [] };
+        timeline.add({ epoch, iterations: [{ ...iteration, ended: ended ? [[1, "stop"]] : [] }], requests: {} });
+    }
+    return timeline.items.filter(({ gap }) => gap).map((item) => [gapText(item), item.busy]);
+}"""
+
+
+def test_a_gap_says_why_no_iteration_was_drawn(open_page: Opens, stack: Stack) -> None:
+    page = open_page(stack.url + "/ui")
+    steps = [
+        ("1:a", 1, 0, False, False),
+        ("1:a", 2, 10, False, False),
+        ("1:a", 3, 2020, False, False),  # the request waited
+        ("2:b", 1, 3030, False, False),  # a scheduler died
+        ("2:b", 7, 4040, False, False),  # batches were lost
+        ("2:b", 8, 4050, True, False),
+        ("2:b", 9, 9060, False, False),  # the request had ended
+        ("2:b", 10, 10070, False, True),  # the tab was hidden
+    ]
+    found = page.evaluate(GAPS, [stack.url + "/ui/timeline.js", steps])
+    assert found == [
+        ["paused 2.0 s", True],
+        ["replaced · 1.0 s", True],
+        ["not seen 1.0 s", False],
+        ["idle 5.0 s", False],
+        ["not seen 1.0 s", False],
+    ]

@@ -111,7 +111,10 @@ function refusal(answer, error) {
     return 0;
   }
   const passing = error.retryAfter !== null || error.status >= 500 || (error.status === 404 && !error.code);
-  if (!passing || error.code === "generation_failed") answer.error = error.message;
+  if (!passing || error.code === "generation_failed") {
+    answer.error = error.message;
+    answer.status = error.status;
+  }
   return Math.min(error.retryAfter ?? 0, 10) * 1000;
 }
 

@@ -1,8 +1,8 @@
 // The page: its views, theme, key, and when it watches the feed.
 
-import { Refused, hasKey, setKey } from "./api.js";
+import { hasKey, setKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { demo } from "./demo.js";
+import { demo, takeToken } from "./demo.js";
 import { Live } from "./live.js";
 import { Replay } from "./replay.js";
 
@@ -16,7 +16,7 @@ const element = (id) => document.getElementById(id);
 demo();
 element("legend").open = !NARROW.matches;
 const live = new Live(askForKey);
-const chat = new Chat((error) => error instanceof Refused && error.status === 401 && askForKey());
+const chat = new Chat((status) => status === 401 && askForKey());
 const replay = new Replay();
 let view = "";
 
@@ -68,7 +68,10 @@ element("theme").addEventListener("click", () => {
 DARK.addEventListener("change", () => localStorage.getItem(THEME) ?? theme(DARK.matches ? "dark" : "light"));
 WIDE.addEventListener("change", look);
 document.addEventListener("visibilitychange", look);
-addEventListener("hashchange", () => choose(location.hash.slice(1)));
+addEventListener("hashchange", () => {
+  takeToken();
+  choose(location.hash.slice(1));
+});
 for (const tab of document.querySelectorAll('[role="tab"]')) {
   tab.addEventListener("click", () => (location.hash = tab.id.slice("tab-".length)));
   tab.addEventListener("keydown", (event) => {

@@ -114,6 +114,7 @@ function drawGap(context, item, x, width, { row, rows }, palette) {
 
 export function gapText(item) {
   const seconds = `${(item.ms / 1000).toFixed(item.ms < 10_000 ? 1 : 0)} s`;
+  if (item.unseen) return `not seen ${seconds}`;
   if (item.taken) return `replaced · ${seconds}`;
   return item.busy ? `paused ${seconds}` : `idle ${seconds}`;
 }

@@ -31,7 +31,11 @@ export class Chart {
     this.overlay.setAttribute("aria-label", label);
     this.context = this.base.getContext("2d", { alpha: false });
     this.restyle();
-    this._observer = new ResizeObserver(() => (this._whole = true));
+    this.resized = () => {}; // to be set: it has another size, and has to be rendered
+    this._observer = new ResizeObserver(() => {
+      this._whole = true;
+      this.resized();
+    });
     this._observer.observe(holder);
   }
 

@@ -12,7 +12,7 @@ const CAUSES = {
 const element = (id) => document.getElementById(id);
 
 export class Chat {
-  /** `refused(error)` is called where the server asks for a key. */
+  /** `refused(status)`: the server refused a request. */
   constructor(refused) {
     this._refused = refused;
     this._turns = JSON.parse(sessionStorage.getItem(KEPT) ?? "[]"); // { role, content } and { role, answer }
@@ -42,7 +42,7 @@ export class Chat {
       const { data } = await (await call("v1/models")).json();
       element("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
     } catch (error) {
-      this._refused(error);
+      this._refused(error.status);
     }
   }
 
@@ -83,7 +83,7 @@ export class Chat {
     this._keep();
     this._show(answer);
     this._buttons();
-    if (answer.error) this._refused(new Error(answer.error));
+    if (answer.error) this._refused(answer.status);
   }
 
   _stop() {

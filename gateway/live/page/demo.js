@@ -3,22 +3,26 @@
 const KEPT = "orca.demo";
 const element = (id) => document.getElementById(id);
 
-/** Take the token from the address, and show the buttons if there is one. */
+/** Show the buttons if the address has a token, or had one before in this tab. */
 export function demo() {
+  takeToken();
+  for (const button of element("demo").querySelectorAll("button")) {
+    button.addEventListener("click", () => kill(button));
+  }
+}
+
+/** Take the token out of the address, so that it is neither bookmarked nor shown. */
+export function takeToken() {
   const found = /^#demo=(\d+)\.([\w-]+)$/.exec(location.hash);
   if (found) {
     sessionStorage.setItem(KEPT, JSON.stringify({ port: found[1], token: found[2] }));
     history.replaceState(null, "", location.pathname + location.search);
   }
-  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-  element("demo").hidden = !kept;
-  if (!kept) return;
-  for (const button of element("demo").querySelectorAll("button")) {
-    button.addEventListener("click", () => kill(kept, button));
-  }
+  element("demo").hidden = sessionStorage.getItem(KEPT) === null;
 }
 
-async function kill({ port, token }, button) {
+async function kill(button) {
+  const { port, token } = JSON.parse(sessionStorage.getItem(KEPT));
   const told = element("demo-told");
   button.disabled = true;
   try {

@@ -15,6 +15,7 @@ const STATUS = {
   missing: "no live feed",
 };
 const MOST_GAPS = 4; // that are told
+const FRAME = 30; // ms between two pictures, at least
 const element = (id) => document.getElementById(id);
 
 export class Live {
@@ -24,11 +25,15 @@ export class Live {
     this._figures = new Figures();
     this._column = matchMedia("(max-width: 600px)").matches ? 4 : 6;
     this._frame = 0;
+    this._drawn = 0; // when, in ms
+    this._lost = 0; // batches
+    this._paused = false;
     this._feed = new Feed(
       (event, data) => this._take(event, data),
       (status) => {
         element("status").textContent = STATUS[status];
         element("status").dataset.status = status;
+        if (status !== "live") for (const { timeline } of this._engines.values()) timeline.interrupt();
         if (status === "key") refused();
       },
     );
@@ -58,9 +63,9 @@ export class Live {
     } else if (event === "state") {
       this._figures.show(data, this._rates());
     } else if (event === "lost") {
+      this._lost += data.batches;
       element("lost").hidden = false;
-      this._lost = (this._lost ?? 0) + data.batches;
-      element("lost").textContent = `${this._lost} batches were not sent, because this page was slow`;
+      element("lost").textContent = `${this._lost} batches were not sent, because this page was slow.`;
     }
   }
 
@@ -89,6 +94,7 @@ export class Live {
     const timeline = new Timeline();
     const chart = new Chart(holder, timeline, { label: `Iterations of engine ${name}; arrow keys move a cursor` });
     chart.column = this._column;
+    chart.resized = () => this._draw();
     engine = { timeline, chart, cursor: inspectable(chart) };
     this._engines.set(name, engine);
     this._control(engine);
@@ -160,14 +166,17 @@ export class Live {
   }
 
   _draw() {
-    this._frame ||= requestAnimationFrame(() => {
+    this._frame ||= requestAnimationFrame((now) => {
       this._frame = 0;
+      if (now - this._drawn < FRAME) return this._draw();
+      this._drawn = now;
       let moving = false;
       for (const { chart } of this._engines.values()) {
         chart.render();
         moving ||= chart.following && chart.right < chart.endOfTime;
       }
       if (moving) this._draw();
+      return undefined;
     });
   }
 

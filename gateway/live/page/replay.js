@@ -71,6 +71,7 @@ export class Replay {
     const holder = element(`replay-${index}`);
     const chart = new Chart(holder, timeline, { scale: 1, label: `Recording ${name}; arrow keys move a cursor` });
     chart.following = false;
+    chart.resized = () => this._draw();
     const cursor = inspectable(chart);
     chart.overlay.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];

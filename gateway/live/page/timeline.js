@@ -22,7 +22,7 @@ export class Timeline {
     this.rows = 0; // the highest number of slots that were in use
     this.seconds = []; // sequence numbers of the first iteration of each second
     this.dirty = Infinity; // items from here on have changed since they were drawn
-    this.lost = 0; // batches that the server did not send
+    this._unseen = false; // whether iterations may have run since the last one that are not known
     this._gaps = gaps;
     this._cells = 0;
     this._uids = new Map(); // by "epoch/n"
@@ -42,6 +42,11 @@ export class Timeline {
 
   item(sequence) {
     return this.items[sequence - this.first];
+  }
+
+  /** Nobody watched for a while. */
+  interrupt() {
+    this._unseen = true;
   }
 
   /** Add an `iterations` event of the feed. */
@@ -76,7 +81,10 @@ export class Timeline {
   _iteration(epoch, { step, at, ms, requests, blocks, ended, preempted }, taken) {
     const last = this.last;
     const pause = last ? at - (last.at + last.ms) : 0;
-    if (last && this._gaps && (pause > MIN_GAP || taken)) this._gap(last, pause, epoch, taken);
+    const unseen = this._unseen || (!taken && last !== undefined && step > last.step + 1);
+    this._unseen = false;
+    if (unseen) this._keep(new Set(requests.map(([n]) => this._request(epoch, n).uid)));
+    if (last && this._gaps && (pause > MIN_GAP || taken || unseen)) this._gap(last, pause, epoch, taken, unseen);
     const sequence = this.end;
     const runs = new Map(requests.map(([n, , kind]) => [n, kind]));
     const leave = (n, reason) => this._leave(this._request(epoch, n), reason);
@@ -106,9 +114,10 @@ export class Timeline {
     if (sequence % 100 === 0) this._forget(sequence);
   }
 
-  _gap(last, pause, epoch, taken) {
-    const busy = this.slots.some((uid) => uid !== 0) || taken;
-    this._push({ at: last.at + last.ms, ms: Math.max(pause, 0), epoch, taken, busy, gap: true });
+  _gap(last, pause, epoch, taken, unseen) {
+    const busy = !unseen && (this.slots.some((uid) => uid !== 0) || taken);
+    const { step } = last;
+    this._push({ step, at: last.at + last.ms, ms: Math.max(pause, 0), epoch, taken, busy, unseen, gap: true });
   }
 
   _push(item) {
@@ -170,6 +179,15 @@ export class Timeline {
     this.dirty = Math.min(this.dirty, at);
     request.fed = 0;
     request.slot = -1;
+  }
+
+  /** Free the slots of all other requests: they may have ended unseen. */
+  _keep(uids) {
+    this.slots.forEach((uid, slot) => {
+      if (uid === 0 || uids.has(uid)) return;
+      this.requests.get(uid).slot = -1;
+      this.slots[slot] = 0;
+    });
   }
 
   _free(slot) {
