@@ -118,7 +118,7 @@ async def scheduler(connection: Connection, redis_url: str, folder: Path, second
         null.figures,
         Counters(),
         IterationCost(),
-        observers=[recorder],
+        observers=[recorder] if recorder else [],
     )
     tasks = [asyncio.create_task(loop.run())]
     if recorder:
