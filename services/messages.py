@@ -1,13 +1,10 @@
-"""The messages between processes: frozen dataclasses of ints, strings and lists, sent as msgpack (see `wire`).
-
-They contain no tensors, no request objects and no token histories. A prompt is sent once.
-"""
+"""The messages between processes: frozen dataclasses of ints, strings and lists, sent as msgpack (see `wire`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.requests import FinishReason, Refusal, SamplingParams
+from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 
 # --- scheduler <-> engine ------------------------------------------------------------------------------------
 
@@ -32,8 +29,7 @@ class Iteration:
     `scheduled` maps request ids to the number of tokens to compute. Its insertion order is the batch order. One token
     is sampled for each request that has no token left to compute after this iteration. `new_blocks` are KV block ids to
     append to a request's block table. `released` requests are removed before the iteration runs, because their blocks
-    may already belong to others. `full_blocks` are the names (see `BlockHashes`) of blocks that earlier iterations have
-    filled, each sent once. The engine keeps them for the next owner.
+    may already belong to others. `full_blocks` are names (see `BlockHashes`) of blocks that earlier iterations filled.
     """
 
     epoch: str
@@ -143,18 +139,6 @@ class Room:
     slots: int = 0
     guests: int = 0
     tenants: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Tenure:
-    """The time of a traced request at one seat, which is over. `claimed` and `left` are the seconds since it began and
-    ended. `taken`: the seat's owner was dead or silent, so it has told nobody of this tenure."""
-
-    seat: str
-    epoch: str
-    claimed: float
-    left: float
-    taken: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What all parts know of a request: how it is sampled, why it ended, and why the pool refused it.
+"""What all parts know of a request: how it is sampled, where it ran, why it ended, and why the pool refused it.
 
 A request is one sequence of tokens. An HTTP request with several choices or prompts is a group of requests, named
 `<request>/<choice>`, which are independent of each other after they were submitted.
@@ -64,6 +64,18 @@ class SamplingParams:
     # the `Logprobs` of the first output token, so `logprobs` must not be None.
     prompt_logprobs: int | None = None
     grammar: str = ""  # of the output, in llguidance's syntax (see `services/grammar`); empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """The time of a traced request at one seat, which is over. `claimed` and `left` are the seconds since it began and
+    ended. `taken`: the seat's owner was dead or silent, so it has told nobody of this tenure."""
+
+    seat: str
+    epoch: str
+    claimed: float
+    left: float
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,10 @@ from services.messages import (
     SeatGrant,
     Snapshot,
     SubmitReply,
-    Tenure,
     TokenEvent,
 )
 from services.overview import Overview, Seat
-from services.requests import FinishReason, Refusal, SamplingParams
+from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 
 assert array("I").itemsize == 4
 

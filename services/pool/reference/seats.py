@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from math import inf
 
-from services.messages import Commit, ExchangeReply, Room, Tenure, TokenEvent
+from services.messages import Commit, ExchangeReply, Room, TokenEvent
 from services.overview import Seat as SeatView
 from services.pool.limits import behind
 from services.pool.reference.bounds import BoundRules
 from services.pool.reference.state import LastReply, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE
-from services.requests import BATCH_CLASS
+from services.requests import BATCH_CLASS, Tenure
 
 SEAT_KEPT = 3600.0
 MAX_STRIKES = 3

@@ -8,8 +8,9 @@ from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
-from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, Tenure, TokenEvent
+from services.messages import Claim, End, EngineFigures, Logprobs, NewSequence, Room, TokenEvent
 from services.pool.group_packing import PackedGroup, prompt_logprobs_bytes, token_bytes
+from services.requests import Tenure
 
 EVENTS_KEPT = 2048
 

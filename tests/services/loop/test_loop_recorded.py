@@ -1,22 +1,22 @@
-"""An EngineLoop whose iterations are recorded: the frames, and that a fault of the recorder harms nothing."""
+"""An EngineLoop whose iterations are recorded: the frames."""
 
 from __future__ import annotations
 
 import asyncio
 
 import orjson
-import pytest
 
 from services.live.recorder import Recorder
-from tests.services.loop.world import SEAT, WORD, World, now, stop, virtual
+from services.loop.observers import Observers
+from tests.services.loop.world import SEAT, World, now, stop, virtual
 
 
 async def recorded(world: World) -> tuple[asyncio.Task[None], Recorder]:
     """Take the seat with a recorder that is turned on."""
     loop = await world.take_seat()
     recorder = Recorder(SEAT, world.epoch, world.scheduler, now)
-    loop._recorder = recorder
     recorder.watch(True)
+    loop._observers = Observers([recorder])
     return asyncio.create_task(loop.run()), recorder
 
 
@@ -57,17 +57,4 @@ async def test_nothing_is_recorded_while_nobody_watches() -> None:
     recorder.watch(False)
     await world.ended(await world.submit("a"))
     assert recorder.take() is None
-    await stop(world, loop)
-
-
-@pytest.mark.parametrize("part", ["_scheduler", "_requests", "_wall"])
-@virtual
-async def test_a_fault_of_the_recorder_turns_it_off_and_harms_no_request(part: str) -> None:
-    world = World()
-    loop, recorder = await recorded(world)
-    setattr(recorder, part, None)
-    id = await world.submit("a", new=3)
-    await world.ended(id)
-    assert await world.read(id) == ([WORD] * 3, "length")
-    assert not recorder.watched
     await stop(world, loop)
