@@ -77,7 +77,7 @@ class EngineLoop:
         self._stats = IterationStats(counters)
         self._cost = cost
         self._process_gauges = gauges
-        self._traces = traces
+        self._traces = traces or TenureTraces(None, seat.name, seat.epoch, clock.now)
         self._ended_by = RELEASED  # why the requests that are still here leave; empty: another owner has taken them
         self._stopping = False
         self._ready = True
@@ -126,8 +126,7 @@ class EngineLoop:
                     await self._session.wait_bell(self._engine_lost, self._scheduler.wait_time())
                     continue
                 self._begin_exchange()
-                if self._traces:
-                    self._traces.write()  # while engine and pool work
+                self._traces.write()  # while engine and pool work
                 await self._wait()
                 self._end_exchange()
                 self._end_iterations()
@@ -183,8 +182,7 @@ class EngineLoop:
         for iteration, result, seconds in self._finished:
             self._stats.finished(iteration, result, seconds)
             self._cost.finished(iteration, seconds)
-            if self._traces:
-                self._traces.finished(iteration, result, seconds)
+            self._traces.finished(iteration, result, seconds)
         self._finished.clear()
 
     def _check_engine(self) -> None:
@@ -223,8 +221,7 @@ class EngineLoop:
         room = self._scheduler.room()
         in_doubt, self._session.in_doubt = self._session.in_doubt, False
         self._stats.committed(commits)
-        if self._traces:
-            self._traces.committed(commits)
+        self._traces.committed(commits)
         self._seat.call += 1
         return Exchange(
             self._seat.name,
@@ -250,9 +247,8 @@ class EngineLoop:
         self._scheduler.drop(reply.foreign)
         self._stats.resent(self._scheduler.rewind(reply.have))
         self._claimed = [claim.id for claim in reply.claims]
-        if self._traces:
-            self._traces.foreign(reply.foreign)
-            self._traces.claimed(reply.claims)
+        self._traces.foreign(reply.foreign)
+        self._traces.claimed(reply.claims)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
@@ -290,7 +286,6 @@ class EngineLoop:
         await self._session.close()
         for pending in self._pending:
             pending.result.add_done_callback(discard_outcome)
-        if self._traces:
-            self._traces.close(self._ended_by)
+        self._traces.close(self._ended_by)
         self._engine_lost.cancel()
         self._engine_lost.add_done_callback(discard_outcome)

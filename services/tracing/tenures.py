@@ -46,8 +46,8 @@ class TenureTraces:
     and ended, and the next owner writes its span.
     """
 
-    def __init__(self, tracer: Tracer, seat: str, epoch: str, now: Callable[[], float]) -> None:
-        """`now` is the loop's clock, in seconds."""
+    def __init__(self, tracer: Tracer | None, seat: str, epoch: str, now: Callable[[], float]) -> None:
+        """Without a `tracer` nothing is traced. `now` is the loop's clock, in seconds."""
         self._tracer = tracer
         self._seat, self._epoch = seat, epoch
         self._now = now
@@ -56,7 +56,7 @@ class TenureTraces:
         self._ended: list[_Tenure] = []  # that are not written yet
 
     def claimed(self, claims: list[Claim]) -> None:
-        for claim in claims:
+        for claim in claims if self._tracer else ():
             if is_traceparent(claim.trace):  # another build may have another format
                 self._tenures[claim.id] = tenure = _Tenure(claim, self._now())
                 self._claimed.append(tenure)
@@ -119,6 +119,7 @@ class TenureTraces:
 
     def _write_wait(self, claim: Claim, at: float) -> None:
         """Write the tenure before, if its owner could not, and the wait until the claim at the Unix time `at`."""
+        assert self._tracer is not None
         before, waited = claim.before, claim.waited
         if before is not None:
             waited = before.left
@@ -130,6 +131,7 @@ class TenureTraces:
         self._tracer.write(names.QUEUE, claim.trace, at - waited, at, queued)
 
     def _write_tenure(self, tenure: _Tenure, offset: float) -> None:
+        assert self._tracer is not None
         claim, end, write = tenure.claim, tenure.end, self._tracer.write
         attributes: dict[str, str | int | float | list[str]] = {
             names.SEQUENCE: claim.id,
