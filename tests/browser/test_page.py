@@ -25,7 +25,7 @@ PAGE = Path(files.__file__).parent / "page"
 SAMPLE = Path(__file__).parents[1] / "services/live/data/live_sample.jsonl"
 MOST_BYTES = 300 * 1024
 WIDE = {"viewport": {"width": 1360, "height": 800}}
-SLOWLY = "SLOW <b>the orca</b>" + " the world" * 35  # an iteration takes 20 ms; the answer repeats the prompt
+SLOWLY = "SLOW <b>the orca</b>" + " the world" * 30  # an iteration takes 20 ms; the answer repeats the prompt
 PAINTED = """canvas => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;

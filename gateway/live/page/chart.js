@@ -129,11 +129,10 @@ export class Chart {
     const edge = Math.round(this.right * this._ratio);
     const shift = edge - this._edge;
     const changed = this.timeline.dirty !== Infinity || shift || this._whole || this._end !== this.timeline.end;
+    const painted = changed && this._paint(edge, shift);
     const pointed = this.pointed && `${this.pointed.sequence}/${this.pointed.slot}`;
-    if (!changed && pointed === this._pointed) return;
+    if (painted || pointed !== this._pointed) drawOverlay(this);
     this._pointed = pointed;
-    if (changed) this._paint(edge, shift);
-    drawOverlay(this);
   }
 
   /** Draw a recording up to `at` ms. It begins at the left edge, and scrolls when it has come to the right one. */
@@ -150,7 +149,9 @@ export class Chart {
     this.right += jump ? distance : Math.max(distance * 0.3, 1);
   }
 
+  /** Returns whether the picture has changed. */
   _paint(edge, shift) {
+    let painted = this._whole || shift !== 0;
     const [width, height] = [this._pixels, this.base.height];
     const { timeline } = this;
     this._edge = edge;
@@ -164,11 +165,13 @@ export class Chart {
       const old = item ? Math.floor(this.left(item) * this._ratio) - edge + width : width;
       const from = Math.min(shift > 0 ? width - shift : width, old);
       if (from < width) this._range(Math.max(from, 0), width);
+      painted ||= from < width;
       if (shift < 0) this._range(0, -shift);
     }
     this._whole = false;
     this._end = timeline.end;
     timeline.dirty = Infinity;
+    return painted;
   }
 
   /** Draw the columns of the picture from device pixel `from` to `to`. */
