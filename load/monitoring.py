@@ -35,6 +35,7 @@ from load.report import table
 from load.server import ROOT, OrcaServer, free_port, until
 from services.client.sse import Event, StreamedAnswer
 from services.client.streaming import follow, open_session
+from services.metrics.declared import COUNTERS, HISTOGRAMS
 
 FOLDER = ROOT / "deploy" / "monitoring"
 TENANTS = ("red", "blue")
@@ -55,13 +56,12 @@ class Counted:
 
 
 @contextmanager
-def prometheus(folder: Path, port: int) -> Iterator[str]:
-    """Prometheus with the configuration of `deploy/monitoring`, on the server at `port`, by two of its names; its
-    address."""
+def prometheus(folder: Path, *targets: str) -> Iterator[str]:
+    """Prometheus with the configuration of `deploy/monitoring`, which scrapes `targets` each second; its address."""
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(FOLDER / "alerts.yml")]
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}", f"localhost:{port}"]}]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": list(targets)}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
     flags = {"config.file": f"{folder}/prometheus.yml", "storage.tsdb.path": f"{folder}/data"}
@@ -185,8 +185,9 @@ def gateways(address: str, instance: str) -> float:
 
 def backwards(address: str) -> float:
     """Series of sums that were ever smaller than before."""
-    names = '{__name__=~"(vllm|orca):.+_(total|sum|count|bucket)"}'
-    return float(len(ask(address, "query", query=f"resets({names}[1h]) > 0")))
+    sums = [f"{name}_total" for name in COUNTERS]
+    sums += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")]
+    return float(sum(len(ask(address, "query", query=f"resets({name}[1h]) > 0")) for name in sums))
 
 
 def main() -> int:
@@ -201,7 +202,7 @@ def main() -> int:
         asyncio.run(until(lambda: server.metrics().get("orca:gateways") == 2 and server.has_spares(), PATIENCE, 0.5))
         (folder := Path(name, "prometheus")).mkdir()
         instance = f"127.0.0.1:{server.port}"
-        with prometheus(folder, server.port) as address:
+        with prometheus(folder, instance, f"localhost:{server.port}") as address:
             began = time.time()
             counted, lines = asyncio.run(load(server, seconds))
             assert server.until_idle(PATIENCE)

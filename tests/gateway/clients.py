@@ -13,10 +13,10 @@ from stack import Stack
 from services.messages import Exchange, Room
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "not within 5 s"
+        assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.02)
 
 
