@@ -115,3 +115,4 @@ def test_the_report_says_that_a_rate_was_not_held_and_what_was_left() -> None:
     (head, row) = table(tally, [(2.0, 5.0, 5.0)], "requests/s")
     assert dict(zip(head.split(), row.split(), strict=False))["sent/s"] == "1.50"
     assert "not held" not in "\n".join(report(tally, 2.0, asked=None))
+    assert "not held" not in "\n".join(report(Tally(1, {}), 2.0, asked=0))
