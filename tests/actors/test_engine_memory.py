@@ -8,9 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_seats import SETTINGS, WAIT, always_owner, attach, iteration, keeping_spare, seat
+from engine_seats import SETTINGS, WAIT, always_owner, iteration, keeping_spare, seat
 from tiny_models import make_tiny_model
 
+from actors.engine_link import Attachment, EngineLink
+from actors.engine_processes import SeatEngine
 from services.engine.startup import huge_pages
 from services.loop.iteration_cost import IterationCost
 from services.messages import Iteration
@@ -24,24 +26,30 @@ pytestmark = [
     pytest.mark.skipif(not huge_pages.available(), reason="this kernel gives shared memory no huge pages"),
 ]
 
+PATIENCE = 200.0  # seconds; processes that import torch side by side on two busy cores take tens of them
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     model = str(make_tiny_model(tmp_path / "model"))
-    changes = {"null_engine": False, "model": model, "device": "cpu", "kv_blocks": 16, "cache_dir": tmp_path / "cache"}
+    changes = {"null_engine": False, "model": model, "device": "cpu", "kv_blocks": 16}
     return SETTINGS.model_copy(update=changes)
+
+
+async def attach(engine: SeatEngine, epoch: str) -> tuple[EngineLink, Attachment]:
+    return await asyncio.wait_for(engine.open_link(epoch, always_owner, IterationCost()), PATIENCE)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_the_spare_finds_the_blocks_of_a_process_that_is_dead(settings: Settings, stopped: bool) -> None:
     """A process that is only stopped may write when it goes on, so the other one uses nothing of it."""
     engine = seat(settings)
-    link = await attach(engine, "1:a")
+    link, _ = await attach(engine, "1:a")
     await link.start(iteration("1:a"))
     await link.start(Iteration("1:a", 2, {"r/0": 1}, full_blocks={0: b"x"}))
     async with keeping_spare(engine, link, "1:a"):
         os.kill(link.status.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
     if not stopped:
         await asyncio.wait_for(link.dead, WAIT)
-    _, attachment = await asyncio.wait_for(seat(settings).open_link("2:b", always_owner, IterationCost()), WAIT)
+    _, attachment = await attach(seat(settings), "2:b")
     assert attachment.cached_blocks == ({} if stopped else {0: b"x"})
