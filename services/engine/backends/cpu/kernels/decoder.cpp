@@ -10,8 +10,7 @@
 
 namespace {
 
-// Runs work(team) in every thread, with the processor's units for bfloat16. The team has only as many threads as OpenMP
-// gives, because it waits for all of them.
+// Runs work(member) in every thread of a team, with the processor's units for bfloat16.
 template <class Work>
 void together(int wanted, const Work& work) {
     omp_set_dynamic(0);
@@ -22,7 +21,8 @@ void together(int wanted, const Work& work) {
 #if defined(HAS_UNITS)
         const Units units;
 #endif
-        work(team);
+        Member member(team);
+        work(member);
     }
 }
 
@@ -75,9 +75,10 @@ void run_halves(const Model& model, const Batch& batch, int first, int last, flo
     // The last layer may skip the rows whose logits are not wanted.
     const bool only_wanted = !partial && model.vocabulary.panels && last == 2 * model.layer_count;
     Passes order(count);
-    together(model.threads, [&](Team& team) {
+    together(model.threads, [&](Member& member) {
         if (count == 1) {
-            SliceRun<Input, Team> run{model, batch, owners.data(), slices.front(), buffers.inputs.front(), team, x, to};
+            ProductInputs& inputs = buffers.inputs.front();
+            SliceRun<Input, Member> run{model, batch, owners.data(), slices.front(), inputs, member, x, to};
             return run.run(passes.front(), passes.back());
         }
         Alone alone;
@@ -96,8 +97,8 @@ void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, 
     Buffers& buffers = *model.buffers;
     const Slice all{0, count, Tiles(count), {}, true};
     prepare<Input>(buffers, model, 1, all.count);
-    together(model.threads, [&](Team& team) {
-        SliceRun<Input, Team> run{model, batch, nullptr, all, buffers.inputs.front(), team, x, x};
+    together(model.threads, [&](Member& member) {
+        SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};
         run.norm(model.last_norm, [&](int row) { return tokens[row]; });
         run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
     });
@@ -133,8 +134,8 @@ void orca_delete_buffers(Buffers* buffers) { delete buffers; }
 void orca_pack(const void* weights, int bfloat16_weights, int outputs, int inputs, WeightKind kind, int gated,
                int threads, void* panels, float* scales) {
     auto all = [&](auto packing) {
-        together(threads, [&](Team& team) {
-            team.each(packing.panels(), [&](int panel) {
+        together(threads, [&](Member& member) {
+            member.each(packing.panels(), [&](int panel) {
                 if (kind == WeightKind::FLOAT32) packing.pack(panel, static_cast<float*>(panels), nullptr);
                 if (kind == WeightKind::BFLOAT16) packing.pack(panel, static_cast<Paired*>(panels), nullptr);
                 if (kind == WeightKind::INT8) packing.pack(panel, static_cast<int8_t*>(panels), scales);
@@ -155,12 +156,12 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
         static thread_local Numbers memory;  // allocating it takes as long as many a product
         grow(memory, Input::floats(rows, matrix->inputs));
         const Input input(memory, matrix->inputs, tiles);
-        together(threads, [&](Team& team) {
-            each_range(team, rows, 16, [&](int begin, int end) {
+        together(threads, [&](Member& member) {
+            each_range(member, rows, 16, [&](int begin, int end) {
                 for (int row = begin; row < end; ++row)
                     input.copy(row, 1, 0, x + size_t(row) * matrix->inputs, 0, matrix->inputs);
             });
-            Product{*matrix, to, false}.run(team, input);
+            Product{*matrix, to, false}.run(member, input);
         });
     });
 }
