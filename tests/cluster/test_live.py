@@ -42,7 +42,9 @@ def test_the_feed_goes_on_when_another_scheduler_takes_over(server: OrcaServer) 
             ((n, again),) = batch["requests"].items()
             assert (again["id"], again["prompt"]) == (described["id"], 100)
             assert again["resumed"] > 0
-            assert works(batch, int(n))[0][1] == "r"
+            assert batch["iterations"][0]["step"] == 1
+            tokens, work = works(batch, int(n))[0]
+            assert work == ("r" if tokens > 1 else "t")  # all but the last token may be in blocks that the engine kept
             while not batch["iterations"][-1]["ended"]:
                 batch = batches.get(timeout=60)
             assert running.read().endswith(b"data: [DONE]\n\n")
