@@ -189,7 +189,8 @@ def _ready_line(settings: Settings, fragment: str) -> str:
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = '-H "authorization: Bearer $ORCA_API_KEY" ' if settings.tenants else ""
     url = own_url(settings)
+    page = "" if settings.disable_ui else f"  page: {url}/ui{fragment}"
     return (
-        f"ready at {url}  page: {url}/ui{fragment}  try: curl {url}/v1/chat/completions "
+        f"ready at {url}{page}  try: curl {url}/v1/chat/completions "
         f"{key}-H 'content-type: application/json' -d '{json.dumps(body)}'"
     )

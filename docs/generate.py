@@ -29,11 +29,14 @@ A settings file is TOML (`.toml`) or YAML (`.yaml`, `.yml`). It contains names o
 `-` or `_`: `max-batch-size: 8` in YAML, `max_batch_size = 8` in TOML. If a setting is unknown, out of range or
 contradicts another, `orca serve` prints one line that names it and ends with status 2.
 
+`orca chat`, `orca status` and `orca top` ask the server of `--url`, else the one at `host` and `port` if a variable or
+file sets these, else the only one that runs on `data_dir`. If several run there, they name them and ask for `--url`.
+
 All keys of `api_key` and `api_keys` are accepted. A key of `api_key` belongs to the tenant `default`, a key of
 `api_keys` to the tenant that is named there. A key in both with another tenant in `api_keys` is an error.
-`--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat` and `orca status`
-send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64 hexadecimal
-digits. `api_keys_file` and `redis_url_file` hold secrets in files of their own: [security](security.md).
+`--api-key` accepts one or more keys and can be repeated; `ORCA_API_KEY` holds one. `orca chat`, `orca status` and
+`orca top` send that key, or the key of their own `--api-key KEY`. A key may be given as its hash, `sha256:` and 64
+hexadecimal digits. `api_keys_file` and `redis_url_file` hold secrets in files of their own: [security](security.md).
 """
 VLLM_SAME = """
 ## Flags of vLLM

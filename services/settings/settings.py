@@ -198,6 +198,8 @@ class Settings(BoundSettings, SchedulingSettings, BaseSettings):
         for key in self.api_key:
             if self.tenants[key] != DEFAULT_TENANT:
                 raise ValueError(f"a key of api_key is that of the tenant {self.tenants[key]!r} in api_keys")
+        if self.demo and self.disable_ui:
+            raise ValueError("demo is for the page at /ui, which disable_ui turns off")
         if self.demo and not is_loopback(self.host):
             raise ValueError(f"demo lets the page kill processes; set host to a loopback address, not {self.host!r}")
         if self.ssl_keyfile and not self.ssl_certfile:

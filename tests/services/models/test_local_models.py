@@ -1,6 +1,7 @@
 """Local models: folders and GGUF files."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def test_a_folder_is_named_after_itself(tiny: Path, tmp_path: Path, monkeypatch:
 def test_several_processes_convert_a_gguf_once(tiny: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     source, cache = shutil.copy(tiny_gguf, tmp_path), tmp_path / "cache"
     program = "import sys; from pathlib import Path; from services.models import resolve;"
+    program += "from services import progress; progress.INTERVAL = 0.0;"  # a line for each step of a bar
     program += "print(resolve(sys.argv[1], Path(sys.argv[2])))"
     command = [sys.executable, "-c", program, str(source), str(cache)]
     processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -42,6 +44,9 @@ def test_several_processes_convert_a_gguf_once(tiny: Path, tiny_gguf: Path, tmp_
     folders = {output[-1] for output in outputs}
     assert len(folders) == 1
     assert sum(line.startswith("reading the weights") for output in outputs for line in output) == 1
+    counts = [line for output in outputs for line in output if re.match(r"loading weights: \d+ of \d+ tensors", line)]
+    assert any("(100%)" in line for line in counts)
+    assert not [line for output in outputs for line in output if line.startswith("count ")]
     folder = Path(folders.pop())
     assert {file.name for file in folder.parent.iterdir()} == {"tiny.F32", "lock"}
 

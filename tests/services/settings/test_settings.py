@@ -183,6 +183,7 @@ def test_no_flag_of_vllm_hides_a_setting(key: str) -> None:
         ({"tp": 2, "lookahead": 1}, "lookahead=1.*tp=2, pp=1"),
         ({"tp": 2, "null_engine": True}, "null engine.*tp=2"),
         ({"demo": True, "host": "0.0.0.0", "api_key": ["k"]}, "demo.*host.*'0.0.0.0'"),
+        ({"demo": True, "disable_ui": True}, "demo.*disable_ui"),
         ({"demo": True, "host": "a.example"}, "demo.*host.*'a.example'"),
         ({"api_key": [""]}, "api_key.*empty"),
         ({"api_keys": {"": "alice"}}, "api_keys.*empty"),
