@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from services.metrics.counters import values_of
+from services.metrics.counters import DEFAULT, values_of
 from services.metrics.declared import (
     COUNTERS,
     ENGINE,
@@ -23,8 +23,10 @@ from services.metrics.declared import (
     OPTIONAL_GAUGES,
     POOL_GAUGES,
     SEAT_GAUGES,
+    TENANT,
 )
 from services.overview import Overview, engine_of
+from services.requests import class_label
 
 MODEL = "model_name"
 GATEWAY = (MODEL, "gateway")
@@ -114,13 +116,15 @@ class _Collector:
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
     ) -> Iterable[tuple[tuple[str, ...], float]]:
-        """The sums by their labels. A metric without labels, or with that of engines alone, is there from the start:
-        the first increment of a series that appears with it is not seen by Prometheus' `rate`."""
+        """The sums by their labels. Metrics without labels, of engines, and of requests without a key and a class are
+        there from the start: Prometheus' `rate` does not see the first increment of a series that appears with it."""
         zeros: dict[tuple[str, ...], float] = {}
         if not labels:
             zeros = {(): 0.0}
         elif labels == ENGINE:
             zeros = {(engine_of(seat.name),): 0.0 for seat in self._overview.seats if seat.alive}
+        elif labels == TENANT:
+            zeros = {(DEFAULT, class_label(0)): 0.0}
         return ((values, value) for values, value in (zeros | dict(sums)).items() if len(values) == len(labels))
 
     def _histogram(self, name: str) -> Metric:
