@@ -83,14 +83,19 @@ def file_limit_warning(settings: Settings, files: int) -> str:
     )
 
 
+def refuse_connections(folder: Path) -> None:
+    """Accept no new connection. Those that are open continue."""
+    for admin in folder.glob("*/admin.sock"):
+        _command(admin, f"disable frontend {FRONTEND}")
+
+
 def drain(folder: Path, timeout: float) -> None:
     """Accept no new connection; return when all requests have their answers, or after `timeout` seconds.
 
     Uses HAProxy's admin socket, as Serve does. Serve itself would end HAProxy at once, and every stream with it.
     """
     deadline = time.monotonic() + timeout
-    for admin in folder.glob("*/admin.sock"):
-        _command(admin, f"disable frontend {FRONTEND}")
+    refuse_connections(folder)
     while _is_busy(folder) and time.monotonic() < deadline:
         time.sleep(POLL)
 

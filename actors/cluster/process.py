@@ -8,6 +8,7 @@ cluster and ends it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -26,9 +27,11 @@ from pydantic import SecretStr
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
-from actors.front_door import drain
+from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
+from actors.replica import find_model, open_pool
 from services.errors import OrcaError
+from services.live.frames import END, FRAMES
 from services.logs import configure
 from services.models import resolve
 from services.settings.settings import Settings
@@ -104,8 +107,12 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
     channel.send(at="serve")
     channel.wait()  # until the server is ready
     _add_replicas(settings)
-    while True:
-        signal.pause()
+    try:
+        while True:
+            signal.pause()
+    finally:
+        refuse_connections(folder)
+        asyncio.run(_end_feeds(settings))
 
 
 def _start_ray(settings: Settings, folder: Path) -> None:
@@ -171,6 +178,14 @@ def _add_replicas(settings: Settings) -> None:
     client: Any = context._get_global_client()
     for name, count in replicas(settings).items():
         ray.get(client._controller.update_deployment_replicas.remote(DeploymentID(name, APPLICATION), count))
+
+
+async def _end_feeds(settings: Settings) -> None:
+    """End the live feeds, which are requests that never end by themselves: `drain` would wait for them in vain."""
+    broadcast = open_pool(settings, find_model(settings)[1]).broadcast()
+    with contextlib.suppress(OrcaError):
+        await broadcast.publish(FRAMES, END)
+    await broadcast.close()
 
 
 def _stop(settings: Settings, folder: Path) -> None:

@@ -13,7 +13,7 @@ from gateway.live.watcher import Watcher, event
 from gateway.pool_client.heartbeat import Heartbeat
 from services.background import keep_running, start
 from services.errors import PoolUnavailable, Unreadable
-from services.live.frames import FRAMES, WATCHES, FrameBatch
+from services.live.frames import END, FRAMES, WATCHES, FrameBatch
 from services.live.state import RecentOverviews
 from services.pool.broadcast import Broadcast
 
@@ -89,6 +89,10 @@ class LiveFeed:
             await asyncio.sleep(RETRY)
 
     def _distribute(self, message: bytes) -> None:
+        if message == END:
+            for watcher in self._watchers:
+                watcher.end()
+            return
         try:
             batch = FrameBatch.unpack(message)
         except Unreadable as error:  # of another build

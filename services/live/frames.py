@@ -26,6 +26,7 @@ import orjson
 from services import wire
 
 FRAMES = "live"  # the channel of schedulers' messages
+END = b""  # a message on that channel which ends all feeds: a cluster is about to stop
 WATCHES = "live:watch"  # the channel on which gateways ask for them
 WATCH_TTL = 3.0  # seconds for which schedulers publish after a gateway has asked
 

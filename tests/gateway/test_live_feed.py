@@ -16,6 +16,7 @@ from stack import Server, Stack
 
 from gateway.live import feed as feed_module
 from services.live import publisher
+from services.live.frames import END, FRAMES
 from services.settings.settings import Settings
 
 ALICE, BOB = {"Authorization": "Bearer key-of-alice"}, {"Authorization": "Bearer key-of-bob"}
@@ -153,6 +154,14 @@ def test_every_gateway_shows_every_engine_until_it_stops(served: Stack) -> None:
             pass
         again = httpx.get(f"{second.url}/ui/feed", headers=ALICE)
         assert again.json()["error"]["code"] == "shutting_down"
+
+
+def test_a_cluster_that_stops_ends_all_feeds(served: Stack) -> None:
+    with opened(served, ALICE) as alice, opened(served, BOB) as bob:
+        served.call(served.pool.broadcast().publish(FRAMES, END))
+        for feed in (alice, bob):
+            while feed.read():
+                pass
 
 
 def test_an_outage_of_the_pool_interrupts_it(
