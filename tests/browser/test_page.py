@@ -171,6 +171,20 @@ def test_each_request_of_an_iteration_has_a_row_of_its_own(open_page: Opens, sta
             assert found["highest"] == widest - 1, "a row that was free was not taken"
 
 
+def test_a_free_row_is_taken_by_the_next_request(open_page: Opens, stack: Stack) -> None:
+    """Also if the end of the one before is listed in the iteration that the next one joins."""
+    page = open_page(stack.url + "/ui")
+    one = {"at": 0, "ms": 1, "blocks": 1, "ended": [], "preempted": []}
+    steps = [
+        one | {"step": 1, "requests": [[1, 3, "i"], [2, 3, "i"]]},
+        one | {"step": 2, "requests": [[3, 3, "i"], [4, 3, "i"]], "ended": [[1, "stop"]], "preempted": [2]},
+        one | {"step": 3, "requests": [[2, 3, "r"], [3, 1, "t"]], "preempted": [2, 4]},
+    ]
+    batches = [{"epoch": "1:a", "iterations": steps, "requests": {}}]
+    found = page.evaluate(ROWS, [stack.url + "/ui/timeline.js", batches, 1])
+    assert (found["clashes"], found["highest"]) == (0, 1)
+
+
 GAPS = """async ([url, steps]) => {
     const { Timeline } = await import(url);
     const { gapText } = await import(url.replace("timeline", "cells"));
