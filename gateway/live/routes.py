@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.gateway import gateway_of
@@ -37,6 +37,8 @@ async def feed(request: Request) -> Response:
 
 @router.api_route(PAGE + "/{name}", methods=["GET", "HEAD"])
 async def file(request: Request, name: str) -> Response:
+    if name == INDEX:  # its links are relative to `/ui`
+        return RedirectResponse(f"..{PAGE}")
     return _files(request).response(name, request.headers.get("if-none-match", ""))
 
 
