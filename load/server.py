@@ -59,6 +59,7 @@ class OrcaServer:
             with self._printed:
                 self.lines.append(line)
                 self._printed.notify_all()
+        self.process.wait()  # its output ends before it does, and `until` looks at both
         with self._printed:
             self._printed.notify_all()
 

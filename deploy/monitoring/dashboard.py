@@ -183,11 +183,10 @@ ROWS: dict[str, list[Panel]] = {
             "Last recovery",
             "s",
             (
-                f"orca:recovery_first_iteration_time_seconds{{{ENGINE}}} - "
-                f"orca:recovery_noticed_time_seconds{{{ENGINE}}} > 0",
+                f"orca:recovery_attached_time_seconds{{{ENGINE}}} - orca:recovery_noticed_time_seconds{{{ENGINE}}} > 0",
                 "engine {{engine}}",
             ),
-            about="From noticing the death to the end of the first iteration.",
+            about="From noticing the death, or from the start, until an engine with its weights is attached.",
         ),
         panel(
             "Numerics",

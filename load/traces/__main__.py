@@ -47,13 +47,14 @@ def follow(server: OrcaServer, collector: Collector, tokens: int, kill: str = ""
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
     body = {"prompt": PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     arrived = 0
+    victim = server.scheduler() if kill == "scheduler" else server.engine()  # asked before: asking takes its time
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=120) as response:
         response.raise_for_status()
         for line in response.iter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"]:
                 arrived += 1
                 if kill and arrived == tokens // 2:
-                    os.kill(server.scheduler() if kill == "scheduler" else server.engine(), signal.SIGKILL)
+                    os.kill(victim, signal.SIGKILL)
     return collector.until([*SPANS, *([names.TENURE] if kill else [])], trace)
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from services.live.frames import FrameBatch, IterationFrame, RequestFrame, Work
 from services.loop.observers import Observer
-from services.messages import Commit, Iteration, IterationResult
+from services.messages import Claim, Commit, Iteration, IterationResult
 
 DESCRIBE_AGAIN = 5.0  # seconds after which all requests are described again, for watchers that came later
 MOST_FRAMES = 1000  # frames that wait to be taken; older ones are dropped
@@ -74,6 +74,10 @@ class Recorder(Observer):
         self._started: dict[int, IterationFrame] = {}  # by step
         self._frames: list[IterationFrame] = []
         self._ended: list[tuple[int, str]] = []  # not in a frame yet
+
+    def claimed(self, claims: Sequence[Claim], foreign: Sequence[str]) -> None:
+        for id in foreign:
+            self._requests.pop(id, None)
 
     def started(self, iteration: Iteration) -> None:
         """Note an iteration that was just selected."""

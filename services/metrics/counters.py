@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from urllib.parse import quote, unquote
 
@@ -29,15 +29,13 @@ class Counters:
 
     def inc(self, name: str, by: float = 1, **labels: str) -> None:
         """Add `by` to a counter."""
-        if "tenant" in labels:
-            self._bound(labels)
-        self._sums[_counter_series(name, *labels.items())] += by
+        series = _counter_series(name, *self._bounded(labels)) if labels else _counter_series(name)
+        self._sums[series] += by
 
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
         """Count `value` in a histogram, `times` times."""
-        if "tenant" in labels:
-            self._bound(labels)
-        buckets, counts, total = _histogram_series(name, *labels.items())
+        series = _histogram_series(name, *self._bounded(labels)) if labels else _histogram_series(name)
+        buckets, counts, total = series
         self._sums[counts[bisect_left(buckets, value)]] += times
         self._sums[total] += value * times
 
@@ -46,9 +44,11 @@ class Counters:
         taken, self._sums = dict(self._sums), defaultdict(float)
         return taken
 
-    def _bound(self, labels: dict[str, str]) -> None:
-        if labels["tenant"] not in self._tenants:
+    def _bounded(self, labels: dict[str, str]) -> Iterable[tuple[str, str]]:
+        """The labels and their values, of which there are few."""
+        if "tenant" in labels and labels["tenant"] not in self._tenants:
             labels["tenant"] = OTHER
+        return labels.items()
 
 
 def values_of(series: str) -> tuple[str, list[str]]:

@@ -51,6 +51,7 @@ class Histogram:
 
 ENGINE = ("engine",)
 TENANT = ("tenant", "priority")
+FILES = ("output", "error")  # of a batch
 
 COUNTERS: dict[str, Counter] = {
     "vllm:prompt_tokens": Counter("Prompt tokens computed", ENGINE),

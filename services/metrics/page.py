@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter as Multiset
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,19 +18,27 @@ from services.metrics.counters import DEFAULT, values_of
 from services.metrics.declared import (
     COUNTERS,
     ENGINE,
+    FILES,
     GATEWAY_COUNTERS,
     GATEWAY_GAUGES,
     HISTOGRAMS,
     OPTIONAL_GAUGES,
     POOL_GAUGES,
     SEAT_GAUGES,
-    TENANT,
 )
 from services.overview import Overview, engine_of
-from services.requests import class_label
+from services.requests import FinishReason, class_label
 
 MODEL = "model_name"
 GATEWAY = (MODEL, "gateway")
+# The values of labels whose series are on the page before the first increment, beside the living engines: those of
+# requests without a key and a class, and all reasons and files
+KNOWN: dict[str, Sequence[str]] = {
+    "tenant": [DEFAULT],
+    "priority": [class_label(0)],
+    "finished_reason": [reason.value for reason in FinishReason],
+    "file": FILES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class _Collector:
             name, values = values_of(series)
             self._sums[name][tuple(values)] = value
         self._engines = _engine_labels(overview)
+        self._known = KNOWN | {"engine": [engine_of(name) for name in self._engines]}
 
     def collect(self) -> Iterable[Metric]:
         yield from self._pool_gauges()
@@ -116,15 +126,9 @@ class _Collector:
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
     ) -> Iterable[tuple[tuple[str, ...], float]]:
-        """The sums by their labels. Metrics without labels, of engines, and of requests without a key and a class are
-        there from the start: Prometheus' `rate` does not see the first increment of a series that appears with it."""
-        zeros: dict[tuple[str, ...], float] = {}
-        if not labels:
-            zeros = {(): 0.0}
-        elif labels == ENGINE:
-            zeros = {(engine_of(seat.name),): 0.0 for seat in self._overview.seats if seat.alive}
-        elif labels == TENANT:
-            zeros = {(DEFAULT, class_label(0)): 0.0}
+        """The sums by their labels. Series whose labels have known values are there from the start: Prometheus' `rate`
+        does not see the first increment of a series that appears with it."""
+        zeros = dict.fromkeys(product(*(self._known.get(label, ()) for label in labels)), 0.0)
         return ((values, value) for values, value in (zeros | dict(sums)).items() if len(values) == len(labels))
 
     def _histogram(self, name: str) -> Metric:

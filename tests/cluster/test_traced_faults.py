@@ -15,7 +15,7 @@ from load.traces.collector import Collector, ReceivedSpan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-TOKENS = 120
+TOKENS = 240
 
 
 @pytest.fixture(scope="module")

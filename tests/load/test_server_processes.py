@@ -1,4 +1,4 @@
-"""What /proc says of processes."""
+"""What /proc says of processes, and waiting for what a server prints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+import pytest
 
 from load.processes import OTHER, TICKS, by_kind, descendants, kind_of, parse_busy, parse_stat, stat_of, threads_of
+from load.server import OrcaServer
 
 
 def test_the_name_in_a_stat_line_may_hold_parentheses_and_spaces() -> None:
@@ -53,3 +57,15 @@ def test_processor_time_counts_from_the_first_reading() -> None:
 def test_the_machine_is_busy_while_it_neither_idles_nor_waits_for_disks() -> None:
     text = "cpu  100 20 30 5000 600 7 8 9 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
     assert parse_busy(text) == (100 + 20 + 30 + 7 + 8 + 9) / TICKS
+
+
+@pytest.mark.timeout(30)
+def test_waiting_for_a_line_ends_with_a_server_that_closes_its_output_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "serve"
+    script.write_text("#!/bin/sh\necho refused\nexec >&- 2>&-\nsleep 0.2\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(AssertionError, match="refused"):
+        OrcaServer(tmp_path).until("ready at")

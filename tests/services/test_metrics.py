@@ -23,6 +23,7 @@ from services.metrics.declared import (
     TENANT,
 )
 from services.overview import Overview, Seat
+from services.requests import FinishReason
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 MODEL = ("model_name", "tiny")
@@ -82,6 +83,16 @@ def test_every_metric_that_is_not_divided_further_than_by_engines_is_on_the_page
         assert name in names
     assert set(POOL_GAUGES) <= names
     assert {f"{name}_total" for name, _ in GATEWAY_COUNTERS.values()} <= names
+
+
+def test_ends_of_requests_and_lines_of_batches_are_on_the_page_before_the_first_one() -> None:
+    samples = page()
+    for reason in FinishReason:
+        assert samples["vllm:request_success_total", labels(engine="0", finished_reason=reason.value)] == 0
+        tenant = labels(tenant="default", priority="0", finished_reason=reason.value)
+        assert samples["orca:tenant_requests_total", tenant] == 0
+    for file in ("output", "error"):
+        assert samples["orca:batch_lines_total", labels(file=file)] == 0
 
 
 def test_an_optional_gauge_is_not_shown_as_zero() -> None:

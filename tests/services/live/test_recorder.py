@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,7 +281,20 @@ def test_requests_are_described_again_for_watchers_that_came_later() -> None:
     assert told == [["a"], [], ["a"], []]
 
 
-def test_frames_that_nobody_takes_are_dropped(monkeypatch) -> None:
+def test_requests_of_another_scheduler_are_described_no_more() -> None:
+    w = watched()
+    w.script.scheduler.add([claim("a", 0, 3, 9), claim("b", 0, 3, 9)])
+    w.run()
+    w.take()
+    w.recorder.claimed([], ["a"])
+    w.script.scheduler.drop(["a"])
+    w.run(recorder_module.DESCRIBE_AGAIN)
+    batch = w.take()
+    assert batch
+    assert [request.id for request in batch.requests] == ["b"]
+
+
+def test_frames_that_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "MOST_FRAMES", 3)
     w = watched()
     w.script.scheduler.add([claim("a", 0, 3, 9)])
