@@ -34,7 +34,7 @@ from services.engine.decoder import Decoder
 from services.engine.startup.huge_pages import HUGE_PAGE, Memory, collapse, map_shared, protect
 
 ALIGNMENT = 64  # bytes, a cache line
-GROWTH = 1 << 26  # bytes; tensors one after the other share huge pages
+GROWTH = 1 << 30  # bytes of addresses; tensors one after the other share huge pages, and the rest takes no memory
 HEADER = struct.Struct("<32sQQQ")  # a digest, the bytes that are read-only, and where the pickle is: offset, bytes
 
 log = logging.getLogger(__name__)

@@ -128,6 +128,16 @@ def test_blocks_that_requests_get_lie_in_huge_pages() -> None:
     assert _huge(store) == 3 * HUGE_PAGE
 
 
+@needs_huge_pages
+def test_the_first_request_takes_no_memory_from_the_system(tiny_model: Callable[[str], Path]) -> None:
+    memory = SharedMemory("build")
+    engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    before = Path(memory.path).stat().st_blocks
+    engine.reset("1:a")
+    engine.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]}))
+    assert Path(memory.path).stat().st_blocks == before
+
+
 def _huge(tensor: torch.Tensor) -> int:
     """The bytes of its mapping that lie in huge pages."""
     mapping = False
