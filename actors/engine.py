@@ -107,7 +107,7 @@ class EngineActor:
         self._meeting: Any = None
         self._links: Any = None
         self._silence = 0  # seconds since the last call of `status`
-        self._thread = EngineThread(self._run)
+        self._thread = EngineThread(self._run, finish=self._layout.size > 1)
         if not self._null:
             from services.engine.startup.preload import (
                 preload,  # imports torch for seconds, which a null engine does not need

@@ -33,9 +33,11 @@ class EngineThread:
     chosen by thread. It waits in one place, so an iteration wakes one thread of this process.
     """
 
-    def __init__(self, run: Callable[[bytes, list[bytes]], bytes]) -> None:
-        """`run` gets the packed iteration and the packed results since the last one; it returns the packed result."""
+    def __init__(self, run: Callable[[bytes, list[bytes]], bytes], finish: bool = False) -> None:
+        """`run` gets the packed iteration and the packed results since the last one; it returns the packed result.
+        `finish`: a call goes after all orders that have come, since another rank may wait for this one in each."""
         self._run = run
+        self._finish = finish
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
@@ -49,7 +51,8 @@ class EngineThread:
         start_thread(self._live, "engine")
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread of the engine, after the iteration that runs. Returns or raises what it does."""
+        """Run `work` in the thread of the engine, after the iteration that runs, or with `finish` after all that have
+        come. Returns or raises what it does."""
         outcome: Future[T] = Future()
 
         def run() -> None:
@@ -65,7 +68,7 @@ class EngineThread:
     # --- in the thread: for calls ----------------------------------------------------------------------------
 
     def dismiss(self, reason: str) -> None:
-        """End the owner's channel with StaleEpoch. Orders that have not begun do not run."""
+        """End the owner's channel with StaleEpoch. Orders that it has not read do not run."""
         if self._owner:
             self._end(Answer(None, reason, stale=True))
         self._close_door()
@@ -93,6 +96,8 @@ class EngineThread:
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._wake:
+                    if self._finish and self._owner:
+                        self._read_orders(self._owner)
                     self._answer_calls()
                 elif self._owner and descriptor == self._owner.fileno():
                     self._read_orders(self._owner)
@@ -119,7 +124,7 @@ class EngineThread:
             return
         for frame in self._frames.feed(data):
             self._obey(unpack(Order, frame))
-            if self._calls:
+            if self._calls and not self._finish:
                 self._answer_calls()
             if self._owner is not owner:
                 return

@@ -11,6 +11,7 @@ from typing import Literal
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.engine.startup.shared_memory import SharedMemory
 from services.files import user_cache
 from services.models import resolve
 
@@ -38,7 +39,16 @@ def model_folder(options: Options) -> Path:
 
 def load_engine(options: Options) -> Engine:
     """The engine with its model, in this process."""
-    return Engine.load(model_folder(options), engine_settings(options))
+    return load_as_served(model_folder(options), engine_settings(options))
+
+
+def load_as_served(folder: Path, settings: EngineSettings) -> Engine:
+    """The engine of the model in `folder`, with weights and KV cache in the same kind of memory as a served one."""
+    memory = SharedMemory()
+    try:
+        return Engine.load(folder, settings, memory=memory)
+    finally:
+        memory.release()
 
 
 def engine_settings(options: Options) -> EngineSettings:

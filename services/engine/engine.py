@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -29,10 +30,12 @@ from services.engine.sampling.sampler import Sampler
 from services.engine.settings import DeadlyToken, EngineSettings
 from services.engine.startup import devices, huge_pages, loading, warm_up
 from services.engine.startup.huge_pages import BlockPages
-from services.engine.startup.shared_memory import SharedMemory
+from services.engine.startup.shared_memory import Contents, SharedMemory
 from services.errors import StaleEpoch
 from services.messages import EngineFigures, Iteration, IterationResult
 from services.models.info import ModelInfo
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -76,7 +79,8 @@ class Engine:
     ) -> Engine:
         """The engine of the model in `folder`, a transformers folder with safetensors; or one of its ranks, which must
         be linked to the others before it runs. With `tensors`, the weights come from there. With `memory`, weights and
-        KV cache are those that another process has left there, if it had the same; else they are put there.
+        KV cache are those that another process has left there, if it had the same; else they are put there, if this
+        machine can do that.
 
         Raises ModelError for a model that cannot be read or served, SettingsError for settings that do not fit it.
         """
@@ -89,11 +93,15 @@ class Engine:
         load = partial(loading.load_decoder, folder, settings, length, layout, tensors)
         make = partial(_make_cache, settings, length)
         # On a GPU, memory that outlives a process needs another process that holds it, and CUDA IPC.
-        if memory and huge_pages.available() and loading.runs_on_cpu_kernels(folder, settings):
+        if memory and loading.runs_on_cpu_kernels(folder, settings):
             identity = f"{info.revision} {length} {_libraries()} torch-{torch.__version__} {settings!r} {layout!r}"
-            identity += f" {torch.get_num_threads()} threads"
-            decoder, cache = memory.restore(identity) or memory.fill(identity, load, make)
+            contents = _share(memory, f"{identity} {torch.get_num_threads()} threads", load, make)
+        else:
+            contents = None
+        if contents:
+            decoder, cache = contents
             pages = BlockPages([*cache.keys, *cache.values])
+            pages.back([0])  # and those beside it, so that the first requests need not wait for it
         else:
             decoder = load(zeros)
             cache, pages = make(decoder, zeros), None
@@ -203,6 +211,21 @@ class Engine:
                 if state.id in result.tokens:
                     state.token_ids.append(result.tokens[state.id])
                     state.failed = False
+
+
+def _share(
+    memory: SharedMemory, identity: str, load: Callable[[Allocate], Decoder], make: Callable[..., KVCache]
+) -> Contents | None:
+    """What is in the memory, or is put there now. None, and an empty memory, if that cannot be done."""
+    if found := memory.restore(identity):
+        return found
+    if huge_pages.available():
+        try:
+            return memory.fill(identity, load, make)
+        except OSError as error:
+            log.warning("weights and KV cache are not in shared memory, so they end with this process: %s", error)
+    memory.release()
+    return None
 
 
 def _make_cache(settings: EngineSettings, length: int, decoder: Decoder, allocate: Allocate) -> KVCache:

@@ -114,7 +114,9 @@ def test_a_call_that_raises_raises_here() -> None:
     assert thread.call(lambda: 1) == 1
 
 
-async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next() -> None:
+@pytest.mark.parametrize("ranks", [False, True], ids=["one rank", "several ranks"])
+async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next(ranks: bool) -> None:
+    """One of several ranks runs all orders that it has first: another rank may wait for it in one of them."""
     began, go_on = threading.Event(), threading.Event()
     done: list[bytes] = []
 
@@ -124,25 +126,27 @@ async def test_a_call_waits_for_the_order_that_runs_and_goes_before_the_next() -
         done.append(iteration)
         return iteration
 
-    thread = EngineThread(run)
+    thread = EngineThread(run, finish=ranks)
     first = await connect(open_door(thread))
     first.send(b"1")
-    first.send(b"2")
     await asyncio.to_thread(began.wait, 60)
+    first.send(b"2")
+    first.send(b"2")
     serving = asyncio.create_task(asyncio.to_thread(replace_owner, thread))
     while not thread._calls:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)
     assert not serving.done()
     go_on.set()
     second = await connect(await serving)
-    assert done == [b"1"]
-    assert await first.result() == b"1"
+    expected = [b"1", b"2", b"2"] if ranks else [b"1"]
+    assert done == expected
+    assert [await first.result() for _ in expected] == expected
     assert await first.answers.get() == Answer(None, "epoch 1:a is over", stale=True)
     await first.closed.wait()
     first.send(b"3")
     second.send(b"4")
     assert await second.result() == b"4"
-    assert done == [b"1", b"4"]
+    assert done == [*expected, b"4"]
 
 
 async def test_an_owner_that_does_not_read_gives_way() -> None:

@@ -28,9 +28,8 @@ from load.bench.engine.sampling import (
 )
 from load.bench.engine.shares import Shares, measure_shares, shares_table
 from load.bench.engine.timing import FULL, Scale
-from load.options import Options, add_model, add_numerics, engine_settings, model_folder
+from load.options import Options, add_model, add_numerics, engine_settings, load_as_served, model_folder
 from load.report import machine
-from services.engine.engine import Engine
 from services.engine.families.config import load_config
 from services.engine.startup import devices
 
@@ -76,7 +75,7 @@ def run(options: Options, parts: Sequence[str], scale: Scale) -> Report:
     """Measure the machine, then the engine in these parts, and print each as soon as it is measured."""
     folder = model_folder(options)
     settings = engine_settings(options)
-    engine = Engine.load(folder, settings)
+    engine = load_as_served(folder, settings)
     device = devices.choose_device(settings)
     decoder = engine.decoder
     shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)

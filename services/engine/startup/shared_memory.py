@@ -34,7 +34,7 @@ from services.engine.decoder import Decoder
 from services.engine.startup.huge_pages import HUGE_PAGE, Memory, collapse, map_shared, protect
 
 ALIGNMENT = 64  # bytes, a cache line
-GROWTH = 1 << 26  # bytes; tensors one after the other share huge pages
+GROWTH = 1 << 30  # bytes of addresses; tensors one after the other share huge pages, and the rest takes no memory
 HEADER = struct.Struct("<32sQQQ")  # a digest, the bytes that are read-only, and where the pickle is: offset, bytes
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ class SharedMemory:
         return "" if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def hold(self, path: str) -> None:
-        """Hold the memory at `path`, and no other. Holds none if its process has just ended.
+        """Hold the memory at `path` instead of the one before. If its process has just ended, that one is kept: what
+        its names stand for is still in it.
 
         Raises PermissionError if this process may not."""
-        descriptor = None
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if path else None
-        self.release()
-        self._descriptor = descriptor
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self.release()
+            self._descriptor = descriptor
 
     def release(self) -> None:
         """Hold no memory. Tensors in it stay valid."""
@@ -99,7 +99,7 @@ class SharedMemory:
         if len(header) < HEADER.size:
             return None
         digest, constants, offset, length = HEADER.unpack(header)
-        data = os.pread(self._descriptor, length, offset)
+        data = os.pread(self._descriptor, length, offset) if offset + length <= self._end() else b""
         if digest != self._digest(identity, data):
             log.info("the memory of the other process is not used: it has another identity, or was not filled")
             return None
@@ -112,7 +112,7 @@ class SharedMemory:
         """Hold a new memory with a decoder and its KV cache, under an `identity` of all that these depend on.
 
         `load` gets a function that allocates tensors in the memory; other tensors are copied. `make` gets the decoder
-        and the function. Returns what `restore` does.
+        and the function. Returns what `restore` does. Raises OSError if the memory cannot be had.
         """
         self.release()
         self._descriptor = os.memfd_create("orca-engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from load.stock import oracle
 from load.trace import Answer, Request, Run
 from load.workloads import any_prompt
 from services.engine.null import NullEngine
+from services.engine.startup import huge_pages
 from services.messages import EngineFigures, Iteration, IterationResult
 
 Oracle = Callable[[Request], list[int]]
@@ -53,6 +55,21 @@ def report_of(part: Any, engine: Engine, check: Oracle | None, size: Any) -> str
     takes_prompts = part in (preemption, lookahead)
     report: str = part.report(engine, check, size, *([PROMPTS] if takes_prompts else []))
     return report
+
+
+@pytest.mark.skipif(not huge_pages.available(), reason="shared memory has no huge pages here")
+def test_the_engine_has_the_memory_of_a_served_one(options: Options) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    cache = load_exact_engine(options)._cache.keys[0]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    (mapped,) = [" ".join(line) for line in mappings if _contains(line[0], cache.data_ptr())]
+    assert "orca-engine" in mapped
+
+
+def _contains(place: str, address: int) -> bool:
+    first, end = (int(each, 16) for each in place.split("-"))
+    return first <= address < end
 
 
 @pytest.mark.parametrize("name", PARTS)

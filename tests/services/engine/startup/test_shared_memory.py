@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.startup import huge_pages
 from services.engine.startup.huge_pages import HUGE_PAGE, BlockPages, map_shared
-from services.engine.startup.shared_memory import SharedMemory
+from services.engine.startup.shared_memory import HEADER, SharedMemory
 from services.messages import Iteration, NewRequest
 from services.requests import SamplingParams
 
@@ -127,6 +128,16 @@ def test_blocks_that_requests_get_lie_in_huge_pages() -> None:
     assert _huge(store) == 3 * HUGE_PAGE
 
 
+@needs_huge_pages
+def test_the_first_request_takes_no_memory_from_the_system(tiny_model: Callable[[str], Path]) -> None:
+    memory = SharedMemory("build")
+    engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    before = Path(memory.path).stat().st_blocks
+    engine.reset("1:a")
+    engine.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]}))
+    assert Path(memory.path).stat().st_blocks == before
+
+
 def _huge(tensor: torch.Tensor) -> int:
     """The bytes of its mapping that lie in huge pages."""
     mapping = False
@@ -139,8 +150,58 @@ def _huge(tensor: torch.Tensor) -> int:
     raise AssertionError("not mapped")
 
 
-def test_a_process_that_has_just_ended_leaves_nothing() -> None:
+@needs_huge_pages
+def test_a_memory_is_held_until_there_is_another(tiny_model: Callable[[str], Path]) -> None:
+    """The other process may die after it has told where its memory is."""
+    first, second = SharedMemory("build"), SharedMemory("build")
+    second.hold("/proc/self/fd/100000")
+    assert second.path == ""
+    assert second.restore("any") is None
+    Engine.load(tiny_model("llama"), SETTINGS, memory=first)
+    second.hold(first.path)
+    held = Path(second.path).stat().st_ino
+    second.hold("/proc/self/fd/100000")
+    assert Path(second.path).stat().st_ino == held
+
+
+@needs_huge_pages
+def test_what_is_there_is_used_also_where_no_more_huge_pages_can_be_had(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = SharedMemory("build"), SharedMemory("build")
+    old = Engine.load(tiny_model("llama"), SETTINGS, memory=first)
+    second.hold(first.path)
+    old.reset("1:a")
+    old.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]}))
+    old.run(Iteration("1:a", 2, {"a/0": 1}, full_blocks={0: b"x"}))
+    monkeypatch.setattr(huge_pages, "available", lambda: False)
+    assert Engine.load(tiny_model("llama"), SETTINGS, memory=second).block_names == {0: b"x"}
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("place", [(1 << 63, 1), (0, 1 << 63), (1 << 40, 1 << 40)])
+def test_a_header_that_points_nowhere_counts_as_empty(
+    place: tuple[int, int], tiny_model: Callable[[str], Path]
+) -> None:
     memory = SharedMemory("build")
-    memory.hold("/proc/self/fd/100000")
-    assert memory.path == ""
+    Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    with Path(memory.path).open("r+b") as header:
+        header.write(HEADER.pack(b"?" * 32, 0, *place))
     assert memory.restore("any") is None
+
+
+@needs_huge_pages
+def test_an_engine_that_gets_no_shared_memory_has_its_own(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = SharedMemory("build")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 * HUGE_PAGE - 1, before[1]))
+    try:
+        engine = Engine.load(tiny_model("llama"), SETTINGS, memory=memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert memory.path == ""
+    assert "shared memory" in caplog.text
+    engine.reset("1:a")
+    assert engine.run(Iteration("1:a", 1, {"a/0": 11}, [new()], {"a/0": [0, 1, 2]})).tokens
