@@ -26,39 +26,50 @@ class Partition:
     """`model` on `stages` groups of `ranks` GPUs: the layers are split over the groups, and each layer over the GPUs of
     its group (inter-layer and intra-layer parallelism in section 4.1 of the paper).
 
-    A stage runs the linear operations of all tokens together, bound by reading the weights or by the products; then
-    attention request by request, bound by reading keys and values or by the products; and two all-reduces per layer.
+    A stage runs each linear operation of all tokens together, bound by reading the weights or by the products; then
+    attention, for each request bound by reading keys and values or by the products; and two all-reduces per layer.
     The last stage also has the output layer, for the tokens that are sampled. Nothing overlaps. Kernel launches,
     activations that stay on a GPU, embedding, norms and sampling are free.
+
+    What an operation reads on one GPU decides the rate at which it reads. Attention of all requests in a layer is one
+    operation, as in section 5 of the paper; with `fused_attention=False` that of each request is.
     """
 
-    def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1) -> None:
+    def __init__(self, model: Model, gpu: Gpu, ranks: int, stages: int = 1, fused_attention: bool = True) -> None:
         assert model.layers % stages == 0, f"{model.layers} layers over {stages} stages"
         self.model, self.gpu, self.ranks, self.stages = model, gpu, ranks, stages
+        self._fused = fused_attention
         self._layers = model.layers // stages
-        self._read = 1 / (gpu.bandwidth * ranks)  # seconds per byte
         self._multiply = 2 / (gpu.rate * ranks)  # seconds per multiply-add
-        self._weights = model.layer_params * self._layers
-        self._head = model.vocabulary * model.hidden
-        self._slot = ELEMENT * model.kv_width * self._layers * self._read
-        self._pair = 2 * model.query_width * self._layers * self._multiply
+        self._layer = [self._costs(params) for params in model.linear]
+        self._head = [self._costs(model.vocabulary * model.hidden)]
+        self._slot = ELEMENT * model.kv_width / ranks  # bytes of a token in a layer of one GPU
+        self._pair = 2 * model.query_width * self._multiply
 
     def iteration(self, rows: Iterable[RequestState], sampled: int) -> IterationTime:
         """The time of an iteration over `rows` that samples `sampled` tokens."""
-        tokens, attention = 0, 0.0
-        for computed, new in rows:
-            pairs = new * computed + new * (new + 1) // 2
-            attention += max(self._slot * (computed + new), self._pair * pairs)
-            tokens += new
+        rows = list(rows)
+        tokens = sum(new for _, new in rows)
         size = ELEMENT * self.model.hidden * tokens
-        reduce = 2 * self._layers * self.gpu.all_reduce(size, self.ranks)
-        stage = self._linear(self._weights, tokens) + attention + reduce
-        last = stage + (self._linear(self._head, sampled) if sampled else 0.0)
+        reduce = 2 * self.gpu.all_reduce(size, self.ranks)
+        stage = self._layers * (_linear(self._layer, tokens) + self._attention(rows) + reduce)
+        last = stage + (_linear(self._head, sampled) if sampled else 0.0)
         hand_over = self.gpu.hand_over(size) if self.stages > 1 else 0.0
         return IterationTime((stage,) * (self.stages - 1) + (last,), hand_over)
 
-    def _linear(self, weights: int, tokens: int) -> float:
-        return max(ELEMENT * weights * self._read, weights * tokens * self._multiply)
+    def _costs(self, params: int) -> tuple[float, float]:
+        """Seconds of a linear operation: to read its weights, and of the products of one token."""
+        size = ELEMENT * params / self.ranks
+        return size / self.gpu.read_rate(size), params * self._multiply
+
+    def _attention(self, rows: list[RequestState]) -> float:
+        """Seconds of attention in a layer."""
+        whole, seconds = self._slot * sum(computed + new for computed, new in rows), 0.0
+        for computed, new in rows:
+            size = self._slot * (computed + new)
+            pairs = new * computed + new * (new + 1) // 2
+            seconds += max(size / self.gpu.read_rate(whole if self._fused else size), self._pair * pairs)
+        return seconds
 
     @property
     def num_slots(self) -> int:
@@ -66,6 +77,11 @@ class Partition:
         left = self.gpu.memory * self.ranks * self.stages - self.model.weight_bytes
         assert left > 0, f"{self.model.name} does not fit into {self.ranks * self.stages} {self.gpu.name}"
         return int(left / self.model.slot_bytes)
+
+
+def _linear(operations: list[tuple[float, float]], tokens: int) -> float:
+    """Seconds of these linear operations with this many tokens."""
+    return sum(max(read, multiply * tokens) for read, multiply in operations)
 
 
 # the models of the paper's Table 1 on its machines

@@ -6,10 +6,9 @@ The figures of a GPU are what it reaches, not what its data sheet promises; each
 - [Azure]: ND96asr A100 v4 (the paper's machine, section 6): an adapter of 200 Gb/s for each GPU.
 - [MAMF]: "Maximum achievable matmul FLOPS" in S. Bekman, Machine Learning Engineering
   (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 267.9, H100 SXM 792.1 TFLOP/s of bf16.
-- [Calculon]: M. Isaev et al., Calculon, SC '23 (github.com/calculon-ai/calculon, systems/*.json): memory of an A100
-  reaches 0.90 of its peak from 100 MB on; NVLink reaches 0.65 of 300 GB/s on an A100, 0.6 of 450 GB/s on an H100; a
-  network adapter 0.9.
-- [H200]: a device-to-device copy on an H200 moved 4.3 TB/s of 4.8, measured for this project: 0.896, taken for H100.
+- [Calculon]: M. Isaev et al., Calculon, SC '23 (github.com/calculon-ai/calculon, systems/a100_80e.json and
+  h100_80g_nvl8.json): an operation that moves 100 MB reaches 0.90 of the memory's peak, smaller ones less (`READS`), on
+  both GPUs; NVLink reaches 0.65 of 300 GB/s on an A100, 0.6 of 450 GB/s on an H100; a network adapter 0.9.
 - [NCCL]: the cost model in NCCL's own source (graph/tuning.cc, baseLatencies, hwLatencies, llMaxBws; ring on NVLink).
 - [vLLM]: its default `gpu_memory_utilization` of 0.9: weights and KV blocks together; the rest is for activations.
 """
@@ -22,6 +21,7 @@ GIB = 1 << 30
 USABLE_MEMORY = 0.9  # [vLLM]
 HAND_OVER_LATENCY = 8.4e-6 + 14.0e-6  # [NCCL]: Simple, one step over the network
 ADAPTER_EFFICIENCY = 0.9  # [Calculon]
+READS = ((100e6, 0.90), (10e6, 0.75), (1e6, 0.6), (0.0, 0.3))  # [Calculon]: bytes at least, share of the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class RingProtocol:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Bytes, bytes/s and 16-bit floating-point operations/s that a GPU really reaches."""
+    """Bytes, bytes/s and 16-bit floating-point operations/s that a GPU really reaches; only `bandwidth` is the peak of
+    the data sheet, of which an operation reaches a share by the bytes that it reads (`reads`, the largest first)."""
 
     name: str
     memory: float
@@ -48,6 +49,11 @@ class Gpu:
     rate: float
     rings: tuple[RingProtocol, ...]
     adapter: float
+    reads: tuple[tuple[float, float], ...] = READS
+
+    def read_rate(self, size: float) -> float:
+        """The bytes/s that an operation reads which reads `size` bytes."""
+        return self.bandwidth * next(share for least, share in self.reads if size >= least)
 
     def all_reduce(self, size: float, ranks: int) -> float:
         """Seconds of the faster protocol, which is the one that NCCL chooses."""
@@ -61,7 +67,7 @@ class Gpu:
 A100_40GB = Gpu(
     "A100-40GB",
     memory=40 * GIB * USABLE_MEMORY,
-    bandwidth=1555e9 * 0.90,  # [A100], [Calculon]
+    bandwidth=1555e9,  # [A100]
     rate=267.9e12,  # [MAMF]
     rings=(
         RingProtocol(6.6e-6, 0.6e-6, 87.7e9),  # [NCCL]: LL, Ampere, one node
@@ -73,7 +79,7 @@ A100_40GB = Gpu(
 H100_80GB = Gpu(
     "H100-80GB",
     memory=80 * GIB * USABLE_MEMORY,
-    bandwidth=3350e9 * 0.896,  # [H100], [H200]
+    bandwidth=3350e9,  # [H100]
     rate=792.1e12,  # [MAMF]
     rings=(
         RingProtocol(6.6e-6, 0.6e-6, 141.0e9),  # [NCCL]: LL, Hopper, one node
@@ -93,12 +99,16 @@ class Model:
     name: str
     layers: int
     hidden: int
-    layer_params: int  # of the linear operations of one layer
+    linear: tuple[int, ...]  # parameters of each linear operation of one layer
     query_width: int  # of all query heads
     kv_width: int  # keys and values together
     vocabulary: int
     embeddings: int  # tables [vocabulary, hidden]: 1 if input and output share one
     max_model_len: int
+
+    @property
+    def layer_params(self) -> int:
+        return sum(self.linear)
 
     @property
     def params(self) -> int:
@@ -119,7 +129,7 @@ def gpt(name: str, layers: int, hidden: int) -> Model:
 
     The maximum length is 2,048 tokens (section 6, Models).
     """
-    return Model(name, layers, hidden, 12 * hidden**2, hidden, 2 * hidden, 50_257, 1, 2048)
+    return Model(name, layers, hidden, (3 * hidden**2, hidden**2, 4 * hidden**2, 4 * hidden**2), hidden, 2 * hidden, 50_257, 1, 2048)
 
 
 GPT_13B = gpt("13B", 40, 5_120)
@@ -132,7 +142,7 @@ LLAMA_70B = Model(
     "Llama 70B",
     layers=80,
     hidden=8192,
-    layer_params=8192 * (8192 + 2 * 1024 + 8192 + 3 * 28_672),
+    linear=(8192 * (8192 + 2 * 1024), 8192 * 8192, 2 * 8192 * 28_672, 28_672 * 8192),
     query_width=8192,
     kv_width=2 * 1024,
     vocabulary=32_000,

@@ -5,13 +5,15 @@ import pytest
 from load.simulation.cost import Partition
 from load.simulation.specs import A100_40GB, GPT_13B, GPT_101B, GPT_175B, GPT_341B, LLAMA_70B, Gpu, Model, RingProtocol
 
+ALL = ((0.0, 1.0),)  # every read reaches the peak
+
 # 1 byte/s, 1 operation/s: seconds are bytes, or operations
-UNIT = Gpu("unit", memory=1e6, bandwidth=1.0, rate=1.0, rings=(RingProtocol(7.0, 1.0, 2.0),), adapter=1.0)
-TINY = Model("tiny", 4, 2, layer_params=10, query_width=3, kv_width=4, vocabulary=6, embeddings=1, max_model_len=64)
+UNIT = Gpu("unit", memory=1e6, bandwidth=1.0, rate=1.0, rings=(RingProtocol(7.0, 1.0, 2.0),), adapter=1.0, reads=ALL)
+TINY = Model("tiny", 4, 2, linear=(6, 4), query_width=3, kv_width=4, vocabulary=6, embeddings=1, max_model_len=64)
 
 
 def test_one_token_reads_every_weight_and_the_keys_and_values():
-    gpu = Gpu("fast at products", 1e6, 1.0, 1e30, (), 1.0)
+    gpu = Gpu("fast at products", 1e6, 1.0, 1e30, (), 1.0, ALL)
     time = Partition(TINY, gpu, ranks=1).iteration([(5, 1)], sampled=1)
     weights = 2 * 10 * 4
     keys_and_values = 2 * 4 * 4 * (5 + 1)
@@ -20,7 +22,7 @@ def test_one_token_reads_every_weight_and_the_keys_and_values():
 
 
 def test_many_tokens_are_bound_by_products():
-    gpu = Gpu("fast at reading", 1e6, 1e30, 1.0, (), 1.0)
+    gpu = Gpu("fast at reading", 1e6, 1e30, 1.0, (), 1.0, ALL)
     time = Partition(TINY, gpu, ranks=1).iteration([(5, 3), (0, 2)], sampled=0)
     linear = 2 * (10 * 4) * 5
     pairs = (3 * 5 + 3 + 2 + 1) + (2 + 1)  # each token with all before it and itself
@@ -30,10 +32,26 @@ def test_many_tokens_are_bound_by_products():
 
 def test_each_request_has_a_bound_of_its_own():
     """One request reads more than it multiplies, the other multiplies more than it reads."""
-    gpu = Gpu("even", 1e6, 1.0, 1.0, (), 1.0)
+    gpu = Gpu("even", 1e6, 1.0, 1.0, (), 1.0, ALL)
     both = Partition(TINY, gpu, 1).iteration([(100, 1), (0, 50)], 0).total
     linear = 2 * (10 * 4) * 51
     assert both == pytest.approx(linear + max(32 * 101, 48 * 101) + max(32 * 50, 48 * 1275))
+
+
+def test_a_small_read_is_slower_for_each_byte():
+    steps = ((100.0, 0.9), (50.0, 0.5), (0.0, 0.25))
+    gpu = Gpu("steps", 1e6, 1.0, 1e30, (), 1.0, steps)
+    fused, alone = (Partition(TINY, gpu, 1, fused_attention=fused) for fused in (True, False))
+    linear = 4 * (2 * 6 + 2 * 4) / 0.25  # 12 and 8 bytes in each of 4 layers
+    rows = [(6, 1), (7, 1)]  # 56 and 64 bytes of keys and values in a layer, 120 together
+    assert fused.iteration(rows, 0).total == pytest.approx(linear + 4 * 120 / 0.9)
+    assert alone.iteration(rows, 0).total == pytest.approx(linear + 4 * 120 / 0.5)
+    assert fused.iteration(rows[:1], 0).total == alone.iteration(rows[:1], 0).total
+
+
+@pytest.mark.parametrize(("size", "share"), [(2e6, 0.6), (99e6, 0.75), (100e6, 0.9), (1e5, 0.3)])
+def test_an_a100_reads_by_the_size_of_the_read(size: float, share: float):
+    assert A100_40GB.read_rate(size) == pytest.approx(1555e9 * share)
 
 
 def test_ranks_share_all_but_the_all_reduce():
@@ -67,6 +85,6 @@ def test_models_have_the_parameters_of_their_names(model: Model, billions: int):
 
 
 def test_slots_are_what_the_weights_leave():
-    gpu = Gpu("small", memory=500.0, bandwidth=1.0, rate=1.0, rings=(), adapter=1.0)
+    gpu = Gpu("small", memory=500.0, bandwidth=1.0, rate=1.0, rings=(), adapter=1.0, reads=ALL)
     weights, slot = 2 * (4 * 10 + 6 * 2), 2 * 4 * 4
     assert Partition(TINY, gpu, ranks=2).num_slots == (1000 - weights) // slot
