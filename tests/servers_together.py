@@ -7,13 +7,18 @@ from pathlib import Path
 
 from xdist.scheduler import LoadFileScheduling
 
+BROWSER = "tests/browser/"
+
 
 class ServersTogether(LoadFileScheduling):
-    """One process runs all files that start servers, one after the other; the others take a file at a time."""
+    """One process runs all files that start servers, one after the other, and one those that need a browser, which it
+    starts once; the others take a file at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "servers" if _starts_servers(self.config.rootpath / file) else file
+        if _starts_servers(self.config.rootpath / file):
+            return "servers"
+        return BROWSER if file.startswith(BROWSER) else file
 
 
 @cache

@@ -21,6 +21,7 @@ export function newAnswer(body) {
     sent: Date.now(),
     first: null, // when the first token came
     last: null,
+    away: false, // whether it asks for a connection again
     breaks: [], // { tokens, ms, kind }: the stream went on after `tokens` tokens and `ms`; see CAUSES in chat.js
     reason: null, // why it ended
     error: null,
@@ -48,6 +49,7 @@ export async function follow(answer, changed, signal, reloaded = false) {
     if (answer.lastId !== before) [pause, alive] = [FIRST_PAUSE, Date.now()];
     if (Date.now() - alive > PATIENCE) answer.error = "The server does not answer.";
     resuming.since ??= Date.now();
+    answer.away = true;
     changed();
     await sleep(Math.max(wait, pause * (0.5 + Math.random() / 2)), signal);
     pause = Math.min(2 * pause, LONGEST_PAUSE);
@@ -76,7 +78,7 @@ async function connect(answer, changed, signal, resuming) {
       answer.breaks.push({ tokens: answer.tokens, ms: Date.now() - resuming.since, kind });
       answer.last = Date.now();
     }
-    [resuming.since, resuming.reloaded] = [null, false];
+    [resuming.since, resuming.reloaded, answer.away] = [null, false, false];
     take(answer, chunk, id);
     changed();
   }

@@ -157,13 +157,14 @@ function facts(answer) {
     part.textContent = text;
     parts.push(part);
   };
-  if (answer.first === null && isOpen(answer)) add("waits for the first token");
+  if (answer.first === null && !answer.away && isOpen(answer)) add("waits for the first token");
   if (answer.first !== null) add(`first token after ${seconds(answer.first - answer.sent)}`);
   if (answer.tokens) add(`${answer.tokens} tokens`);
   if (answer.tokens > 1 && answer.last > answer.first) {
     add(`${((1000 * (answer.tokens - 1)) / (answer.last - answer.first)).toFixed(1)} tokens/s`);
   }
   for (const { tokens, ms, kind } of answer.breaks) add(`${CAUSES[kind]} ${seconds(ms)} at token ${tokens}`, "resumed");
+  if (answer.away && isOpen(answer)) add("no answer from the server, asking again");
   if (answer.reason === "length") add("ended at its length");
   if (answer.reason === "stopped") add("stopped");
   if (answer.error) add(answer.error, "error");

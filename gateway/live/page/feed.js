@@ -6,7 +6,7 @@ const SILENCE = 20_000; // ms; a server that is alive sends a state each second
 const [FIRST_PAUSE, LONGEST_PAUSE] = [200, 3000]; // ms
 
 export class Feed {
-  /** `told(event, data)` for each event, `status("live" | "connecting" | "off" | "key" | "missing")` for changes. */
+  /** `told(event, data)` for each event, `status("live" | "connecting" | "busy" | "off" | "key" | "missing")` for changes. */
   constructor(told, status) {
     this._told = told;
     this._status = status;
@@ -29,6 +29,7 @@ export class Feed {
     let pause = FIRST_PAUSE;
     this._status("connecting");
     while (!signal.aborted) {
+      let status = "connecting";
       try {
         const response = await call("ui/feed", { signal });
         for await (const { event, data } of events(response, SILENCE)) {
@@ -39,14 +40,15 @@ export class Feed {
         }
       } catch (error) {
         if (signal.aborted) return;
-        if (error instanceof Refused && error.status < 500 && error.status !== 429) {
+        if (error.status === 429) status = "busy";
+        else if (error instanceof Refused && error.status < 500) {
           this._run = null;
           return this._status(error.status === 401 ? "key" : "missing");
         }
       }
       if (signal.aborted) return;
       pause = Math.min(Math.max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE);
-      this._status("connecting");
+      this._status(status);
       await sleep(pause, signal);
     }
   }

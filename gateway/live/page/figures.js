@@ -10,8 +10,10 @@ export class Figures {
 
   /** Show a `state` event; `iterations`: { rate, tokens } of the last second. */
   show(state, iterations) {
-    const used = sum(state.engines, "used");
-    const blocks = sum(state.engines, "blocks");
+    const living = state.engines.filter(({ alive }) => alive);
+    const names = living.map(({ name }) => name);
+    const used = sum(living, "used");
+    const blocks = sum(living, "blocks");
     const values = {
       running: state.running,
       waiting: state.waiting,
@@ -30,7 +32,8 @@ export class Figures {
     element("kv-blocks").textContent = `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`;
     element("gateways").textContent = plural(state.gateways, "gateway");
     element("served").textContent = state.model ?? "";
-    element("engines").replaceChildren(...state.engines.map((one) => engine(one, labelOf(one.name, state.engines.map(({ name }) => name)))));
+    const labelled = (one) => engine(one, labelOf(one.name, one.alive ? names : [...names, one.name]));
+    element("engines").replaceChildren(...state.engines.map(labelled));
   }
 
   _figure(name, value) {
@@ -54,6 +57,10 @@ function engine({ name, ready, alive, spare, spare_scheduler: second, epoch, blo
   add(head, "span", `state-${state}`, state);
   add(head, "strong", "", `Engine ${label}`).title = name;
   if (epoch) add(head, "span", "quiet", `epoch …${epoch.slice(-4)}`).title = epoch;
+  if (!alive) {
+    add(item, "div", "quiet", "no scheduler runs it");
+    return item;
+  }
   const bar = item.appendChild(document.createElement("div"));
   bar.className = "bar";
   const full = bar.appendChild(document.createElement("div"));

@@ -10,6 +10,7 @@ import { Timeline } from "./timeline.js";
 const STATUS = {
   live: "live",
   connecting: "connecting",
+  busy: "too many pages watch",
   off: "not watching",
   key: "needs a key",
   missing: "no live feed",

@@ -51,8 +51,9 @@ function drawAxis(context, chart) {
 function drawSeconds(context, chart, origin, top) {
   const { palette } = chart;
   const second = 1000 * chart.scale;
-  const step = STEPS.find((seconds) => second * seconds >= LABEL) ?? 600;
-  for (let at = Math.max(Math.ceil(origin / second), 0); at * second - origin < chart.width; at++) {
+  const step = STEPS.find((seconds) => second * seconds >= LABEL) ?? 600 * Math.ceil(LABEL / (600 * second));
+  const tick = second < 3 ? step : 1; // seconds
+  for (let at = Math.max(Math.ceil(origin / second / tick), 0) * tick; at * second - origin < chart.width; at += tick) {
     const x = at * second - origin;
     context.fillStyle = palette.muted;
     context.fillRect(x, top, 1, at % step ? 3 : 6);

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { inspectable } from "./inspect.js";
-import { Timeline } from "./timeline.js";
+import { parse, totals } from "./recording.js";
 
 const ITERATION = 5; // CSS pixels of a typical iteration
 const MAX_BYTES = 64 * 1024 * 1024;
@@ -16,6 +16,7 @@ export class Replay {
     this._length = 0;
     this._playing = false;
     for (const index of [0, 1]) this._chooser(index);
+    for (const name of ["dragover", "drop"]) addEventListener(name, keepPage);
     element("play").addEventListener("click", () => this._play(!this._playing));
     element("clock").addEventListener("input", () => this._seek(Number(element("clock").value)));
     this.visible = false;
@@ -47,9 +48,13 @@ export class Replay {
     const take = async (file) => {
       if (!file) return;
       if (file.size > MAX_BYTES) return this._tell(`${file.name} has ${file.size} bytes; the limit is ${MAX_BYTES}.`);
-      return this._load(index, await file.text(), file.name);
+      const text = await file.text().catch(() => null);
+      return text === null ? this._tell(`${file.name} cannot be read.`) : this._load(index, text, file.name);
     };
-    element(`file-${index}`).addEventListener("change", (event) => take(event.target.files[0]));
+    element(`file-${index}`).addEventListener("change", async ({ target }) => {
+      await take(target.files[0]);
+      target.value = ""; // the same file may be chosen again after a change
+    });
     section.addEventListener("dragover", (event) => (event.preventDefault(), section.classList.add("over")));
     section.addEventListener("dragleave", () => section.classList.remove("over"));
     section.addEventListener("drop", (event) => {
@@ -66,7 +71,7 @@ export class Replay {
     } catch (error) {
       return this._tell(`${name} is no recording: ${error.message}`);
     }
-    this._tell("");
+    this._tell(timeline.first ? `${name} is long: only its last ${timeline.items.length} iterations are shown.` : "");
     this._lanes[index]?.chart.close();
     const holder = element(`replay-${index}`);
     const chart = new Chart(holder, timeline, { scale: 1, label: `Recording ${name}; arrow keys move a cursor` });
@@ -143,48 +148,13 @@ export class Replay {
   }
 }
 
+/** A browser would show a file that misses the charts instead of this page. */
+function keepPage(event) {
+  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+}
+
 async function whole(response) {
   return response.ok ? response.text() : null;
-}
-
-/** The timeline of a recording, whose times begin at 0. Throws Error for a text that is none. */
-function parse(text) {
-  const timeline = new Timeline({ gaps: false });
-  let begin = null;
-  text.split("\n").forEach((line, number) => {
-    if (!line.trim()) return;
-    try {
-      const { event, data } = JSON.parse(line);
-      if (event !== "iterations") return;
-      begin ??= data.iterations[0].at;
-      const iterations = data.iterations.map((one) => ({ ...one, at: one.at - begin }));
-      timeline.add({ ...data, iterations });
-    } catch (error) {
-      throw new Error(`line ${number + 1}: ${error.message}`);
-    }
-  });
-  if (!timeline.last) throw new Error("it has no iterations");
-  return timeline;
-}
-
-/** For each item, the output tokens and ended requests up to it. */
-function totals(timeline) {
-  let [tokens, ended] = [0, 0];
-  const ends = new Map();
-  for (const request of timeline.requests.values()) {
-    for (const [at, reason] of request.ends ?? []) {
-      if (reason !== "preempted") ends.set(at, (ends.get(at) ?? 0) + 1);
-    }
-  }
-  const numbers = new Map();
-  return timeline.items.map((item, index) => {
-    for (let i = 0; i < item.cells.length; i += 3) {
-      tokens += item.cells[i + 2] - (numbers.get(item.cells[i]) ?? 0);
-      numbers.set(item.cells[i], item.cells[i + 2]);
-    }
-    ended += ends.get(timeline.first + index) ?? 0;
-    return { tokens, ended };
-  });
 }
 
 function summary({ timeline, totals: all }, at) {

@@ -54,7 +54,10 @@ export class Timeline {
     const taken = this._epoch !== null && epoch !== this._epoch;
     if (taken) this._release();
     this._epoch = epoch;
-    for (const [n, facts] of Object.entries(requests ?? {})) Object.assign(this._request(epoch, n), facts);
+    for (const [n, facts] of Object.entries(requests ?? {})) {
+      const { prompt, class: rank, cached, resumed, id } = facts;
+      Object.assign(this._request(epoch, n), { prompt, class: rank, cached, resumed, ...(id && { id }) });
+    }
     iterations.forEach((iteration, index) => this._iteration(epoch, iteration, taken && index === 0));
     this._prune();
   }
