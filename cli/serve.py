@@ -118,17 +118,11 @@ async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> As
     if not settings.demo:
         yield ""
         return
-    import httpx
-
-    from cli.demo import Demo
-
-    async def metrics() -> str:
-        async with httpx.AsyncClient(base_url=own_url(settings), timeout=5, verify=False) as client:
-            return (await client.get("/metrics")).text
+    from cli.demo import Demo, metrics_of
 
     names = ("localhost", "127.0.0.1")  # by which the reader may have opened the page
     origins = {own_url(settings), *(own_url(settings.model_copy(update={"host": name})) for name in names)}
-    demo = Demo(origins, lambda: supervisor.folder, metrics, say)
+    demo = Demo(origins, lambda: supervisor.folder, metrics_of(own_url(settings)), say)
     try:
         yield f"#{await demo.start()}"
     finally:

@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 
 from actors.cluster.environment import mark_of
 from cli import demo as demo_module
-from cli.demo import Demo
+from cli.demo import Demo, metrics_of
 
 ORIGIN = "http://127.0.0.1:8000"
 
@@ -150,6 +151,28 @@ async def test_kills_are_bounded_in_rate(cluster: Cluster, page: Page, monkeypat
     assert (await page.send({"kill": "scheduler"})).status_code == 429
     assert cluster.processes["engine"].wait(10) == -signal.SIGKILL
     assert cluster.alive() == {"scheduler"}
+
+
+async def test_nothing_is_killed_while_the_metrics_cannot_be_read(cluster: Cluster) -> None:
+    async def unavailable(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "the pool is unavailable"}}, status=503)
+
+    app = web.Application()
+    app.router.add_get("/metrics", unavailable)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    read = metrics_of(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    demo = Demo([ORIGIN], lambda: cluster.folder, read, cluster.said.append)
+    try:
+        async with httpx.AsyncClient() as client:
+            reply = await Page(await demo.start(), client).send({"kill": "engine"})
+        assert (reply.status_code, reply.json()) == (503, {"error": "no engine is known"})
+        assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
+    finally:
+        await demo.stop()
+        await runner.cleanup()
+    assert cluster.alive() == {"engine", "scheduler"}
 
 
 async def test_each_start_has_a_token_of_its_own(cluster: Cluster, page: Page) -> None:
