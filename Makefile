@@ -5,6 +5,7 @@
 # make fuzz       random requests, bodies, streams and pool calls, fifty times as many as in `make test`
 # make verify     the paper's trace over HTTP, each output compared with generate() for that request alone
 # make bench      the benchmarks of docs/benchmarks.md
+# make evaluate   the evaluation of docs/evaluation: plots and tables; EVALUATE="--part NAME ..." for some parts
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
@@ -22,7 +23,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos browser fuzz lint verify bench locust clients simulate schemas clean
+.PHONY: serve test test-fast chaos browser fuzz lint verify bench evaluate locust clients simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
@@ -54,6 +55,9 @@ verify: .venv/bench
 
 bench: .venv/bench
 	$(BIN)/python -m load.bench
+
+evaluate: .venv/bench
+	$(BIN)/python -m load.evaluation $(EVALUATE)
 
 locust: .venv/bench
 	$(BIN)/locust -f load/locustfile.py --host $(HOST) $(LOCUST)

@@ -1,14 +1,12 @@
-"""Curves of latency against throughput, of simulated and of measured systems, and plots of them."""
+"""Curves of latency against throughput, of simulated and of measured systems, and their plots."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from matplotlib.figure import Figure
-
+from load.plots import Line, Panel
 from load.trace import Answer, Request
 from load.workloads import poisson
 
@@ -75,29 +73,6 @@ def sweep(
     return Curve(label, peak, points)
 
 
-# --- plots ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    dashed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One of the plots of a file. What lies above `y_most` is cut off."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    y_most: float | None = None
-    log_x: bool = False
-
-
 def curves_panel(title: str, y_label: str, curves: list[Curve], unit: float, y_most: float, baseline: str) -> Panel:
     """Latencies times `unit` over throughput. Curves whose labels begin with `baseline` are dashed."""
     lines = []
@@ -105,20 +80,3 @@ def curves_panel(title: str, y_label: str, curves: list[Curve], unit: float, y_m
         x, y = [point.throughput for point in curve.points], [unit * point.latency for point in curve.points]
         lines.append(Line(curve.label, x, y, dashed=curve.label.startswith(baseline)))
     return Panel(title, "throughput, requests/s", y_label, lines, y_most, log_x=True)
-
-
-def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw all `panels` side by side into one PNG file."""
-    figure = Figure(figsize=(5.2 * len(panels), 4.2))
-    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for line in panel.lines:
-            axis.plot(line.x, line.y, "--" if line.dashed else "-", marker="o", markersize=3, label=line.label)
-        axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-        axis.set_ylim(0, panel.y_most)
-        if panel.log_x:
-            axis.set_xscale("log")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})

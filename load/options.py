@@ -11,6 +11,7 @@ from typing import Literal
 
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
+from services.engine.startup.devices import choose_device, choose_dtype
 from services.engine.startup.shared_memory import SharedMemory
 from services.files import user_cache
 from services.models import resolve
@@ -55,6 +56,12 @@ def engine_settings(options: Options) -> EngineSettings:
     return EngineSettings(
         options.device, options.dtype, options.weights, fast_path=options.fast_path, cache_dir=options.cache_dir
     )
+
+
+def dtype_of(options: Options) -> str:
+    """The dtype of the engine's weights by torch's name: "bfloat16"."""
+    settings = engine_settings(options)
+    return str(choose_dtype(settings, choose_device(settings))).removeprefix("torch.")
 
 
 def load_exact_engine(options: Options) -> Engine:

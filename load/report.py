@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 
@@ -19,7 +20,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def machine() -> str:
     """A line that describes this machine, for the head of a report."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cpus} cores, Python {platform.python_version()}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {cpus} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    """Its name, with its instructions for matrices where it has such; the architecture where there is no name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    amx = " with AMX" if "amx_tile" in about.get("flags", "").split() else ""
+    return (about.get("model name") or platform.machine()) + amx
 
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(given.model, given.device, given.dtype, given.cache_dir)
     print(f"Measured on {machine()}.\n", flush=True)
     for name in (bar := Bar(given.part or list(known), unit="parts")):
-        bar.set_description(name)
+        bar.set_description_str(name)
         part = importlib.import_module(f"{benches.__name__}.{name}")
         print_beside(f"## {name}\n\n{part.run(options)}\n")
 

@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = _chosen(given, options)
     with Bar(total=given.rounds * len(chosen), unit="parts") as bar:
         for number, (name, measure) in itertools.product(range(given.rounds), chosen.items()):
-            bar.set_description(f"round {number + 1} of {given.rounds}, {name}")
+            bar.set_description_str(f"round {number + 1} of {given.rounds}, {name}")
             rounds.setdefault(name, []).append(measure())
             if given.json:
                 given.json.write_text(json.dumps(rounds))

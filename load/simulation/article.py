@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.knobs import CUDA_TARGET
-from load.curves import Line, Panel, draw
+from load.plots import Line, Panel, draw
 from load.report import table
 from load.simulation.cost import Partition
 from load.simulation.pool import SimulatedPool, Users
@@ -115,7 +115,7 @@ def with_default_target(scale: Scale) -> Outcome:
 
 async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     pool, draws = SimulatedPool(), random.Random(seed)
-    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: _request(draws)):
+    async with World(pool, PARTITION, policy), Users(pool, USERS, lambda: request(draws)):
         await asyncio.sleep(scale.warm_up + scale.seconds)
     window = Window(scale.warm_up, scale.warm_up + scale.seconds)
     gaps, firsts = window.gaps(pool.answers), window.ttfts(pool.answers)
@@ -128,7 +128,8 @@ async def _measure(policy: Policy, scale: Scale, seed: int) -> Outcome:
     )
 
 
-def _request(draws: random.Random) -> Request:
+def request(draws: random.Random) -> Request:
+    """The next request of a user."""
     prompt = LONG_PROMPT if draws.random() < LONG_SHARE else draws.randint(32, 256)
     return sized(prompt, draws.randint(30, 500))
 

@@ -12,11 +12,11 @@ from load.curves import (
     Curve,
     best_at,
     curves_panel,
-    draw,
     median_normalized_latency,
     request_throughput,
     sweep,
 )
+from load.plots import draw
 from load.report import table
 from load.simulation import faster_transformer
 from load.simulation.cost import TABLE_1, Partition, execution_seconds

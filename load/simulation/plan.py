@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.curves import Line, Panel, draw
+from load.plots import Line, Panel, draw
 from load.report import table
 from load.simulation.cost import IterationTime, RequestState
 from load.simulation.pool import Price, PricedPool, Users

@@ -129,7 +129,17 @@ def gpt(name: str, layers: int, hidden: int) -> Model:
 
     The maximum length is 2,048 tokens (section 6, Models).
     """
-    return Model(name, layers, hidden, (3 * hidden**2, hidden**2, 4 * hidden**2, 4 * hidden**2), hidden, 2 * hidden, 50_257, 1, 2048)
+    return Model(
+        name,
+        layers,
+        hidden,
+        (3 * hidden**2, hidden**2, 4 * hidden**2, 4 * hidden**2),
+        hidden,
+        2 * hidden,
+        50_257,
+        1,
+        2048,
+    )
 
 
 GPT_13B = gpt("13B", 40, 5_120)

@@ -7,24 +7,24 @@ which returns a request as soon as it ends and pads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
 from load.bench.engine.batches import Batches
-from load.bench.gpu.bench import CUT, Bench, PartResult
+from load.bench.gpu.bench import CUT, Bench, Budget, GpuScale, PartResult
 from load.bench.gpu.engine_alone import execution
 from load.curves import (
     Curve,
     Point,
     best_at,
     curves_panel,
-    draw,
     median_normalized_latency,
     request_throughput,
 )
 from load.in_process import Engine, Setup, run_in_process
+from load.plots import draw
 from load.report import table
 from load.trace import Answer, Request
 from load.workloads import any_prompt, poisson
@@ -32,6 +32,7 @@ from services.scheduling import Knobs, RequestLevelScheduler, Scheduler
 
 MOST = 256  # requests of a trace that is there at once
 ITERATION, REQUEST, EITHER = "iteration-level", "request-level", "batch of"  # with batches of 1 both are the same
+Serve = Callable[[list[Request]], list[Answer]]  # a whole trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,16 @@ def section_6_2(bench: Bench) -> PartResult:
 
 def serve(engine: Engine, trace: list[Request], variant: Variant) -> list[Answer]:
     """Run `trace` in real time, to its end. A latency counts from the moment when the request was due."""
-    prompted = [replace(request, prompt=any_prompt(len(request.prompt), seed)) for seed, request in enumerate(trace)]
-    answers = run_in_process(engine, prompted, variant.setup).answers
+    return since_due(run_in_process(engine, prompted(trace), variant.setup).answers)
+
+
+def prompted(trace: Sequence[Request]) -> list[Request]:
+    """The trace with prompts of the same lengths that share no prefix."""
+    return [replace(request, prompt=any_prompt(len(request.prompt), seed)) for seed, request in enumerate(trace)]
+
+
+def since_due(answers: Sequence[Answer]) -> list[Answer]:
+    """Whole answers whose latencies count from when the requests were due, not from when they were sent."""
     for answer in answers:
         expected = answer.request.max_new_tokens
         assert len(answer.tokens) == expected, f"{len(answer.tokens)} tokens of {expected}"
@@ -136,19 +145,35 @@ def _warm_up(bench: Bench) -> None:
 
 def _curve(bench: Bench, variant: Variant, points: int) -> Curve:
     """The curve of a variant. The time left is shared by `points` points: those of this curve and of all later ones."""
-    size, scale = variant.max_batch_size, bench.scale
-    peak = request_throughput(serve(bench.engine, scale.lengths(min(MOST, max(scale.least, 4 * size))), variant))
+    first = min(MOST, max(bench.scale.least, 4 * variant.max_batch_size))
+    return curve(
+        variant.label, lambda trace: serve(bench.engine, trace, variant), first, bench.scale, bench.budget, points
+    )
+
+
+def curve(
+    label: str,
+    serve: Serve,
+    first: int,
+    scale: GpuScale,
+    budget: Budget,
+    points: int,
+    latency: Callable[[Sequence[Answer]], float] = median_normalized_latency,
+) -> Curve:
+    """The curve of what `serve` serves: its peak from `first` requests at once, then Poisson arrivals at the loads of
+    `scale`, as long as `budget` lasts, which is shared by `points` points."""
+    peak = request_throughput(serve(scale.lengths(first)))
     measured: list[Point] = []
     for load in scale.loads:
         points -= 1
         rate = load * peak
-        seconds = min(scale.longest, 0.8 * bench.budget.share(points))  # the rest is for requests that still run then
+        seconds = min(scale.longest, 0.8 * budget.share(points))  # the rest is for requests that still run then
         count = max(scale.least, round(rate * seconds))
-        if count / rate > bench.budget.left:
+        if count / rate > budget.left:
             break
-        answers = serve(bench.engine, poisson(scale.lengths(count), rate), variant)
-        measured.append(Point(request_throughput(answers), median_normalized_latency(answers)))
-    return Curve(variant.label, peak, measured)
+        answers = serve(poisson(scale.lengths(count), rate))
+        measured.append(Point(request_throughput(answers), latency(answers)))
+    return Curve(label, peak, measured)
 
 
 def _cells(curve: Curve) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from load.bench.engine.batches import Batches
 from load.bench.engine.floor import floor
 from load.bench.gpu.bench import CUT, Bench, PartResult
-from load.curves import Line, Panel, draw
+from load.plots import Line, Panel, draw
 from load.report import table
 
 PROMPTS = (32, 128)

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,10 +40,11 @@ VICTIMS: dict[str, Callable[[OrcaServer], list[int]]] = {
 }
 
 
-def _request(number: int, prompt: list[int]) -> HttpRequest:
+def request(number: int, prompt: list[int], output: int = OUTPUT) -> HttpRequest:
+    """A greedy stream of `output` tokens, with its token ids."""
     body = {
         "prompt": prompt,
-        "max_tokens": OUTPUT,
+        "max_tokens": output,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -78,7 +80,7 @@ async def _all(server: OrcaServer) -> Table:
     kills = {}
     async with open_session(server.url) as session:
         for prompt in PROMPTS:
-            requests = [_request(number, any_prompt(prompt, number)) for number in range(STREAMS)]
+            requests = [request(number, any_prompt(prompt, number)) for number in range(STREAMS)]
             undisturbed = Streams(session, None, PATIENCE)
             await undisturbed.learn(requests)
             await until(server.has_spares, PATIENCE)
@@ -90,41 +92,65 @@ async def _all(server: OrcaServer) -> Table:
 async def _kill(
     server: OrcaServer, session: aiohttp.ClientSession, victim: str, requests: list[HttpRequest], undisturbed: Streams
 ) -> dict[str, float]:
-    """One kill under new streams: seconds until they went on, of the phases of that, and until there were spares.
-    Raises RuntimeError if the answer of one differs from the undisturbed one."""
-    streams = Streams(session, None, PATIENCE)
-    streams.expected = undisturbed.expected
-    tasks = [asyncio.create_task(streams.run(request)) for request in requests]
-    outcomes = streams.outcomes
-    await until(lambda: _under_way(outcomes), PATIENCE, every=0.01)
-    held = sum(len(o.request.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
-    pids = await asyncio.to_thread(VICTIMS[victim], server)
-    at, unix = time.monotonic(), time.time()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    await asyncio.gather(*tasks)
-    if bad := [o.error or o.wrong for o in outcomes if o.error or o.wrong]:
-        raise RuntimeError(f"{len(bad)} of {STREAMS} streams are not as undisturbed: {bad[0]}")
+    """One kill under new streams: seconds until they went on, of the phases of that, and until there were spares."""
+    killed = await kill(server, session, victim, requests, undisturbed, UNDER_WAY)
     metrics = await asyncio.to_thread(server.metrics)
-    moments = [unix, *(metrics[f"orca:recovery_{name}_time_seconds"] for name in MOMENTS)]
-    found = recovery(at, outcomes)
+    moments = [killed.unix, *(metrics[f"orca:recovery_{name}_time_seconds"] for name in MOMENTS)]
+    found = recovery(killed.at, killed.outcomes)
     assert found is not None, "all streams were open"
     await until(server.has_spares, PATIENCE)
     return {
-        LONGEST: longest_gap(at, outcomes),
+        LONGEST: longest_gap(killed.at, killed.outcomes),
         "first token": found.first,
         "all streams": found.last,
         **{name: after - before for name, (before, after) in zip(PHASES, pairwise(moments), strict=True)},
         "of the attachment weights": metrics["orca:recovery_loading_seconds"],
-        "spares again": time.monotonic() - at,
-        "tokens held": float(held),
+        "spares again": time.monotonic() - killed.at,
+        "tokens held": float(killed.held),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Streams through a kill at `at` on the clock of `time.monotonic`, which is `unix` in Unix time; `held`: tokens of
+    prompts and answers at that moment."""
+
+    at: float
+    unix: float
+    held: int
+    outcomes: list[Outcome]
+
+
+async def kill(
+    server: OrcaServer,
+    session: aiohttp.ClientSession,
+    victim: str,
+    requests: list[HttpRequest],
+    undisturbed: Streams,
+    under_way: int,
+) -> Kill:
+    """Kill once each stream of `requests` has had `under_way` events, and wait for the streams' ends. Raises
+    RuntimeError if the answer of one differs from the undisturbed one."""
+    streams = Streams(session, None, PATIENCE)
+    streams.expected = undisturbed.expected
+    tasks = [asyncio.create_task(streams.run(request)) for request in requests]
+    outcomes = streams.outcomes
+
+    def all_under_way() -> bool:
+        return len(outcomes) == len(requests) and all(len(outcome.arrivals) >= under_way for outcome in outcomes)
+
+    await until(all_under_way, PATIENCE, every=0.01)
+    held = sum(len(o.request.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
+    pids = await asyncio.to_thread(VICTIMS[victim], server)
+    killed = Kill(time.monotonic(), time.time(), held, outcomes)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.gather(*tasks)
+    if bad := [o.error or o.wrong for o in outcomes if o.error or o.wrong]:
+        raise RuntimeError(f"{len(bad)} of {len(requests)} streams are not as undisturbed: {bad[0]}")
+    return killed
 
 
 def longest_gap(at: float, outcomes: list[Outcome]) -> float:
     """The longest time between two tokens of a stream of which the second came after `at`, in seconds."""
     return max(after - before for outcome in outcomes for before, after in pairwise(outcome.arrivals) if after > at)
-
-
-def _under_way(outcomes: list[Outcome]) -> bool:
-    return len(outcomes) == STREAMS and all(len(outcome.arrivals) >= UNDER_WAY for outcome in outcomes)

@@ -1,0 +1,62 @@
+"""What the parts of an evaluation share: the model, an engine in this process, and how long they measure."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from load.bench.figures import Figures
+from load.in_process import Engine, Setup, run_in_process
+from load.options import Options, load_engine
+from load.plots import Bars, Panel
+from load.server import OrcaServer
+from load.workloads import single
+from services.scheduling import Knobs
+
+Plots = dict[str, list[Panel | Bars]]  # the panels of each file by its name, without ".png"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a part measured. `figures` are its tables; `series` is what only its plots need, as JSON."""
+
+    figures: Figures
+    series: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """The model that is evaluated. `seconds`: how long arrivals last at each rate; other lengths follow from it.
+
+    `release` ends the engine, so that what a server is asked next has the machine for itself.
+    """
+
+    def __init__(
+        self, options: Options, seconds: float, vllm_python: Path | None = None, engine: Engine | None = None
+    ) -> None:
+        self.options, self.seconds, self.vllm_python = options, seconds, vllm_python
+        self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in this process, which is loaded and warmed up when it is first used."""
+        if self._engine is None:
+            self._engine = load_engine(self.options)
+            run_in_process(self._engine, single(), Setup(Knobs(1)))
+        return self._engine
+
+    def release(self) -> None:
+        self._engine = None
+        gc.collect()
+
+    @contextmanager
+    def server(self, *flags: str) -> Iterator[OrcaServer]:
+        """`orca serve` on the model with these flags, ready."""
+        self.release()
+        model = ["--model", self.options.model, "--device", self.options.device, "--dtype", self.options.dtype]
+        with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags) as server:
+            yield server

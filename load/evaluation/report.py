@@ -1,0 +1,60 @@
+"""The plots and the Markdown of an evaluation, made of its JSON files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from load.bench.figures import Figures, cell
+from load.evaluation import parts
+from load.evaluation.results import Result, read
+from load.plots import draw
+from load.report import table
+
+REPORT = "results.md"
+
+
+def write(folder: Path, beside: Path) -> Path:
+    """Draw all plots of the results in `folder`, and write the tables, with those of `beside` in brackets."""
+    results, earlier = read(folder), read(beside)
+    sections = [
+        "# Results of the evaluation",
+        "Written by `python -m load.evaluation`; [what each part shows](README.md).",
+    ]
+    for name, part in parts.known().items():
+        if name in results:
+            files = part.plots(results[name].found)
+            for file, panels in files.items():
+                draw(folder / f"{file}.png", panels, f"{results[name].model}; {results[name].machine}")
+            sections.append(section(part.HELP, results[name], earlier.get(name), list(files)))
+    written = folder / REPORT
+    written.write_text("\n\n".join(sections) + "\n")
+    return written
+
+
+def section(about: str, result: Result, earlier: Result | None, plots: list[str]) -> str:
+    """A part: its plots, where the figures come from, and its tables."""
+    lines = [f"## {result.part}", f"{about[0].upper()}{about[1:]}.", result.about]
+    if earlier:
+        lines.append(f"In brackets: the run before, {earlier.about}")
+    lines += [f"![{about}]({plot}.png)" for plot in plots]
+    lines += tables(result.figures, earlier.figures if earlier else {})
+    return "\n\n".join(lines)
+
+
+def tables(figures: Figures, earlier: Figures) -> list[str]:
+    """Each table with its title. A cell has the figure and, in brackets, the earlier one if there is one."""
+    found = []
+    for title, rows in figures.items():
+        columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+        before = earlier.get(title, {})
+        body = [
+            [row, *(_cell(cells, before.get(row, {}), column) for column in columns)] for row, cells in rows.items()
+        ]
+        found.append(f"{title}:\n\n{table(['', *columns], body)}")
+    return found
+
+
+def _cell(cells: Mapping[str, float], earlier: Mapping[str, float], column: str) -> str:
+    now, before = ([found[column]] if column in found else [] for found in (cells, earlier))
+    return f"{cell(now)} ({cell(before)})" if before else cell(now)
