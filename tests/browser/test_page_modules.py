@@ -176,3 +176,20 @@ def test_a_strange_recording_is_drawn(page: Page, changes: dict[str, Any]) -> No
     page.locator("#replay-0 .overlay").press("ArrowLeft")
     expect(page.locator("#replay-0 .tip")).to_contain_text("<b>id</b>iteration 1 at")
     assert page.locator("#replay b").count() == 0
+
+
+DROP = """([selector, name, text]) => {
+    const dataTransfer = new DataTransfer();
+    if (name) dataTransfer.items.add(new File([text], name));
+    else dataTransfer.setData("text/plain", text);
+    const event = new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true });
+    document.querySelector(selector).dispatchEvent(event);
+    return event.defaultPrevented;
+}"""
+
+
+def test_a_dropped_file_is_opened_and_never_replaces_the_page(page: Page) -> None:
+    assert page.evaluate(DROP, ["#replay-1", "dropped.jsonl", recorded()])
+    expect(page.locator("#name-1")).to_have_text("dropped.jsonl")
+    assert page.evaluate(DROP, ["header", "missed.jsonl", recorded()])
+    assert not page.evaluate(DROP, ["#text", "", "a text for the chat"])

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from services.errors import EngineLost, PoolFault, SchedulerFault, StaleEpoch
-from services.loop.observers import Observer
-from services.messages import Exchange, ExchangeReply, Iteration, Room
+from services.messages import Exchange, ExchangeReply, Room
 from tests.services.loop.world import SEAT, WORD, World, stop, virtual
 
 
@@ -297,28 +296,3 @@ async def test_an_error_of_the_pool_s_server_gives_no_request_a_strike() -> None
     world.connection.exchange = refuse  # type: ignore[method-assign]
     with pytest.raises(PoolFault):
         await loop
-
-
-class Broken(Observer):
-    """Raises at the second iteration."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def started(self, iteration: Iteration) -> None:
-        self.steps.append(iteration.step)
-        if len(self.steps) > 1:
-            raise LookupError("a defect of an observer")
-
-
-@virtual
-async def test_a_defect_of_an_observer_costs_no_request() -> None:
-    world = World()
-    broken, other = Broken(), Broken()
-    world.observers = [broken, other]
-    id = await world.submit("a", new=4)
-    loop = asyncio.create_task((await world.take_seat()).run())
-    await world.ended(id)
-    assert await world.read(id) == ([WORD] * 4, "length")
-    assert broken.steps == other.steps == [1, 2], "it is not called again"
-    await stop(world, loop)

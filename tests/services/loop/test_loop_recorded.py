@@ -1,4 +1,4 @@
-"""An EngineLoop whose iterations are recorded: the frames."""
+"""An EngineLoop whose iterations are recorded: the frames, and that a defect of an observer harms nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import asyncio
 import orjson
 
 from services.live.recorder import Recorder
-from services.loop.observers import Observers
-from tests.services.loop.world import SEAT, World, now, stop, virtual
+from services.loop.observers import Observer, Observers
+from services.messages import Iteration
+from tests.services.loop.world import SEAT, WORD, World, now, stop, virtual
 
 
 async def recorded(world: World) -> tuple[asyncio.Task[None], Recorder]:
@@ -57,4 +58,29 @@ async def test_nothing_is_recorded_while_nobody_watches() -> None:
     recorder.watch(False)
     await world.ended(await world.submit("a"))
     assert recorder.take() is None
+    await stop(world, loop)
+
+
+class Broken(Observer):
+    """Raises at the second iteration."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def started(self, iteration: Iteration) -> None:
+        self.steps.append(iteration.step)
+        if len(self.steps) > 1:
+            raise LookupError("a defect of an observer")
+
+
+@virtual
+async def test_a_defect_of_an_observer_costs_no_request() -> None:
+    world = World()
+    broken, other = Broken(), Broken()
+    world.observers = [broken, other]
+    id = await world.submit("a", new=4)
+    loop = asyncio.create_task((await world.take_seat()).run())
+    await world.ended(id)
+    assert await world.read(id) == ([WORD] * 4, "length")
+    assert broken.steps == other.steps == [1, 2], "it is not called again"
     await stop(world, loop)
