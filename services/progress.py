@@ -34,6 +34,10 @@ class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
             options |= {"file": _Lines(say), "bar_format": LINE, "mininterval": INTERVAL, "delay": INTERVAL}
         super().__init__(*args, **options)
 
+    def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+        """Name the part that is at work. tqdm would add a colon, which `BAR` and `LINE` have."""
+        self.set_description_str(desc, refresh)
+
     def reach(self, n: float) -> None:
         """Set how much is done."""
         self.update(n - self.n)

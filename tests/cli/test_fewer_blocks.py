@@ -13,7 +13,7 @@ from load.server import OrcaServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 
-FLAGS = ("--null-engine", "--durability", "strict", "--gateways", "1", "--drain-timeout", "1")
+FLAGS = ("--null-engine", "--durability", "strict", "--gateways", "1")
 KEYS = ("--api-keys", '{"key-a": "a", "key-b": "b"}')
 A, B = ({"authorization": f"Bearer key-{tenant}"} for tenant in "ab")
 LONG = 8000  # tokens; more than 100 blocks hold, fewer than the longest request of the model
@@ -29,7 +29,7 @@ def test_the_large_request_ends_with_an_error_and_others_are_answered(tmp_path: 
         path = f"/v1/responses/{made.json()['id']}"
         while response(server, path)["status"] == "queued":
             time.sleep(0.05)
-        assert response(server, path)["status"] == "in_progress"
+        server.kill_all()  # a server that stops would compute the rest meanwhile
     with OrcaServer(tmp_path, *FLAGS, *KEYS, "--kv-blocks", "100") as server:
         model = httpx.get(f"{server.url}/v1/models", headers=B, timeout=PATIENCE).json()["data"][0]["id"]
         small = {"model": model, "prompt": "Hello", "max_tokens": 8}

@@ -55,3 +55,11 @@ def test_long_work_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch
         bar.reach(3)
     assert lines[0].startswith("download: 0 of 4 MB (0%)")
     assert re.fullmatch(r"download: 3 of 4 MB \(75%\), \d+:\d+ passed, \d+:\d+ left", lines[-1])
+
+
+def test_a_part_is_named_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    lines: list[str] = []
+    with Bar(total=2, unit="parts", say=lines.append) as bar:
+        bar.set_description("first")
+    assert lines[-1].startswith("first: 0 of 2 parts (0%)")
