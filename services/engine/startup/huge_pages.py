@@ -54,11 +54,18 @@ def protect(memory: Memory, size: int) -> None:
 def collapse(address: int, size: int) -> bool:
     """Let all pages that overlap [address, address + size) become huge pages, which have memory from then on. Returns
     False for a page without; it works as before."""
-    done = True
-    for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE)):
-        ctypes.string_at(page * HUGE_PAGE, 1)  # the kernel collapses no page without memory
-        done = _libc.madvise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) == 0 and done
-    return done
+    pages = [page * HUGE_PAGE for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE))]
+    for page in pages:
+        ctypes.string_at(page, 1)  # the kernel collapses no page without memory
+    # Each call waits for all processors, however many pages it is for; one that fails may have left pages out.
+    if _collapse(pages[0], len(pages)):
+        return True
+    done = [_collapse(page, 1) for page in pages]
+    return all(done)
+
+
+def _collapse(address: int, pages: int) -> bool:
+    return bool(_libc.madvise(address, pages * HUGE_PAGE, _MADV_COLLAPSE) == 0)
 
 
 @functools.cache
