@@ -19,8 +19,8 @@ from services.loop.clock import run_in_virtual_time
 from services.progress import Bar
 
 HELP = "where one pool server saturates, and what more shards gain"
-ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool
-SHARDS = ((1, 1), (10, 1), (100, 1), (100, 2), (100, 4), (100, 5), (1000, 10), (1000, 20), (1000, 40))
+ENGINES = (1, 5, 10, 15, 20, 30)  # on one pool
+SHARDS = ((1, 1), (10, 1), (30, 1), (30, 2), (30, 3), (100, 5), (100, 10), (1000, 50), (1000, 100))
 PROMPT = 256
 OUTPUTS = (1, 255)  # tokens, uniform
 CHUNK = 0.133e-3  # processor seconds of a gateway for a chunk of a stream (docs/benchmarks.md, "The plane alone")

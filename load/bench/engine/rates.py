@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -20,6 +21,7 @@ from services.engine.families.weights import Linear
 from services.engine.startup import devices
 from services.files import user_cache
 
+SLICE = 16 << 20  # bytes
 CUDA_LEAST = 1 << 30  # bytes: less is read before all of a large GPU has started
 KERNEL = "engine's kernel"  # shown beside the others
 PARTS = ", in parts"  # marks a way that was fastest with fewer rows
@@ -106,21 +108,24 @@ def _read(device: torch.device, weights: int) -> int:
 
 def measure_bandwidth(device: torch.device, weights: int, scale: Scale) -> dict[str, float]:
     """Bytes per second of each way to move a tensor with as many bytes as the weights; a copy counts the bytes read and
-    the bytes written."""
+    the bytes written. On a CPU the tensor is moved in slices, one after the other, each in less than a window."""
 
-    def best(call: Callable[[], object]) -> float:
-        return device_seconds([call], device, scale).best
-
-    columns = 2048
-    rows = -(-_read(device, weights) // (4 * columns))
-    source = torch.ones(rows, columns, device=device)
-    target = torch.empty_like(source)
+    columns, size = 2048, _read(device, weights)
+    count = 1 if device.type == "cuda" else -(-size // SLICE)
+    rows = -(-size // (4 * columns * count))
     vector = torch.ones(columns, device=device)
+    sources = torch.ones(count, rows, columns, device=device).unbind()
+    targets = torch.empty(count, rows, columns, device=device).unbind()
+
+    def rate(move: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+        calls = [partial(move, *pair) for pair in zip(sources, targets, strict=True)]
+        return sources[0].nbytes / device_seconds(calls, device, scale).best
+
     with torch.inference_mode():
         return {
-            "copy": 2 * source.nbytes / best(lambda: target.copy_(source)),
-            "sum": source.nbytes / best(source.sum),
-            "matrix times vector": source.nbytes / best(lambda: torch.mv(source, vector)),
+            "copy": 2 * rate(lambda source, target: target.copy_(source)),
+            "sum": rate(lambda source, _: source.sum()),
+            "matrix times vector": rate(lambda source, _: torch.mv(source, vector)),
         }
 
 
