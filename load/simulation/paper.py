@@ -143,9 +143,9 @@ def _ft(partition: Partition, max_bs: int, mbs: int, requests: list[Request], la
 
 
 def models_table(models: Models) -> str:
-    head = ["model", "layers", "hidden", "stages", "GPUs a stage", "`n_slots`", "largest batch of FasterTransformer"]
+    head = ["model", "layers", "hidden", "stages", "GPUs a stage", "`n_slots`", "requests of 2,048 tokens"]
     rows = [
-        [name, p.model.layers, p.model.hidden, p.stages, p.ranks, f"{p.num_slots:,}", largest_batch(p)]
+        [name, p.model.layers, p.model.hidden, p.stages, p.ranks, f"{p.num_slots:,}", f"{p.num_slots / 2048:.2f}"]
         for name, p in models.items()
     ]
     return table(head, rows)
@@ -171,7 +171,8 @@ def curves_table(curves: list[Curve]) -> str:
 
 def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
     """A markdown table: for each model and each level of the median normalized latency, the highest throughput that
-    FasterTransformer and Orca reach at that latency with any of their configurations, and the ratio of the two."""
+    FasterTransformer and Orca reach at that latency with any of their configurations, and the ratio of the two.
+    A curve that ends below the latency has no crossing: its last point is then marked as "over"."""
     head = ["model", "at, ms", "what that is", "FasterTransformer, requests/s", "Orca, requests/s", "ratio"]
     rows = []
     for name, curves in of_models.items():
@@ -180,8 +181,10 @@ def gains_table(models: Models, of_models: dict[str, list[Curve]]) -> str:
             levels[f"twice the engine alone, batch of {batch}"] = 2 * _token_seconds(models[name], batch)
         for what, level in levels.items():
             ft, orca = (_best(curves, system, level) for system in ("ft", "orca"))
-            ratio = f"{orca[0] / ft[0]:.1f}" if ft[0] else "-"
-            rows.append([name, f"{level * 1e3:.0f}", what, f"{ft[0]:.3f} {ft[1]}", f"{orca[0]:.2f} {orca[1]}", ratio])
+            over = "" if all(one.reaches(level) for one in curves if one.label == orca[1]) else "over "
+            ratio = f"{over}{orca[0] / ft[0]:.1f}" if ft[0] else "-"
+            reached = f"{over}{orca[0]:.2f} {orca[1]}"
+            rows.append([name, f"{level * 1e3:.0f}", what, f"{ft[0]:.3f} {ft[1]}", reached, ratio])
     return table(head, rows)
 
 

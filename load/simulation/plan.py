@@ -1,8 +1,9 @@
-"""How many engines one pool server carries, and what more servers gain."""
+"""How many engines one pool server carries, how many gateways they need, and what more servers gain."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from services.loop.clock import run_in_virtual_time
 from services.progress import Bar
 
 HELP = "where one pool server saturates, and what more shards gain"
-ENGINES = (1, 10, 20, 30, 40, 50, 100)  # on one pool
-SHARDS = ((1, 1), (10, 1), (100, 1), (100, 2), (100, 4), (100, 5), (1000, 10), (1000, 20), (1000, 40))
+ENGINES = (1, 5, 10, 15, 20, 30)  # on one pool
+SHARDS = ((1, 1), (10, 1), (30, 1), (30, 2), (30, 3), (100, 5), (100, 10), (1000, 50), (1000, 100))
 PROMPT = 256
 OUTPUTS = (1, 255)  # tokens, uniform
+CHUNK = 0.133e-3  # processor seconds of a gateway for a chunk of a stream (docs/benchmarks.md, "The plane alone")
 SPREAD = 0.2  # of an iteration's time, in both directions
 
 
@@ -35,6 +37,10 @@ class Load:
     warm_up: float = 2.0  # seconds
     seconds: float = 2.0  # of the measurement; more if there are few engines
 
+    def gateways(self, engines: int) -> int:
+        """How many gateways these engines need, each a whole processor: a chunk for each token."""
+        return math.ceil(CHUNK * engines * self.running / self.iteration)
+
     def measured(self, engines: int) -> float:
         return self.seconds * min(10.0, max(1.0, 20.0 / engines))
 
@@ -44,6 +50,7 @@ class Carried:
     """The figures of one pool with `engines` engines."""
 
     engines: int
+    gateways: int
     server_busy: float  # share of the time
     exchange: float  # seconds, mean
     exchange_p99: float
@@ -96,7 +103,8 @@ def carry(engines: int, load: Load) -> Carried:
 
 
 async def _carry(engines: int, load: Load) -> Carried:
-    pool, cost = PricedPool(Price()), Jittered(load.iteration)
+    gateways = load.gateways(engines)
+    pool, cost = PricedPool(Price(), gateways), Jittered(load.iteration)
     sizes = random.Random(0)
     policy = Policy(load.running, num_slots=load.running * 512, max_model_len=512)
     async with World(pool, cost, policy, engines):
@@ -113,6 +121,7 @@ async def _carry(engines: int, load: Load) -> Carried:
     exchanges = [call.seconds for call in pool.exchanges if call.at in window]
     return Carried(
         engines,
+        gateways,
         server_busy=busy / (window.end - window.begin),
         exchange=statistics.mean(exchanges),
         exchange_p99=percentile(exchanges, 99),
@@ -128,6 +137,7 @@ async def _carry(engines: int, load: Load) -> Carried:
 def _one_pool(load: Load, carried: list[Carried]) -> str:
     head = [
         "engines",
+        "gateways",
         "server busy",
         "exchange mean, ms",
         "p99, ms",
@@ -135,16 +145,32 @@ def _one_pool(load: Load, carried: list[Carried]) -> str:
         "tokens/s",
         "p99 between commits, ms",
     ]
-    return table(head, [[one.engines, *_cells(one)] for one in carried])
+    return table(head, [[one.engines, one.gateways, *_cells(one)] for one in carried])
 
 
 def _shards(load: Load, carried: dict[int, Carried], shards: tuple[tuple[int, int], ...]) -> str:
-    head = ["engines", "pools", "server busy", "exchange mean, ms", "places filled", "tokens/s", "of what engines can"]
+    head = [
+        "engines",
+        "pools",
+        "gateways",
+        "server busy",
+        "exchange mean, ms",
+        "places filled",
+        "tokens/s",
+        "of what engines can",
+    ]
     rows = []
     for engines, pools in shards:
         one = carried[engines // pools]
         tokens, most = one.tokens * pools, engines * load.running / load.iteration
-        row = [f"{engines:,}", pools, f"{one.server_busy:.0%}", f"{one.exchange * 1e3:.1f}", f"{one.filled:.1%}"]
+        row = [
+            f"{engines:,}",
+            pools,
+            one.gateways * pools,
+            f"{one.server_busy:.0%}",
+            f"{one.exchange * 1e3:.1f}",
+            f"{one.filled:.1%}",
+        ]
         rows.append([*row, f"{tokens:,.0f}", f"{tokens / most:.1%}"])
     return table(head, rows)
 

@@ -64,17 +64,24 @@ class SimulatedPool(ReferencePool):
 class Price:
     """Seconds of the pool server's processor.
 
-    The defaults are those of Valkey 8.1 in docs/benchmarks.md (part `pool`, "in the server").
+    The defaults are those of Valkey 8.1 in docs/benchmarks.md (part `pool`, "in the server"). `gateway`: to write the
+    events of an exchange with 64 commits for a gateway, which reads them.
     """
 
     submit: float = 0.12e-3
     exchange: float = 0.14e-3
     commit: float = 4.9e-6  # each sequence of an exchange
     token: float = 0.2e-6  # each further token of a sequence
+    gateway: float = 0.06e-3  # each gateway that follows one of the sequences
 
-    def of(self, exchange: Exchange) -> float:
+    def of(self, exchange: Exchange, gateways: int) -> float:
+        """Sequences are spread evenly over `gateways` gateways."""
         more = sum(len(commit.tokens) - 1 for commit in exchange.commits if commit.tokens)
-        return self.exchange + self.commit * len(exchange.commits) + self.token * more
+        return self.seconds(len(exchange.commits), more, gateways)
+
+    def seconds(self, commits: float, more: float, gateways: int) -> float:
+        """An exchange of this many commits, with `more` tokens beyond the first of each."""
+        return self.exchange + self.commit * commits + self.token * more + self.gateway * min(gateways, commits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,9 @@ class PricedPool(SimulatedPool):
     Calls are free until `begin`, so that a run can start with all its users there.
     """
 
-    def __init__(self, price: Price) -> None:
+    def __init__(self, price: Price, gateways: int) -> None:
         super().__init__()
+        self._followed_by = gateways
         self.exchanges: list[Call] = []
         self.busy = 0.0  # seconds of the processor
         self._price = price
@@ -110,7 +118,7 @@ class PricedPool(SimulatedPool):
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         called = self._clock.now()
-        await self._serve(self._price.of(exchange))
+        await self._serve(self._price.of(exchange, self._followed_by))
         self.exchanges.append(Call(called, self._clock.now() - called))
         return await super().exchange(exchange)
 

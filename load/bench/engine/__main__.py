@@ -80,7 +80,7 @@ def run(options: Options, parts: Sequence[str], scale: Scale) -> Report:
     decoder = engine.decoder
     shape = ModelShape.of(load_config(folder), decoder.weight_dtype, decoder.cache_dtype)
     load = [os.getloadavg()[0]]
-    rates = measure_rates(device, decoder.weight_dtype, *shape.widest, scale)
+    rates = measure_rates(device, decoder.weight_dtype, *shape.widest, shape.stored, scale)
     report = Report(machine(), f"{engine.figures.model} {engine.figures.numerics}", rates, shape.widest, load)
     print(f"{report.machine}; {report.numerics}; load average {load[0]:.1f}\n")
     print(rates_table(rates, report.matrix), flush=True)

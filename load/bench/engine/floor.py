@@ -72,6 +72,11 @@ class ModelShape:
         )
 
     @property
+    def stored(self) -> int:
+        """The bytes of all weights that an iteration reads."""
+        return sum(matrix.elements for matrix in (*self.projections, self.output)) * self.weight_bytes
+
+    @property
     def widest(self) -> tuple[int, int]:
         """(inputs, outputs) of the largest projections of a layer; those of one size count as one product."""
         matrix = max(self.projections, key=lambda matrix: matrix.elements)
@@ -104,12 +109,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`bytes` moved between memory and processor, and `flops` in products with `rows` rows; 0: with any number."""
+    """`bytes` moved between memory and processor, and `flops` of its products."""
 
     kind: Kind
     bytes: int
     flops: int
-    rows: int
 
 
 def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
@@ -129,12 +133,11 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
             "attention",
             shape.layers * (span.context + span.tokens) * 2 * shape.kv_heads * shape.head_dim * shape.kv_bytes,
             shape.layers * span.keys * 4 * shape.heads * shape.head_dim,
-            0,
         )
 
 
 def _product(kind: Kind, shape: ModelShape, matrix: Matrix, rows: int) -> Operation:
-    return Operation(kind, matrix.elements * shape.weight_bytes, 2 * rows * matrix.elements, rows)
+    return Operation(kind, matrix.elements * shape.weight_bytes, 2 * rows * matrix.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ class Floor:
 
 
 def floor(shape: ModelShape, rates: MachineRates, iterations: Iterable[Sequence[Span]]) -> Floor:
-    """The floor of all these iterations together: the sum over operations of max(bytes / bandwidth, flops / rate)."""
+    """The floor of all these iterations together: the sum over operations of max(bytes / bandwidth, flops / the best
+    rate of any row count)."""
     by_kind: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     moved = 0
     for spans in iterations:
@@ -162,5 +166,4 @@ def floor(shape: ModelShape, rates: MachineRates, iterations: Iterable[Sequence[
 
 def seconds(operation: Operation, rates: MachineRates) -> float:
     """The least time of this operation."""
-    rate = rates.at(operation.rows) if operation.rows else rates.best
-    return max(operation.bytes / rates.bandwidth, operation.flops / rate)
+    return max(operation.bytes / rates.bandwidth, operation.flops / rates.best)

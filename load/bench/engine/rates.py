@@ -1,4 +1,5 @@
-"""What this machine reaches: the bandwidth of its memory, and its rate of matrix products by row count."""
+"""What this machine reaches without the engine: its rate of reading as many bytes as the weights have, which may come
+from memory or from the last cache, and its rate of matrix products by row count, with the libraries that torch has."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.functional import linear
 
@@ -21,11 +21,9 @@ from services.engine.families.weights import Linear
 from services.engine.startup import devices
 from services.files import user_cache
 
-WEIGHT_CACHES = 2  # weights are taken in turn from this many times the size of the last cache
-BANDWIDTH_CACHES = 4  # memory is read over this many times the size of the last cache
+SLICE = 16 << 20  # bytes
 CUDA_LEAST = 1 << 30  # bytes: less is read before all of a large GPU has started
-UNKNOWN_CACHE = 64 << 20  # bytes
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+KERNEL = "engine's kernel"  # shown beside the others
 PARTS = ", in parts"  # marks a way that was fastest with fewer rows
 
 Multiply = Callable[[], torch.Tensor]
@@ -37,7 +35,7 @@ class MatrixRate:
     """The rate of matrix products with this many rows, in operations per second.
 
     `way` reached it in its best window and `median` in its median one, which other work slows; `reached` has the rate
-    of each way.
+    of each way, also that of the engine's own kernel, which is never taken.
     """
 
     rows: int
@@ -49,10 +47,11 @@ class MatrixRate:
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """`bandwidth` in bytes per second; `matrix` in order of growing row counts."""
+    """`bandwidth` in bytes per second, over `read` bytes; `matrix` in order of growing row counts."""
 
     bandwidth: float
     matrix: tuple[MatrixRate, ...]
+    read: int = 0
 
     @property
     def best(self) -> float:
@@ -62,21 +61,18 @@ class MachineRates:
     def usual(self) -> MachineRates:
         """The matrix rates in median windows, which other work slows as well as the engine; the best bandwidth."""
         medians = (replace(rate, operations=rate.median) for rate in self.matrix)
-        return MachineRates(self.bandwidth, tuple(accumulate(medians, _at_least)))
-
-    def at(self, rows: int) -> float:
-        """The matrix rate at `rows`, interpolated linearly; constant outside of the row counts measured."""
-        return float(np.interp(rows, [m.rows for m in self.matrix], [m.operations for m in self.matrix]))
+        return MachineRates(self.bandwidth, tuple(accumulate(medians, _at_least)), self.read)
 
 
 def measure_rates(
-    device: torch.device, stored: torch.dtype, inputs: int, outputs: int, scale: Scale = FULL
+    device: torch.device, stored: torch.dtype, inputs: int, outputs: int, weights: int, scale: Scale = FULL
 ) -> MachineRates:
-    """The rates for products [rows, inputs] x [inputs, outputs] with weights stored in this dtype."""
-    bandwidth = max(measure_bandwidth(device, scale).values())
+    """The rates for products [rows, inputs] x [inputs, outputs] with weights stored in this dtype, `weights` bytes of
+    them in the whole model."""
+    bandwidth = max(measure_bandwidth(device, weights, scale).values())
     counts = scale.cuda_row_counts if device.type == "cuda" else scale.row_counts
-    measured = (_matrix_rate(device, stored, inputs, outputs, rows, scale) for rows in counts)
-    return MachineRates(bandwidth, tuple(accumulate(measured, _at_least)))
+    measured = (_matrix_rate(device, stored, inputs, outputs, weights, rows, scale) for rows in counts)
+    return MachineRates(bandwidth, tuple(accumulate(measured, _at_least)), _read(device, weights))
 
 
 def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
@@ -88,11 +84,10 @@ def _at_least(fewer: MatrixRate, more: MatrixRate) -> MatrixRate:
 
 
 def _matrix_rate(
-    device: torch.device, stored: torch.dtype, inputs: int, outputs: int, rows: int, scale: Scale
+    device: torch.device, stored: torch.dtype, inputs: int, outputs: int, weights: int, rows: int, scale: Scale
 ) -> MatrixRate:
-    """The best way at this row count, with weights read from memory."""
-    cache = scale.cache or last_level_cache(device)
-    copies = -(-WEIGHT_CACHES * cache // (inputs * outputs * int(stored.itemsize)))
+    """The best way of torch at this row count, with as many bytes of weights as the model has, taken in turn."""
+    copies = -(-weights // (inputs * outputs * int(stored.itemsize)))
     native = device.type == "cuda" or devices.cpu_multiplies_bfloat16()
     dtype = stored if stored.is_floating_point and native else torch.float32
     left = torch.randn(rows, inputs, device=device, dtype=dtype)
@@ -102,42 +97,36 @@ def _matrix_rate(
         for name, way in ways(device, dtype, stored).items():
             best, median = device_seconds([way(left, weight.clone()) for _ in range(copies)], device, scale)
             reached[name], medians[name] = (2 * rows * inputs * outputs / seconds for seconds in (best, median))
-    fastest = max(reached, key=reached.__getitem__)
+    fastest = max(reached.keys() - {KERNEL}, key=reached.__getitem__)
     return MatrixRate(rows, reached[fastest], fastest, reached, medians[fastest])
 
 
-def measure_bandwidth(device: torch.device, scale: Scale) -> dict[str, float]:
-    """Bytes per second of each way to move a large tensor; a copy counts the bytes read and the bytes written."""
+def _read(device: torch.device, weights: int) -> int:
+    """How many bytes to read: those of the weights, which an iteration reads one after the other."""
+    return max(weights, CUDA_LEAST if device.type == "cuda" else 0)
 
-    def best(call: Callable[[], object]) -> float:
-        return device_seconds([call], device, scale).best
 
-    columns = 2048
-    cache = scale.cache or last_level_cache(device)
-    size = max(BANDWIDTH_CACHES * cache, CUDA_LEAST if device.type == "cuda" else 0)
-    rows = size // (4 * columns)
-    source = torch.ones(rows, columns, device=device)
-    target = torch.empty_like(source)
+def measure_bandwidth(device: torch.device, weights: int, scale: Scale) -> dict[str, float]:
+    """Bytes per second of each way to move a tensor with as many bytes as the weights; a copy counts the bytes read and
+    the bytes written. On a CPU the tensor is moved in slices, one after the other, each in less than a window."""
+
+    columns, size = 2048, _read(device, weights)
+    count = 1 if device.type == "cuda" else -(-size // SLICE)
+    rows = -(-size // (4 * columns * count))
     vector = torch.ones(columns, device=device)
+    sources = torch.ones(count, rows, columns, device=device).unbind()
+    targets = torch.empty(count, rows, columns, device=device).unbind()
+
+    def rate(move: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+        calls = [partial(move, *pair) for pair in zip(sources, targets, strict=True)]
+        return sources[0].nbytes / device_seconds(calls, device, scale).best
+
     with torch.inference_mode():
         return {
-            "copy": 2 * source.nbytes / best(lambda: target.copy_(source)),
-            "sum": source.nbytes / best(source.sum),
-            "matrix times vector": source.nbytes / best(lambda: torch.mv(source, vector)),
+            "copy": 2 * rate(lambda source, target: target.copy_(source)),
+            "sum": rate(lambda source, _: source.sum()),
+            "matrix times vector": rate(lambda source, _: torch.mv(source, vector)),
         }
-
-
-def last_level_cache(device: torch.device) -> int:
-    """The size of the device's last cache in bytes; 64 MiB where the machine does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [_bytes(file.read_text().strip()) for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
-    return max(sizes, default=UNKNOWN_CACHE)
-
-
-def _bytes(text: str) -> int:
-    """Bytes of a size such as "36608K"."""
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
 def ways(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[str, Way]:
@@ -147,7 +136,7 @@ def ways(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[
     known: dict[str, Way] = {"linear": _linear, "mm": _mm}
     if device.type == "cpu":
         with contextlib.suppress(NoKernels):
-            known["kernel"] = _kernel(kernels(user_cache()), dtype, stored)
+            known[KERNEL] = _kernel(kernels(user_cache()), dtype, stored)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         known["mkldnn packed"] = _mkldnn
     if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available():
@@ -201,6 +190,7 @@ def rates_table(rates: MachineRates, matrix: tuple[int, int]) -> str:
     ]
     inputs, outputs = matrix
     return (
-        f"Memory: {rates.bandwidth / 1e9:.1f} GB/s. GFLOP/s of products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n"
+        f"Memory: {rates.bandwidth / 1e9:.1f} GB/s over {rates.read / 1e6:,.0f} MB, the size of the weights. "
+        f"GFLOP/s of products [rows, {inputs}] x [{inputs}, {outputs}]:\n\n"
         + table(["rows", "taken", "its median", *ways], rows)
     )

@@ -27,7 +27,6 @@ class Scale:
     budget: float = 0.3  # seconds of all windows of a call
     row_counts: tuple[int, ...] = ROW_COUNTS  # of matrix products
     cuda_row_counts: tuple[int, ...] = (*ROW_COUNTS, 4096, 8192)
-    cache: int = 0  # bytes of the device's last cache; 0: as the machine says
     steps: int = 16  # increment iterations, the first of which is not counted
     times: int = 3  # initiation iterations and whole batches, after one that is not counted
     sampler_batches: tuple[int, ...] = (32, 256)

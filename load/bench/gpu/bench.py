@@ -126,7 +126,9 @@ class Bench:
     def rates(self) -> MachineRates:
         """The rates of this machine for the widest product of this model, measured once in a run."""
         if self._rates is None:
-            self._rates = measure_rates(self.device, self.engine.decoder.weight_dtype, *self.shape.widest, self.scale)
+            self._rates = measure_rates(
+                self.device, self.engine.decoder.weight_dtype, *self.shape.widest, self.shape.stored, self.scale
+            )
         return self._rates
 
     @property

@@ -16,6 +16,7 @@ from load.bench.spent import spend
 from load.options import Options
 from load.over_http import OverHttp, run_over_http
 from load.server import OrcaServer
+from load.simulation.pool import Price
 from load.trace import Request
 
 ROUNDS = 1
@@ -26,13 +27,15 @@ DEFAULT_GATEWAYS = 2
 TOKENS = {1: 1024, 32: 512, 128: 256, 1000: 64}  # of each stream, by the number of streams
 FLAGS = ("--null-engine", "--max-batch-size", "1024", "--kv-blocks", "100000")
 
+EXCHANGES = "orca:exchange_seconds"
 FIRST_TOKEN = "time to first token"
 FIRST, RATES, SPENT = "A lone request, ms", "Streams at once", "Processor time of a token, and of a chunk in all, µs"
+PRICED = "Processor time of the pool's server, beside its price"
 ABOUT = (
     "An engine that answers at once; server and client on the same cores. The streams have "
     + ", ".join(f"{tokens:,} tokens where there are {streams:,}" for streams, tokens in TOKENS.items())
     + f". A lone request: {LONE} times, {PROMPT} tokens in, {DEFAULT_GATEWAYS} gateways. "
-    "Others: the cores that other work on the machine had meanwhile."
+    "The price is that of the simulator's plans. Others: the cores that other work on the machine had meanwhile."
 )
 
 
@@ -41,7 +44,7 @@ def run(options: Options) -> str:
 
 
 def measure(options: Options) -> Figures:
-    figures: Figures = {FIRST: {}, RATES: {}, SPENT: {}}
+    figures: Figures = {FIRST: {}, RATES: {}, SPENT: {}, PRICED: {}}
     for gateways in GATEWAYS:
         flags = ["--model", options.model, *FLAGS, "--gateways", str(gateways)]
         with tempfile.TemporaryDirectory() as folder, OrcaServer(Path(folder), *flags) as server:
@@ -50,7 +53,8 @@ def measure(options: Options) -> Figures:
                 figures[FIRST] = _lone(server)
             for streams, tokens in TOKENS.items():
                 name = row(gateways, streams)
-                figures[RATES][name], figures[SPENT][name] = _streams(server, [_request(tokens)] * streams)
+                rates, spent, priced = _streams(server, [_request(tokens)] * streams, gateways)
+                figures[RATES][name], figures[SPENT][name], figures[PRICED][name] = rates, spent, priced
     return figures
 
 
@@ -62,21 +66,38 @@ def _request(tokens: int) -> Request:
     return Request([5] * PROMPT, tokens)
 
 
-def _streams(server: OrcaServer, requests: list[Request]) -> tuple[dict[str, float], dict[str, float]]:
-    """Rates and times of these streams, and the processor time of their tokens."""
+def _streams(server: OrcaServer, requests: list[Request], gateways: int) -> tuple[dict[str, float], ...]:
+    """Rates and times of these streams, the processor time of their tokens, and that of the pool's server."""
     before = server.metrics()
     spent = spend(server.url, requests, server.processor_seconds)
-    run, means = spent.run, _means(before, server.metrics())
+    after = server.metrics()
+    run, means = spent.run, _means(before, after)
     rates = {
         "tokens/s": run.throughput,
         "chunks/s": spent.chunks / run.seconds,
         "tokens of a chunk": run.tokens / spent.chunks,
         "TTFT, ms": statistics.median(answer.ttft for answer in run.answers) * 1e3,
         "iteration, ms": means["orca:iteration_seconds"] * 1e3,
-        "exchange, ms": means["orca:exchange_seconds"] * 1e3,
+        "exchange, ms": means[EXCHANGES] * 1e3,
         "others, cores": spent.others,
     }
-    return rates, spent.per_token(1e-6)
+    exchanges = after[f"{EXCHANGES}_count"] - before.get(f"{EXCHANGES}_count", 0.0)
+    return rates, spent.per_token(1e-6), _priced(len(requests), run.tokens, exchanges, gateways, spent.seconds["Redis"])
+
+
+def _priced(streams: int, tokens: int, exchanges: float, gateways: int, measured: float) -> dict[str, float]:
+    """The processor time of the pool's server in a run, and the time that the simulator's price gives for it, if each
+    exchange commits tokens of all streams."""
+    price, each = Price(), tokens / exchanges
+    commits = min(streams, each)
+    seconds = streams * price.submit + exchanges * price.seconds(commits, each - commits, gateways)
+    return {
+        "exchanges": exchanges,
+        "tokens of an exchange": each,
+        "measured, s": measured,
+        "by the price, s": seconds,
+        "measured / price": measured / seconds,
+    }
 
 
 def _lone(server: OrcaServer) -> dict[str, dict[str, float]]:

@@ -2,20 +2,24 @@
 
 Measured are round trips of the real class over a Unix socket, with its Python client, and the processor time of the
 server in them, which bounds the load of one server. Each exchange commits one token, or eight, to each of `n` running
-sequences and offers no room.
+sequences and offers no room. The sequences are spread over the gateways: each of these has an entry of each exchange in
+its stream, and reads its stream as a gateway under load does, at most every 10 ms.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
+from gateway.pool_client.event_reader import PAUSE
 from load.bench.parts.scheduling import p99
 from load.options import Options
 from load.report import table
@@ -28,8 +32,11 @@ from services.requests import SamplingParams
 
 WAITING = 10_000
 RUNNING = (1, 32, 256)
+GATEWAYS = (0, 1, 2, 4)
+SHARED = (1, 64)  # running sequences of the exchanges with several gateways
 LATE = 8  # tokens of each sequence, if an exchange comes after several iterations
 SEAT = "bench/0"
+GATEWAY = "gateway"  # that submits all
 PROMPT = list(range(256))
 LEASE = 60.0
 
@@ -70,6 +77,10 @@ async def measure(binary: ServerBinary, waiting: int, rounds: int) -> dict[str, 
         try:
             await pool.connect()
             calls = {"submit": await _submit(pool, url, waiting + max(RUNNING))}
+            for running in SHARED:
+                for count in GATEWAYS:
+                    name = f"exchange, {running} commits, {count} gateways"
+                    calls[name] = await _published(pool, url, running, rounds, count)
             for running in RUNNING:
                 calls[f"exchange, {running} commits"] = await _exchange(pool, url, running, rounds)
             late = await _exchange(pool, url, running, rounds // LATE, LATE)
@@ -93,19 +104,48 @@ async def _submit(pool: RequestPool, url: str, count: int) -> Calls:
     for i in range(count):
         sequence = NewSequence(f"r{i}/0", PROMPT, SamplingParams(max_new_tokens=1024))
         start = time.perf_counter()
-        reply = await pool.submit(Submission(f"r{i}", "gateway", [sequence]))
+        reply = await pool.submit(Submission(f"r{i}", GATEWAY, [sequence], background=True))
         times.append(time.perf_counter() - start)
         assert reply.refused is None, reply.refused
     return Calls(times, (_processor_seconds(url) - before) / count)
 
 
-async def _exchange(pool: RequestPool, url: str, running: int, rounds: int, tokens: int = 1) -> Calls:
+async def _published(pool: RequestPool, url: str, running: int, rounds: int, count: int) -> Calls:
+    """Exchanges whose sequences `count` gateways follow and read, each its share of them."""
+    await pool.unregister(GATEWAY)
+    gateways = [f"gateway {running} {i}" for i in range(count)]
+    reading = [asyncio.create_task(_read(pool, gateway)) for gateway in gateways]
+    try:
+        return await _exchange(pool, url, running, rounds, gateways=gateways)
+    finally:
+        for task in reading:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for gateway in gateways:
+            await pool.unregister(gateway)
+
+
+async def _read(pool: RequestPool, gateway: str) -> None:
+    cursor = "0"
+    while True:
+        cursor, _ = await pool.read_events(gateway, cursor, 1.0)
+        await asyncio.sleep(PAUSE)
+
+
+async def _exchange(
+    pool: RequestPool, url: str, running: int, rounds: int, tokens: int = 1, gateways: Iterable[str] = (GATEWAY,)
+) -> Calls:
+    gateways = list(gateways)
     grant = await pool.acquire(SEAT, f"bench {running}", LEASE)
     assert grant.granted, "the seat was released"
     epoch = grant.epoch
     reply = await pool.exchange(Exchange(SEAT, epoch, 1, [], Room(running, running * 1024, 16)))
     have = {claim.id: len(claim.output) for claim in reply.claims}
     assert len(have) == running, f"{len(have)} claims of {running}"
+    for i, gateway in enumerate(gateways):
+        await pool.listen(gateway, dict.fromkeys(list(have)[i :: len(gateways)], 0))
+        await pool.heartbeat(gateway, 0, {})
     times = []
     before = _processor_seconds(url)
     for step in range(rounds):
@@ -115,7 +155,8 @@ async def _exchange(pool: RequestPool, url: str, running: int, rounds: int, toke
         await pool.exchange(exchange)
         times.append(time.perf_counter() - start)
         if step % 50 == 0:  # keeps the gateway alive, so that events are written for it
-            await pool.heartbeat("gateway", step + running * rounds, {})
+            for gateway in gateways:
+                await pool.heartbeat(gateway, step + 1, {})
     server = (_processor_seconds(url) - before) / rounds
     await pool.release(SEAT, epoch)
     return Calls(times, server)

@@ -37,9 +37,16 @@ def test_the_plan_part_is_the_same_twice_and_draws(tmp_path):
 
 
 def test_an_exchange_costs_by_its_commits_and_tokens():
-    price = Price(exchange=100.0, commit=10.0, token=1.0)
+    price = Price(exchange=100.0, commit=10.0, token=1.0, gateway=1000.0)
     commits = [Commit("a", 0, [5]), Commit("b", 0, [5, 5, 5]), Commit("c", 0, [])]
-    assert price.of(Exchange("s", "e", 1, commits, Room(0, 0, 16))) == 100 + 30 + 2
+    exchange = Exchange("s", "e", 1, commits, Room(0, 0, 16))
+    assert price.of(exchange, gateways=2) == 100 + 30 + 2 + 2 * 1000
+    assert price.of(exchange, gateways=8) == 100 + 30 + 2 + 3 * 1000  # a gateway without a sequence hears nothing
+
+
+def test_a_gateway_for_each_processor_of_chunks():
+    load = plan.Load(running=64, iteration=0.020)
+    assert (load.gateways(1), load.gateways(10)) == (1, 5)  # 3,200 chunks a second of 0.133 ms
 
 
 def test_a_full_engine_gives_all_it_can_and_a_pool_with_too_many_does_not():

@@ -12,7 +12,7 @@ from tiny_models import make_tiny_model
 from load.bench.engine import __main__ as engine_bench
 from load.bench.engine.batches import RecordingEngine
 from load.bench.engine.floor import Span
-from load.bench.engine.rates import measure_rates, ways
+from load.bench.engine.rates import KERNEL, measure_rates, ways
 from load.bench.engine.sampling import KINDS, LIMITED
 from load.bench.engine.timing import Scale
 from load.workloads import paper
@@ -24,7 +24,6 @@ SHORT = Scale(
     window=0.0001,
     budget=0.0,
     row_counts=(1, 32),
-    cache=1 << 20,
     steps=4,
     times=1,
     sampler_batches=(3, 8),
@@ -72,10 +71,19 @@ def test_the_whole_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_measured_rates_are_plausible() -> None:
     """Any machine moves more than 10 MB and less than 100 TB per second, and so on."""
-    rates = measure_rates(torch.device("cpu"), torch.float32, 256, 512, SHORT)
+    rates = measure_rates(torch.device("cpu"), torch.float32, 256, 512, 1 << 22, SHORT)
     assert 1e7 < rates.bandwidth < 1e14
     assert [rate.rows for rate in rates.matrix] == [1, 32]
     assert all(1e6 < rate.operations < 1e15 for rate in rates.matrix)
+    assert rates.read == 1 << 22
+
+
+def test_the_engines_kernel_is_measured_but_is_no_rate_of_the_machine() -> None:
+    rates = measure_rates(torch.device("cpu"), torch.float32, 256, 512, 1 << 22, SHORT)
+    for rate in rates.matrix:
+        assert KERNEL in rate.reached
+        assert not rate.way.startswith(KERNEL)
+        assert rate.operations >= max(value for name, value in rate.reached.items() if name != KERNEL)
 
 
 def test_all_ways_to_multiply_give_the_same_product() -> None:
