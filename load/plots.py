@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 WIDTH, HEIGHT = 5.2, 4.2  # inches of a panel
 DPI = 130
+DENSE, SPARSE = (0, (1, 1.5)), (0, (1, 5))  # of dots
 CHARACTERS = 92  # of a note, below one panel
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -38,7 +39,7 @@ STYLE: dict[Any, Any] = {
 @dataclass(frozen=True, slots=True)
 class Line:
     """`dots`: no line, but a small dot for each point. `limit`: an x at which a dotted vertical line of the same colour
-    is drawn. `color`: one of matplotlib's; empty: the next of its cycle."""
+    is drawn, with fewer dots if the line is dashed. `color`: one of matplotlib's; empty: the next of its cycle."""
 
     label: str
     x: Sequence[float]
@@ -74,7 +75,7 @@ class Panel:
                 (drawn,) = axis.plot(line.x, line.y, kind, marker="o", markersize=3.5, label=line.label, **style)
                 style = {"color": drawn.get_color()}
             if line.limit is not None:
-                axis.axvline(line.limit, linestyle=":", linewidth=1, alpha=0.7, **style)
+                axis.axvline(line.limit, linestyle=SPARSE if line.dashed else DENSE, linewidth=1.2, **style)
         axis.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label)
         if self.log_x:
             axis.set_xscale("log")

@@ -65,5 +65,5 @@ def panel(
         replace(line, limit=one.peak, color=f"C{ends.index(one.label.rpartition(' ')[2])}")
         for line, one in zip(made.lines, curves, strict=True)
     ]
-    note = "Dotted: requests/s when all requests are there at once."
+    note = "Dotted, sparse for dashed lines: requests/s when all requests are there at once."
     return replace(made, lines=lines, y_most=None, log_x=False, log_y=log_y, note=note)
