@@ -52,14 +52,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One of the plots of a file. What lies above `y_most` is cut off. `marks`: texts beside vertical lines at an x.
-    `note`: a line below the plot."""
+    """One of the plots of a file. What lies above `y_most` is cut off; the x axis begins at `x_least`. `marks`: texts
+    beside vertical lines at an x. `note`: a line below the plot."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     y_most: float | None = None
+    x_least: float | None = None
     log_x: bool = False
     log_y: bool = False
     marks: Mapping[str, float] | None = None
@@ -92,6 +93,8 @@ class Panel:
             axis.annotate(
                 text, (x, 0.97), (4, 0), ("data", "axes fraction"), "offset points", color="#c0392b", va="top"
             )
+        if self.x_least is not None:
+            axis.set_xlim(left=self.x_least)
         axis.grid(color="#dddddd")
         if self.lines:
             axis.legend()

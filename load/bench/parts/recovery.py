@@ -131,6 +131,7 @@ async def kill(
 ) -> Kill:
     """Kill once each stream of `requests` has had `under_way` tokens, and wait for the streams' ends. Raises
     RuntimeError if the answer of one differs from the undisturbed one."""
+    pids = await asyncio.to_thread(VICTIMS[victim], server)
     streams = Streams(session, None, PATIENCE)
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(request)) for request in requests]
@@ -141,7 +142,8 @@ async def kill(
 
     await until(all_under_way, PATIENCE, every=0.01)
     held = sum(len(o.request.body["prompt"]) + _tokens(o) for o in outcomes)
-    pids = await asyncio.to_thread(VICTIMS[victim], server)
+    if ended := sum(bool(outcome.end) for outcome in outcomes):
+        raise RuntimeError(f"{ended} of {len(requests)} streams ended before the kill: they need more tokens")
     killed = Kill(time.monotonic(), time.time(), held, outcomes)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
