@@ -70,7 +70,7 @@ class Panel:
         for line in self.lines:
             style: dict[str, Any] = {"color": line.color} if line.color else {}
             if line.dots:
-                axis.plot(line.x, line.y, ".", markersize=3, alpha=0.35, label=line.label, **style)
+                axis.plot(line.x, line.y, ".", markersize=4, alpha=0.5, label=line.label, **style)
             else:
                 kind = "--" if line.dashed else "-"
                 (drawn,) = axis.plot(line.x, line.y, kind, marker="o", markersize=3.5, label=line.label, **style)
