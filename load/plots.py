@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 WIDTH, HEIGHT = 5.2, 4.2  # inches of a panel
 DPI = 130
+DENSE, SPARSE = (0, (1, 1.5)), (0, (1, 5))  # of dots
 CHARACTERS = 92  # of a note, below one panel
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -38,7 +39,7 @@ STYLE: dict[Any, Any] = {
 @dataclass(frozen=True, slots=True)
 class Line:
     """`dots`: no line, but a small dot for each point. `limit`: an x at which a dotted vertical line of the same colour
-    is drawn. `color`: one of matplotlib's; empty: the next of its cycle."""
+    is drawn, with fewer dots if the line is dashed. `color`: one of matplotlib's; empty: the next of its cycle."""
 
     label: str
     x: Sequence[float]
@@ -51,14 +52,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One of the plots of a file. What lies above `y_most` is cut off. `marks`: texts beside vertical lines at an x.
-    `note`: a line below the plot."""
+    """One of the plots of a file. What lies above `y_most` is cut off; the x axis begins at `x_least`. `marks`: texts
+    beside vertical lines at an x. `note`: a line below the plot."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     y_most: float | None = None
+    x_least: float | None = None
     log_x: bool = False
     log_y: bool = False
     marks: Mapping[str, float] | None = None
@@ -68,13 +70,13 @@ class Panel:
         for line in self.lines:
             style: dict[str, Any] = {"color": line.color} if line.color else {}
             if line.dots:
-                axis.plot(line.x, line.y, ".", markersize=3, alpha=0.35, label=line.label, **style)
+                axis.plot(line.x, line.y, ".", markersize=4, alpha=0.5, label=line.label, **style)
             else:
                 kind = "--" if line.dashed else "-"
                 (drawn,) = axis.plot(line.x, line.y, kind, marker="o", markersize=3.5, label=line.label, **style)
                 style = {"color": drawn.get_color()}
             if line.limit is not None:
-                axis.axvline(line.limit, linestyle=":", linewidth=1, alpha=0.7, **style)
+                axis.axvline(line.limit, linestyle=SPARSE if line.dashed else DENSE, linewidth=1.2, **style)
         axis.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label)
         if self.log_x:
             axis.set_xscale("log")
@@ -91,6 +93,8 @@ class Panel:
             axis.annotate(
                 text, (x, 0.97), (4, 0), ("data", "axes fraction"), "offset points", color="#c0392b", va="top"
             )
+        if self.x_least is not None:
+            axis.set_xlim(left=self.x_least)
         axis.grid(color="#dddddd")
         if self.lines:
             axis.legend()

@@ -15,7 +15,7 @@ from load.plots import Panel
 from load.trace import Answer, Request
 
 LOADS = (0.4, 0.7, 0.9)  # shares of the most that a configuration serves
-LEAST = 12  # requests of a trace
+LEAST = 16  # requests of a trace
 LATENCY = "median normalized latency, ms/token"
 
 
@@ -65,5 +65,5 @@ def panel(
         replace(line, limit=one.peak, color=f"C{ends.index(one.label.rpartition(' ')[2])}")
         for line, one in zip(made.lines, curves, strict=True)
     ]
-    note = "Dotted: requests/s when all requests are there at once."
-    return replace(made, lines=lines, y_most=None, log_x=False, log_y=log_y, note=note)
+    note = "Dotted: the most that each serves, with all requests there at once (sparse dots: dashed lines)."
+    return replace(made, lines=lines, y_most=None, x_least=0.0, log_x=False, log_y=log_y, note=note)

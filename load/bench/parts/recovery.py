@@ -28,7 +28,7 @@ ROUNDS = 3
 STREAMS = 16
 PROMPTS = (24, 270, 500)  # tokens
 OUTPUT = 40  # tokens of every answer
-UNDER_WAY = 8  # events of each stream before the kill
+UNDER_WAY = 8  # tokens of each stream before the kill
 PATIENCE = 120.0  # seconds
 MOMENTS = ("noticed", "acquired", "attached", "first_iteration")
 PHASES = ("detection", "seat", "attachment", "recomputation")
@@ -129,19 +129,21 @@ async def kill(
     undisturbed: Streams,
     under_way: int,
 ) -> Kill:
-    """Kill once each stream of `requests` has had `under_way` events, and wait for the streams' ends. Raises
+    """Kill once each stream of `requests` has had `under_way` tokens, and wait for the streams' ends. Raises
     RuntimeError if the answer of one differs from the undisturbed one."""
+    pids = await asyncio.to_thread(VICTIMS[victim], server)
     streams = Streams(session, None, PATIENCE)
     streams.expected = undisturbed.expected
     tasks = [asyncio.create_task(streams.run(request)) for request in requests]
     outcomes = streams.outcomes
 
     def all_under_way() -> bool:
-        return len(outcomes) == len(requests) and all(len(outcome.arrivals) >= under_way for outcome in outcomes)
+        return len(outcomes) == len(requests) and all(_tokens(outcome) >= under_way for outcome in outcomes)
 
     await until(all_under_way, PATIENCE, every=0.01)
-    held = sum(len(o.request.body["prompt"]) + len(o.answer.choices[0].token_ids) for o in outcomes)
-    pids = await asyncio.to_thread(VICTIMS[victim], server)
+    held = sum(len(o.request.body["prompt"]) + _tokens(o) for o in outcomes)
+    if ended := sum(bool(outcome.end) for outcome in outcomes):
+        raise RuntimeError(f"{ended} of {len(requests)} streams ended before the kill: they need more tokens")
     killed = Kill(time.monotonic(), time.time(), held, outcomes)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -154,3 +156,7 @@ async def kill(
 def longest_gap(at: float, outcomes: list[Outcome]) -> float:
     """The longest time between two tokens of a stream of which the second came after `at`, in seconds."""
     return max(after - before for outcome in outcomes for before, after in pairwise(outcome.arrivals) if after > at)
+
+
+def _tokens(outcome: Outcome) -> int:
+    return sum(len(choice.token_ids) for choice in outcome.answer.choices.values())

@@ -21,7 +21,7 @@ HELP = "streams through a kill: time between tokens over time"
 STREAMS, PROMPT = 8, 64
 RATE = 20  # tokens of each stream for each second of `Bench.seconds`
 LEAST = 120  # tokens of each stream
-UNDER_WAY = 40  # events of each stream before the kill
+UNDER_WAY = 40  # tokens of each stream before the kill
 VICTIMS = ("engine", "scheduler")
 BEFORE, AFTER = 1.5, 3.0  # seconds that the plot shows
 TITLE = f"{STREAMS} streams; each answer is the undisturbed one"
@@ -74,7 +74,6 @@ def plots(found: Found) -> Plots:
                 "seconds after the kill",
                 "ms since the token before",
                 lines,
-                log_y=True,
                 marks={"SIGKILL": 0.0},
             )
         )
@@ -83,7 +82,7 @@ def plots(found: Found) -> Plots:
 
 def _shown(stream: list[float]) -> list[tuple[float, float]]:
     """The tokens that the plot shows, with the seconds since the one before."""
-    return [(after, max(after - before, 1e-4)) for before, after in pairwise(stream) if -BEFORE <= after <= AFTER]
+    return [(after, after - before) for before, after in pairwise(stream) if -BEFORE <= after <= AFTER]
 
 
 def cells(killed: Kill) -> dict[str, float]:

@@ -21,7 +21,7 @@ from load.evaluation.rates import LOADS, to_json
 from load.evaluation.results import EARLIER, Clock, Result, read, save
 from load.in_process import Setup, run_in_process
 from load.options import Options
-from load.trace import HttpRequest, Request
+from load.trace import Answer, HttpRequest, Request
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.messages import EngineFigures
@@ -127,9 +127,20 @@ def test_a_short_request_leaves_its_place_under_iteration_level_scheduling_only(
 
 def test_users_send_all_requests_one_after_the_other(bench: Bench) -> None:
     requests = [Request([5] * 8, 4) for _ in range(3 * article.USERS)]
-    outcome = asyncio.run(article.closed_loop(bench, article.SETUPS["Orca"], requests))
-    assert outcome.throughput > 0
-    assert outcome.gap_p50 <= outcome.gap_p99
+    answers = asyncio.run(article.closed_loop(bench, article.SETUPS["Orca"], requests))
+    assert len(answers) == len(requests)
+    running = [
+        sum(one.arrived < other.times[-1] and other.arrived <= one.arrived for other in answers) for one in answers
+    ]
+    assert max(running) <= article.USERS
+
+
+def test_the_times_of_users_are_between_tokens_and_to_the_first() -> None:
+    request = Request([5], 3)
+    answers = [Answer(request, 0.0, [1] * 3, [0.5, 0.6, 1.0]), Answer(request, 1.0, [1] * 3, [1.1, 1.2, 2.0])]
+    assert article.cells(answers) == pytest.approx(
+        dict(zip((*article.COLUMNS, article.LONGEST), (3.0, 400.0, 800.0, 500.0, 800.0), strict=True))
+    )
 
 
 def test_what_a_kill_did_is_read_from_the_arrivals() -> None:
