@@ -101,7 +101,6 @@ class Engine:
         if contents:
             decoder, cache = contents
             pages = BlockPages([*cache.keys, *cache.values])
-            pages.back([0])  # and those beside it, so that the first requests need not wait for it
         else:
             decoder = load(zeros)
             cache, pages = make(decoder, zeros), None

@@ -12,7 +12,8 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from threading import Thread
 from typing import Any
 
 import torch
@@ -86,27 +87,54 @@ def available() -> bool:
 
 
 class BlockPages:
-    """Gives KV blocks huge pages when requests first get the blocks."""
+    """Gives KV blocks huge pages as requests get the blocks.
 
-    def __init__(self, stores: Iterable[torch.Tensor]) -> None:
-        """`stores` [blocks, ...] lie in shared memory."""
-        self._stores = [(store.data_ptr(), store[0].nbytes) for store in stores]
+    The kernel takes milliseconds for each page, so a thread asks for those of the blocks that are likely to be next.
+    A block that is written sooner lies in small pages until then.
+    """
+
+    AHEAD = 128  # blocks
+
+    def __init__(self, stores: Sequence[torch.Tensor]) -> None:
+        """`stores` [blocks, ...] lie in shared memory. The pages of the first blocks are huge when this returns."""
+        self._stores = stores
+        self._places = [(store.data_ptr(), store[0].nbytes) for store in stores]
+        self._last = len(stores[0]) - 1
         self._blocks: set[int] = set()
         self._pages: set[int] = set()
+        for page in self._new_pages([0]):
+            collapse(page * HUGE_PAGE, HUGE_PAGE)
 
-    def back(self, blocks: Iterable[int]) -> None:
-        """Must be called before the blocks are written."""
+    def back(self, blocks: Sequence[int]) -> Thread | None:
+        """Requests get these blocks. Returns the thread that asks for more pages, if it has to."""
+        new = [block for block in blocks if block not in self._blocks]
+        pages = self._new_pages([*new, *(min(block + self.AHEAD, self._last) for block in new)])
+        if not pages:
+            return None
+        thread = Thread(target=_collapse_each, args=(pages, self._stores), daemon=True)
+        thread.start()
+        return thread
+
+    def _new_pages(self, blocks: Iterable[int]) -> list[int]:
+        """The pages of these blocks in all stores, each once."""
+        pages: list[int] = []
         for block in blocks:
-            if block not in self._blocks:
-                self._blocks.add(block)
-                for address, size in self._stores:
-                    self._back(address + block * size, size)
+            if block in self._blocks:
+                continue
+            self._blocks.add(block)
+            for first, size in self._places:
+                address = first + block * size
+                for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE)):
+                    if page not in self._pages:
+                        self._pages.add(page)
+                        pages.append(page)
+        return pages
 
-    def _back(self, address: int, size: int) -> None:
-        for page in range(address // HUGE_PAGE, -(-(address + size) // HUGE_PAGE)):
-            if page not in self._pages:
-                self._pages.add(page)
-                collapse(page * HUGE_PAGE, HUGE_PAGE)
+
+def _collapse_each(pages: Iterable[int], memory: object) -> None:
+    """`memory` is only held: it stays mapped until this returns."""
+    for page in pages:
+        collapse(page * HUGE_PAGE, HUGE_PAGE)
 
 
 def _mmap(*arguments: Any) -> int:

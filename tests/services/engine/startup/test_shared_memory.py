@@ -114,18 +114,21 @@ def test_without_huge_pages_nothing_is_shared(
 
 
 @needs_huge_pages
-def test_blocks_that_requests_get_lie_in_huge_pages() -> None:
+def test_blocks_that_requests_get_lie_in_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, 4 * HUGE_PAGE)
     memory = map_shared(descriptor, 4 * HUGE_PAGE)
     os.close(descriptor)
     store = torch.frombuffer(memory, dtype=torch.uint8).view(8, HUGE_PAGE // 2)
+    monkeypatch.setattr(BlockPages, "AHEAD", 2)
     pages = BlockPages([store])
-    pages.back([1, 6])
     assert not store.any()  # reads all pages, which makes none huge
-    assert _huge(store) == 2 * HUGE_PAGE
-    pages.back([6, 7, 5])
-    assert _huge(store) == 3 * HUGE_PAGE
+    assert _huge(store) == HUGE_PAGE
+    for blocks, huge in (([1], 2), ([5, 4], 4), ([7, 3], 4)):  # with those that are two blocks ahead
+        if thread := pages.back(blocks):
+            thread.join()
+        assert not store.any()
+        assert _huge(store) == huge * HUGE_PAGE
 
 
 @needs_huge_pages
