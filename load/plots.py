@@ -78,6 +78,7 @@ class Panel:
             if line.limit is not None:
                 axis.axvline(line.limit, linestyle=SPARSE if line.dashed else DENSE, linewidth=1.2, **style)
         axis.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label)
+        axis.margins(y=0.15 if self.marks else 0.05)  # room for their texts
         if self.log_x:
             axis.set_xscale("log")
         if self.log_y:

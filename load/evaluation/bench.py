@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from load.bench.figures import Figures
 from load.in_process import Engine, Setup, run_in_process
 from load.options import Options, load_engine
 from load.plots import Bars, Panel
-from load.server import OrcaServer
+from load.server import READY, OrcaServer, until
 from load.workloads import single
 from services.scheduling import Knobs
 
@@ -55,8 +56,9 @@ class Bench:
 
     @contextmanager
     def server(self, *flags: str) -> Iterator[OrcaServer]:
-        """`orca serve` on the model with these flags, ready."""
+        """`orca serve` on the model with these flags, ready, with its spares: it starts nothing more."""
         self.release()
         model = ["--model", self.options.model, "--device", self.options.device, "--dtype", self.options.dtype]
         with TemporaryDirectory() as folder, OrcaServer(Path(folder), *model, *flags) as server:
+            asyncio.run(until(server.has_spares, READY))
             yield server

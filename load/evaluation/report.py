@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from load.bench.figures import Figures, cell
@@ -43,18 +42,21 @@ def section(about: str, result: Result, earlier: Result | None, plots: list[str]
 
 
 def tables(figures: Figures, earlier: Figures) -> list[str]:
-    """Each table with its title. A cell has the figure and, in brackets, the earlier one if there is one."""
+    """Each table with its title. A cell has the figure and, in brackets, the earlier one if there is one. Columns of
+    whole numbers have no decimals."""
     found = []
     for title, rows in figures.items():
         columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
         before = earlier.get(title, {})
-        body = [
-            [row, *(_cell(cells, before.get(row, {}), column) for column in columns)] for row, cells in rows.items()
-        ]
+        counts = {name for name in columns if all(cells.get(name, 0.0).is_integer() for cells in rows.values())}
+        body = []
+        for row, cells in rows.items():
+            pairs = [(cells.get(name), before.get(row, {}).get(name), name in counts) for name in columns]
+            body.append([row, *(_cell(*pair) for pair in pairs)])
         found.append(f"{title}:\n\n{table(['', *columns], body)}")
     return found
 
 
-def _cell(cells: Mapping[str, float], earlier: Mapping[str, float], column: str) -> str:
-    now, before = ([found[column]] if column in found else [] for found in (cells, earlier))
-    return f"{cell(now)} ({cell(before)})" if before else cell(now)
+def _cell(now: float | None, before: float | None, count: bool) -> str:
+    shown, earlier = ("-" if value is None else f"{value:,.0f}" if count else cell([value]) for value in (now, before))
+    return shown if before is None else f"{shown} ({earlier})"

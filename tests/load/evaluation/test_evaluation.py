@@ -151,9 +151,9 @@ def test_what_a_kill_did_is_read_from_the_arrivals() -> None:
 
 def test_the_figures_of_the_run_before_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first: Figures = {"T": {"a": {"x": 100.0}}}
-    second: Figures = {"T": {"a": {"x": 200.0, "y": 3.0}, "b": {"x": 7.0}}}
+    second: Figures = {"T": {"a": {"x": 200.0, "y": 0.5}, "b": {"x": 7.0}}}
     assert report.tables(second, first) == [
-        "T:\n\n|  | x | y |\n| --- | ---: | ---: |\n| a | 200 (100) | 3.00 |\n| b | 7.00 | - |"
+        "T:\n\n|  | x | y |\n| --- | ---: | ---: |\n| a | 200 (100) | 0.500 |\n| b | 7 | - |"
     ]
     over = over_http.RATES
     for speed in (390.0, 410.0):
