@@ -11,8 +11,8 @@ BROWSER = "tests/browser/"
 
 
 class ServersTogether(LoadFileScheduling):
-    """One process runs all files that start servers, one after the other, and one those that need a browser, which it
-    starts once; the others take a file at a time."""
+    """One process runs all files that start servers, one after the other, and one those that need a browser; the
+    others take a file at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

@@ -30,8 +30,9 @@ CHROMIUM = next(
 AXE = "4.11.0"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Playwright runs an event loop in this thread while it is open, and tests of other files need their own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if not CHROMIUM:
         pytest.skip("no Chromium on the PATH")

@@ -25,7 +25,6 @@ SHORT = GpuScale(
     window=0.0001,
     budget=0.0,
     row_counts=ROW_COUNTS,
-    cache=1 << 20,
     steps=4,
     times=1,
     sampler_batches=(3,),
