@@ -34,6 +34,8 @@ class Terminal:
         self._end, theirs = pty.openpty()
         self.resize(100, 30)
         environment = os.environ | {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+        for size in ("COLUMNS", "LINES"):  # they would go before the size of the terminal
+            environment.pop(size, None)
         self.process = subprocess.Popen(
             [*COMMAND, url], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
         )
