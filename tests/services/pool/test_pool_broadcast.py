@@ -164,8 +164,9 @@ async def test_schedulers_publish_while_they_are_asked_to(broadcasts):
         await watched(recorder, True)
         iteration = script.select()
         recorder.started(iteration)
-        script.finish()
-        recorder.finished(iteration, 0.01)
+        result = script.result_of(iteration)
+        script.scheduler.update(result)
+        recorder.finished(iteration, result, 0.01)
         batch = FrameBatch.unpack(await listener.next())
         assert (batch.engine, batch.epoch, [request.id for request in batch.requests]) == ("c/0", "e1", ["a"])
         publisher._until = 0.0  # as if nobody had asked for long
