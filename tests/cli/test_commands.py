@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -224,7 +225,16 @@ def test_a_port_in_use_is_reported_before_anything_starts(host: str) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"port={port}, host={host}: Address already in use"):
             _check_port(Settings(host=host, port=port))
-    _check_port(Settings(host=host, port=port))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_free_port_is_not_reported(host: str) -> None:
+    for _ in range(20):  # another process may take the port after it was found free
+        with socket.create_server((host, 0)) as found:
+            port = found.getsockname()[1]
+        with contextlib.suppress(SettingsError):
+            return _check_port(Settings(host=host, port=port))
+    pytest.fail("each free port is reported as in use")
 
 
 def test_a_host_that_is_no_address_is_reported() -> None:
