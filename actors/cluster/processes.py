@@ -19,6 +19,8 @@ from services.settings.addresses import in_url, is_loopback
 
 KILL_TIMEOUT = 10.0  # seconds a killed process may take to disappear
 POLL = 0.01
+EXEC_TIMEOUT = 1.0  # seconds
+EXEC_POLL = 0.001
 LISTEN = "0A"  # the state in /proc/net/tcp
 
 log = logging.getLogger(__name__)
@@ -30,9 +32,24 @@ def processes_of(folder: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+            if mark in _environment(entry).split(b"\0") and int(entry.name) != os.getpid():
                 found[int(entry.name)] = (entry / "comm").read_text().strip()
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """The environment with which `process`, a folder of /proc, was started.
+
+    While a process is being replaced by `execve`, it has an executable file, but no arguments and no environment yet:
+    wait for those at most `EXEC_TIMEOUT` seconds.
+    """
+    deadline = time.monotonic() + EXEC_TIMEOUT
+    while not (environment := (process / "environ").read_bytes()):
+        os.readlink(process / "exe")  # fails for zombies and threads of the kernel, which have no environment either
+        if (process / "cmdline").read_bytes() or time.monotonic() > deadline:
+            break
+        time.sleep(EXEC_POLL)
+    return environment
 
 
 def end_processes_of(folder: Path) -> None:

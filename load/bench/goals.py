@@ -11,7 +11,7 @@ import itertools
 import json
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from load.bench import beside_vllm
 from load.bench.figures import Figures, cell, report, values
 from load.bench.parts import gaps, over_http, plane, recovery, start
 from load.options import Options, add_model, add_numerics
+from load.options import parser as part_parser
 from load.report import machine, table
 from services.progress import Bar
 
@@ -140,9 +141,8 @@ def _load(file: Path | None) -> Rounds:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser("python -m load.bench.goals", description=__doc__)
-    parts: Sequence[str] = [*PARTS, VLLM]
-    parser.add_argument("--part", action="append", choices=parts, help="measure only this part; may be repeated")
+    abouts = {name: (part.__doc__ or "").partition("\n")[0] for name, part in PARTS.items()}
+    parser = part_parser("load.bench.goals", __doc__ or "", abouts | {VLLM: "vLLM's server with the same client"})
     parser.add_argument("--rounds", type=int, default=3, help="0: only print what --json has")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the measured rounds, to which these are added")
     parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="an interpreter that has vLLM")

@@ -137,7 +137,7 @@ class OpenAIUser(FastHttpUser):
 
     def asks(self, content: Content, conversation: list[dict[str, str]]) -> dict[str, Any]:
         """The fields of a body that depend on the route. Raises ValueError if it cannot send this."""
-        raise NotImplementedError
+        raise NotImplementedError  # not an abstract method, as Locust's metaclass is not that of abstract classes
 
     def check(self, answer: StreamedAnswer) -> None:
         """Raise StreamError unless the answer is whole."""

@@ -6,12 +6,14 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from load.server import ROOT, OrcaServer
+from tests.load.locust_run import run_locust
 
 pytestmark = pytest.mark.cluster
 
@@ -63,3 +65,10 @@ def test_the_message_without_a_server() -> None:
 def test_live_and_ready(server: OrcaServer) -> None:
     assert httpx.get(server.url + "/health").status_code == 200
     assert httpx.get(server.url + "/ready").status_code == 200
+
+
+def test_all_kinds_of_locust_users_get_whole_answers(server: OrcaServer, tmp_path: Path) -> None:
+    kinds = ["ChatUser", "CompletionUser", "UnstreamedChatUser", "UnstreamedCompletionUser", "ToolUser"]
+    kinds += ["ResumingChatUser", "ResumingCompletionUser"]
+    run = run_locust(server.url, tmp_path, "--max-tokens", "24", *kinds, requests=14, users=7)
+    assert (run.exit_code, run.aggregated, run.failures, run.exceptions) == (0, 14, [], []), run.output

@@ -1,18 +1,22 @@
-"""RecentOverviews: latencies and rates of the last seconds, of the differences of counters."""
+"""The `state` event, from the differences of counters; and the recorded sample, with all events that a page shows."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 
 import pytest
 
+from services.live.frames import Work
 from services.live.state import GAP, TOKENS, TTFT, WINDOW, RecentOverviews
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.metrics.declared import HISTOGRAMS
 from services.overview import Overview, Seat
 
+SAMPLE = Path(__file__).parent / "data" / "live_sample.jsonl"  # which tests of the page replay
 FIGURES = EngineFigures("m", 100, 50, 16, 100, "n")
 
 
@@ -99,3 +103,27 @@ def test_the_state_of_engines(demo: bool) -> None:
     }
     assert (second["alive"], second["ready"], second["epoch"], second["blocks"]) == (False, False, None, 0)
     assert (state["at"], state["waiting"], state["running"], state["gateways"]) == (1500, 3, 4, 2)
+
+
+def test_the_sample_has_all_that_a_page_shows() -> None:
+    events = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
+    described: dict[str, dict[str, object]] = {}
+    steps, works, ended, preempted = [], set[str](), dict[str, str](), set[int]()
+    for event in events:
+        if event["event"] == "state":
+            assert [engine["name"] for engine in event["data"]["engines"]] == ["c/0"]
+            continue
+        assert event["event"] == "iterations"
+        described |= event["data"]["requests"]
+        for frame in event["data"]["iterations"]:
+            steps.append(frame["step"])
+            assert {str(n) for n, _, _ in frame["requests"]} <= set(described) - set(ended)
+            works |= {work for _, _, work in frame["requests"]}
+            ended |= {str(n): reason for n, reason in frame["ended"]}
+            preempted |= set(frame["preempted"])
+    assert steps == list(range(1, len(steps) + 1))
+    assert works == set(Work)
+    assert ended.keys() == described.keys()
+    assert set(ended.values()) == {"length", "cancelled"}
+    assert preempted
+    assert len({"id" in request for request in described.values()}) == 2
