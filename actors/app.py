@@ -67,7 +67,13 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
         "logging_config": serve_logs(settings),
     }
     first = count(settings)
-    scheduler: Any = serve.deployment(SchedulerReplica, name="scheduler", num_replicas=first["scheduler"], **common)
+    scheduler: Any = serve.deployment(
+        SchedulerReplica,
+        name="scheduler",
+        num_replicas=first["scheduler"],
+        user_config={"engines": settings.engines},  # Serve tells running replicas of another number
+        **common,
+    )
     gateway: Any = serve.deployment(
         GatewayReplica,
         name="gateway",
