@@ -18,8 +18,8 @@ import ray
 from actors.liveness import Lifeline
 from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
-from actors.replica import find_model, listen_on_node_address, open_pool
-from actors.seat import take_seat
+from actors.replica import find_model, listen_on_node_address, open_shards
+from actors.seat import of_seat, take_seat
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
@@ -41,7 +41,7 @@ class SchedulerReplica:
         listen_on_node_address()
         self._settings = load(**values)
         configure(self._settings, "scheduler")
-        self._pool: RequestPool | None = None
+        self._pools: list[RequestPool] = []
         self._ownership: Ownership | None = None
         self._draining = False
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -57,7 +57,7 @@ class SchedulerReplica:
             return
         if self._life.done():
             raise RuntimeError(f"the scheduler ended: {self._life.exception()!r}")
-        silence = time.monotonic() - self._pool.last_call if self._pool else 0.0
+        silence = time.monotonic() - max(pool.last_call for pool in self._pools) if self._pools else 0.0
         if silence > STANDSTILL + 2 * self._settings.lease:
             raise RuntimeError(f"the scheduler has done nothing for {silence:.0f} s")
 
@@ -76,21 +76,23 @@ class SchedulerReplica:
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
-        self._pool = open_pool(settings, model)
+        self._pools = [shard.pool for shard in open_shards(settings, model)]
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
-        own = settings, self._pool, model, text, counters, IterationCost(), node, lifeline, tracer
-        context = SchedulerContext(*own)
+        cost = IterationCost()
         engine_lost_at: float | None = None
         try:
             while not self._draining:
-                seat = await take_seat(self._pool, cluster, settings.engines, owner, settings.lease)
+                seat = await take_seat(self._pools, cluster, settings.engines, owner, settings.lease)
+                pool = of_seat(self._pools, seat.index)
+                context = SchedulerContext(settings, pool, model, text, counters, cost, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
                 engine_lost_at = await self._ownership.run()
                 self._ownership = None
         finally:
-            await self._pool.close()
+            for pool in self._pools:
+                await pool.close()
             if tracer:
                 await asyncio.to_thread(tracer.close)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from actors.liveness import watch
 from services.errors import PoolUnavailable, StaleEpoch
 from services.messages import Exchange, ExchangeReply, Room, SeatGrant
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,14 @@ class Exchanges(Protocol):
     async def exchange(self, exchange: Exchange) -> ExchangeReply: ...
 
 
-async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, lease: float) -> Seat:
-    """Take the first free seat of the `engines` seats of this cluster. While all are held, or the pool's server is
-    away, the caller is a spare and waits.
+def of_seat(shards: Sequence[T], index: int) -> T:
+    """The shard of the seat `index`: seats are dealt to the shards in turn."""
+    return shards[index % len(shards)]
+
+
+async def take_seat(pools: Sequence[Acquires], cluster: str, engines: int, owner: str, lease: float) -> Seat:
+    """Take the first free seat of the `engines` seats of this cluster, each in its pool (`of_seat`). While all are
+    held, or the server of their pool is away, the caller is a spare and waits.
 
     A seat is free when its owner has released it, when its lease (seconds) has expired, or as soon as the owner's
     process is dead. `owner` is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its
@@ -54,19 +61,21 @@ async def take_seat(pool: Acquires, cluster: str, engines: int, owner: str, leas
     holders = SeatHolders(node=owner.rpartition(":")[0])
     try:
         while True:
+            away: list[Acquires] = []
             for index in range(engines):
                 name, noticed = f"{cluster}/{index}", time.time()
+                if (pool := of_seat(pools, index)) in away:
+                    continue
                 try:
                     grant = await pool.acquire(name, owner, lease, holders.dead_epoch(name))
                 except PoolUnavailable as error:
                     log.warning("waiting for the pool: %s", error)
-                    await asyncio.sleep(lease / 3)
-                    break
+                    away.append(pool)
+                    continue
                 if grant.granted:
                     return Seat(name, index, grant.epoch, noticed, time.time())
                 holders.watch(name, grant)
-            else:
-                await holders.wait(lease / 3)
+            await holders.wait(lease / 3)
     finally:
         holders.close()
 
@@ -96,9 +105,11 @@ class SeatHolders:
     async def wait(self, timeout: float) -> None:
         """Wait until a holder is dead, for at most `timeout` seconds. Returns at once if one is dead already: it may
         have died while the pool was asked for its seat."""
-        await asyncio.wait(
-            [death for _, death in self._watches.values()], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
+        deaths = [death for _, death in self._watches.values()]
+        if deaths:
+            await asyncio.wait(deaths, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(timeout)
 
     def close(self) -> None:
         for _, death in self._watches.values():

@@ -20,7 +20,7 @@ SHORT = 1.5
 
 
 def spare(pool: RequestPool, seats: int, lease: float, owner: str = f"{HERE}:1/1") -> asyncio.Task[Seat]:
-    return asyncio.create_task(take_seat(pool, "c", seats, owner, lease))
+    return asyncio.create_task(take_seat([pool], "c", seats, owner, lease))
 
 
 async def still_waits(*spares: asyncio.Task[Seat]) -> None:
