@@ -52,7 +52,7 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     that other machines could use without an API key.
     """
     settings = load(**args)
-    if not settings.redis_url:
+    if not settings.shards:
         raise SettingsError("redis_url: the processes of a cluster share a pool; set the URL of its server")
     if "@" in args.get("redis_url", ""):
         raise SettingsError("redis_url: Serve shows its args; use ORCA_REDIS_URL or redis_url_file for a password")

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.replica import find_model, listen_on_node_address, open_pool
+from actors.replica import find_model, listen_on_node_address, open_shards
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
 from services.logs import configure
@@ -31,6 +31,6 @@ class GatewayReplica:
         folder, info = find_model(settings)
         name = settings.served_model_name or folder.name
         model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
-        app = create_app(open_pool(settings, info), model, settings, echo_request_id=False)
+        app = create_app(open_shards(settings, info), model, settings, echo_request_id=False)
         prepare_process()
         return app

@@ -10,6 +10,7 @@ from services.models import ModelInfo, resolve
 from services.models.pin import pinned_info
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT, RequestPool
+from services.pool.shards import PoolShard
 from services.settings.settings import Settings
 from services.settings.tenants import TenantLimits
 
@@ -42,15 +43,21 @@ def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
     return folder, pinned_info(settings.model, folder, settings.cache_dir)
 
 
-def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
-    """The pool of these settings, not connected yet.
+def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:
+    """The pools of these settings, not connected yet.
 
     A pool serves one model, so its name contains the model's revision: neither a server that is started again with
     another model nor a second one on the same pool server runs the other's requests. The name also contains the
-    version of the key layout: a build with another layout could not read the keys.
+    version of the key layout, since a build with another layout could not read the keys, and the number of the shard,
+    so that shards may share a server and, in Redis Cluster, have slots of their own.
     """
-    kind = "null" if settings.null_engine else model.revision
-    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{LAYOUT}.{kind}", limits_of(settings))
+    kind, limits = "null" if settings.null_engine else model.revision, limits_of(settings)
+    name = f"{settings.pool}.{LAYOUT}.{kind}"
+    names = {shard.number: f"{name}.{shard.number}" if shard.number else name for shard in settings.shards}
+    return [
+        PoolShard(RequestPool(shard.url, names[shard.number], limits), shard.number, shard.state)
+        for shard in settings.shards
+    ]
 
 
 def limits_of(settings: Settings) -> Limits:

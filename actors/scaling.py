@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import ray
@@ -41,22 +41,27 @@ class Engines(Protocol):
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
 
 
-async def want_engines(pool: Scales, cluster: str, engines: int) -> None:
-    """Let a cluster have this number of engines. Raises UsageError for less than one, and PoolUnavailable."""
-    if engines < 1:
-        raise UsageError(f"a cluster needs at least 1 engine, not {engines}")
-    await pool.scale(cluster, engines)
+async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> None:
+    """Let a cluster have this number of engines, which are dealt to the pools in turn. Raises UsageError for less than
+    one for each pool, and PoolUnavailable if a pool is away; the others have the number then."""
+    if engines < len(pools):
+        raise UsageError(f"a cluster needs at least {len(pools)} engine(s), one for each pool, not {engines}")
+    told = await asyncio.gather(*(pool.scale(cluster, engines) for pool in pools), return_exceptions=True)
+    for error in told:
+        if error:
+            raise error
 
 
-async def wanted_engines(pool: Scales, cluster: str) -> int | None:
-    """The number of engines that a cluster is to have; None while no scheduler of it has reached the pool."""
-    return (await pool.overview()).wanted.get(cluster)
+async def wanted_engines(pools: Sequence[Scales], cluster: str) -> int | None:
+    """The number of engines that a cluster is to have; None while no scheduler of it has reached a pool."""
+    overviews = await asyncio.gather(*(pool.overview() for pool in pools))
+    return max((overview.wanted.get(cluster, 0) for overview in overviews), default=0) or None
 
 
-def scheduler_replicas(seats: ClusterSeats) -> int:
-    """The schedulers that a cluster needs: one for each engine that it is to have, or has until it is removed, and a
-    spare."""
-    return max(seats.wanted, len(seats.indices)) + 1
+def scheduler_replicas(pools: Sequence[ClusterSeats]) -> int:
+    """The schedulers that a cluster with these seats in its pools needs: one for each engine that it is to have, or has
+    until it is removed, and a spare."""
+    return max(max(seats.wanted for seats in pools), sum(len(seats.indices) for seats in pools)) + 1
 
 
 async def announce(pool: Engines, cluster: str, configured: int, pause: float) -> None:
@@ -71,7 +76,7 @@ async def announce(pool: Engines, cluster: str, configured: int, pause: float) -
             await asyncio.sleep(pause)
 
 
-async def follow(pool: Engines, cluster: str, configured: Callable[[], int], period: float) -> None:
+async def follow(pools: Sequence[Engines], cluster: str, configured: Callable[[], int], period: float) -> None:
     """Let Serve run as many schedulers as the cluster needs, looking every `period` seconds. To be called in a replica
     of their deployment, for which Serve has the number for the `configured` engines. Returns if Serve does not allow
     it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
@@ -80,7 +85,8 @@ async def follow(pool: Engines, cluster: str, configured: Callable[[], int], per
     while True:
         await asyncio.sleep(period)
         try:
-            needed = scheduler_replicas(await pool.engines(cluster, configured()))
+            seats = await asyncio.gather(*(pool.engines(cluster, configured()) for pool in pools))
+            needed = scheduler_replicas(seats)
             if needed != running or time.monotonic() - told_at > REFRESH:
                 await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed)
                 running, told_at = needed, time.monotonic()

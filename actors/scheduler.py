@@ -19,7 +19,7 @@ import ray
 from actors.liveness import Lifeline
 from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
-from actors.replica import find_model, listen_on_node_address, open_pool
+from actors.replica import find_model, listen_on_node_address, open_shards
 from actors.scaling import announce, follow
 from actors.seat import Seat, take_seat
 from services.background import keep_running, start
@@ -44,10 +44,11 @@ class SchedulerReplica:
         listen_on_node_address()
         self._settings = load(**values)
         configure(self._settings, "scheduler")
-        self._pool: RequestPool | None = None
+        self._pools: list[RequestPool] = []
         self._ownership: Ownership | None = None
         self._engines = 0  # in the configuration
         self._configured = asyncio.Event()  # set when the configuration was read
+        self._announced = asyncio.Event()  # set when the first pool was told of it
         self._draining = False
         self._life = asyncio.get_running_loop().create_task(self._live())
         self._life.add_done_callback(_log_end)
@@ -73,7 +74,7 @@ class SchedulerReplica:
             return
         if self._life.done():
             raise RuntimeError(f"the scheduler ended: {self._life.exception()!r}")
-        silence = time.monotonic() - self._pool.last_call if self._pool else 0.0
+        silence = time.monotonic() - max(pool.last_call for pool in self._pools) if self._pools else 0.0
         if silence > STANDSTILL + 2 * self._settings.lease:
             raise RuntimeError(f"the scheduler has done nothing for {silence:.0f} s")
 
@@ -92,24 +93,26 @@ class SchedulerReplica:
         node = ray.util.get_node_ip_address()
         cluster, lifeline = cluster_id(), Lifeline(node)
         owner = f"{lifeline.address}/{os.getpid()}"
-        self._pool = open_pool(settings, model)
+        self._pools = [shard.pool for shard in open_shards(settings, model)]
         counters = Counters(settings.metrics_tenants)
         tracer = await asyncio.to_thread(open_tracer, settings.otlp_traces_endpoint, "scheduler")
-        own = settings, self._pool, model, text, counters, IterationCost(), node, lifeline, tracer
-        context = SchedulerContext(*own)
+        cost = IterationCost()
         engine_lost_at: float | None = None
-        await self._announce(self._pool, cluster)
-        announcing = start(keep_running(partial(self._keep_announcing, self._pool, cluster)), "the configuration")
+        announcing = start(keep_running(partial(self._announce, cluster)), "the configuration")
+        await self._announced.wait()
         try:
             while not self._draining:
-                seat = await take_seat(self._pool, cluster, lambda: self._engines, owner, settings.lease)
+                seat = await take_seat(self._pools, cluster, lambda: self._engines, owner, settings.lease)
+                pool = self._pools[seat.shard]
+                context = SchedulerContext(settings, pool, model, text, counters, cost, node, lifeline, tracer)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
                 engine_lost_at = await self._own(self._ownership, seat, cluster)
                 self._ownership = None
         finally:
             announcing.cancel()
-            await self._pool.close()
+            for pool in self._pools:
+                await pool.close()
             if tracer:
                 await asyncio.to_thread(tracer.close)
 
@@ -117,23 +120,22 @@ class SchedulerReplica:
         """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
         if seat.index > 0:
             return await ownership.run()
-        assert self._pool
-        following = partial(follow, self._pool, cluster, lambda: self._engines, self._settings.lease / 3)
+        following = partial(follow, self._pools, cluster, lambda: self._engines, self._settings.lease / 3)
         task = start(keep_running(following), "the number of schedulers")
         try:
             return await ownership.run()
         finally:
             task.cancel()
 
-    async def _keep_announcing(self, pool: RequestPool, cluster: str) -> None:
+    async def _announce(self, cluster: str) -> None:
+        """Whenever the configuration was read, tell the pools its number of engines."""
         while True:
-            await self._announce(pool, cluster)
-
-    async def _announce(self, pool: RequestPool, cluster: str) -> None:
-        """Wait until the configuration was read, and tell the pool its number of engines."""
-        await self._configured.wait()
-        self._configured.clear()
-        await announce(pool, cluster, self._engines, self._settings.lease / 3)
+            await self._configured.wait()
+            self._configured.clear()
+            telling = [announce(pool, cluster, self._engines, self._settings.lease / 3) for pool in self._pools]
+            for told in asyncio.as_completed(telling):
+                await told
+                self._announced.set()
 
 
 def _log_end(life: asyncio.Task[None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class Seat:
     """A seat in the pool under one epoch; `call` is the number of its last exchange.
 
     `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it. If it is
-    `surplus`, its engine has to be removed.
+    `surplus`, its engine has to be removed. `shard` is the position of its pool among those of the process.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Seat:
     acquired: float = 0.0
     call: int = 0
     surplus: bool = False
+    shard: int = 0
 
 
 class Acquires(Protocol):
@@ -47,36 +48,43 @@ class Exchanges(Protocol):
     async def exchange(self, exchange: Exchange) -> ExchangeReply: ...
 
 
-async def take_seat(pool: Acquires, cluster: str, engines: Callable[[], int], owner: str, lease: float) -> Seat:
-    """Take the first free seat of this cluster: one of those that it is to have, else a surplus one, whose engine has
-    to be removed. While all are held, or the pool's server is away, the caller is a spare and waits.
+async def take_seat(
+    pools: Sequence[Acquires], cluster: str, engines: Callable[[], int], owner: str, lease: float
+) -> Seat:
+    """Take a free seat of this cluster: one of those that it is to have, which are dealt to the pools in turn, or a
+    surplus one, whose engine has to be removed. While all are held, or the servers of their pools are away, the caller
+    is a spare and waits.
 
     `engines` returns the configured number of engines, which counts while the pool has no other. A seat is free when
     its owner has released it, when its lease (seconds) has expired, or as soon as the owner's process is dead. `owner`
     is `<node>:<port of the lifeline>/<pid>`, and so is the owner of every other seat: its lifeline shows its death at
     once.
     """
-    holders = SeatHolders(node=owner.rpartition(":")[0])
+    holders = [SeatHolders(node=owner.rpartition(":")[0]) for _ in pools]
     try:
         while True:
-            try:
-                if seat := await _take_free(pool, cluster, engines(), owner, lease, holders):
-                    return seat
-            except PoolUnavailable as error:
-                log.warning("waiting for the pool: %s", error)
-                await asyncio.sleep(lease / 3)
-            else:
-                await holders.wait(lease / 3)
+            reached: list[SeatHolders] = []
+            for shard, pool in enumerate(pools):
+                try:
+                    seats = await pool.engines(cluster, engines())
+                    indices = [*range(shard, seats.wanted, len(pools)), *seats.surplus]
+                    if seat := await _take_free(pool, cluster, indices, owner, lease, holders[shard]):
+                        seat.shard = shard
+                        return seat
+                    reached.append(holders[shard])
+                except PoolUnavailable as error:
+                    log.warning("waiting for the pool: %s", error)
+            await first_death(reached, lease / 3)
     finally:
-        holders.close()
+        for one in holders:
+            one.close()
 
 
 async def _take_free(
-    pool: Acquires, cluster: str, engines: int, owner: str, lease: float, holders: SeatHolders
+    pool: Acquires, cluster: str, indices: Sequence[int], owner: str, lease: float, holders: SeatHolders
 ) -> Seat | None:
-    """The first seat that is free; None if all are held, by processes that `holders` then watches."""
-    seats = await pool.engines(cluster, engines)
-    names = {index: f"{cluster}/{index}" for index in (*range(seats.wanted), *seats.surplus)}
+    """The first of these seats that is free; None if all are held, by processes that `holders` then watches."""
+    names = {index: f"{cluster}/{index}" for index in indices}
     holders.keep(names.values())
     for index, name in names.items():
         noticed = time.time()
@@ -88,7 +96,7 @@ async def _take_free(
 
 
 class SeatHolders:
-    """Watches the processes that hold the seats for which a spare on the node `node` waits."""
+    """Watches the processes that hold the seats of a pool for which a spare on the node `node` waits."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -115,19 +123,24 @@ class SeatHolders:
         epoch, death = self._watches.get(seat, ("", None))
         return epoch if death and death.done() else None
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until a holder is dead, for at most `timeout` seconds. Returns at once if one is dead already: it may
-        have died while the pool was asked for its seat."""
-        deaths = [death for _, death in self._watches.values()]
-        if deaths:
-            await asyncio.wait(deaths, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(timeout)
+    @property
+    def deaths(self) -> list[asyncio.Task[None]]:
+        """A task for each holder, which ends with it."""
+        return [death for _, death in self._watches.values()]
 
     def close(self) -> None:
-        for _, death in self._watches.values():
+        for death in self.deaths:
             death.cancel()
         self._watches = {}
+
+
+async def first_death(holders: Iterable[SeatHolders], timeout: float) -> None:
+    """Wait until a holder is dead, for at most `timeout` seconds. Returns at once if one is dead already: it may have
+    died while the pool was asked for its seat."""
+    if deaths := [death for one in holders for death in one.deaths]:
+        await asyncio.wait(deaths, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(timeout)
 
 
 async def hold(pool: Exchanges, seat: Seat, lease: float, gauges: Callable[[], dict[str, float]] = dict) -> None:

@@ -106,7 +106,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
     else:
-        await _check_pool(url, say)
+        await asyncio.gather(*(_check_pool(shard.url, say) for shard in settings.shards))
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))

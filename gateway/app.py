@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -17,7 +17,7 @@ from gateway.answer.streaming import CLIENT_CLOSED_REQUEST
 from gateway.anthropic import routes as anthropic_routes
 from gateway.batches import routes as batches_routes
 from gateway.batches.runner import BatchRunner
-from gateway.errors import ApiError, ClientGone, GatewayStops, Kind, error_response
+from gateway.errors import POOL_AWAY, ApiError, ClientGone, GatewayStops, Kind, error_response
 from gateway.files import routes as files_routes
 from gateway.gateway import Gateway
 from gateway.http import openapi
@@ -28,21 +28,23 @@ from gateway.model import ServedModel
 from gateway.openai import routes as openai_routes
 from gateway.responses import routes as responses_routes
 from services.errors import PoolUnavailable
-from services.pool.pool import RequestPool
+from services.pool.shards import PoolShard
 from services.settings.settings import Settings
 
 SWITCH_INTERVAL = 0.001  # seconds that a thread may run while the event loop waits; Python's default of 5 ms adds up
 
 
-def create_app(pool: RequestPool, model: ServedModel, settings: Settings, echo_request_id: bool = True) -> FastAPI:
-    """The app that serves `model` on `pool`. Its lifespan runs the gateway, which connects to the pool and closes it.
+def create_app(
+    pools: Sequence[PoolShard], model: ServedModel, settings: Settings, echo_request_id: bool = True
+) -> FastAPI:
+    """The app that serves `model` on `pools`. Its lifespan runs the gateway, which connects to them and closes them.
 
     `echo_request_id`: return a client's `x-request-id`; false if the server around the app does so, as Ray Serve does.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = Gateway(pool, model, settings)
+        gateway = app.state.gateway = Gateway(pools, model, settings)
         runner = app.state.batch_runner = BatchRunner(gateway)
         await gateway.start()
         runner.start()
@@ -100,7 +102,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _pool_unavailable(request: Request, error: Exception) -> Response:
-    unavailable = ApiError(Kind.POOL_UNAVAILABLE, "The request pool does not answer; try again later.")
+    unavailable = ApiError(Kind.POOL_UNAVAILABLE, POOL_AWAY)
     return error_response(unavailable, request.scope)
 
 

@@ -13,6 +13,7 @@ from services.requests import Refusal
 
 MESSAGES_PATH = "/v1/messages"
 VERSION_HEADER = b"anthropic-version"  # every official client sends it on all routes
+POOL_AWAY = "The request pool does not answer; try again later."
 OVERLOADED = 529  # Anthropic's status instead of 503; its clients retry
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

@@ -10,13 +10,15 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from gateway.errors import ApiError, Kind
+from gateway.errors import POOL_AWAY, ApiError, Kind
 from gateway.gateway import Gateway, gateway_of
 from gateway.http.body import parse
 from gateway.http.documented import BODY_ERRORS, POOL_ERRORS, documented
 from gateway.model import ServedModel, chat_tokens, text_tokens
+from gateway.pool_client.shard import Shard
 from gateway.schemas.answers import Load, Version
 from gateway.schemas.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
+from services.errors import PoolUnavailable
 from services.metrics import Wanted, render
 from services.version import program_version
 
@@ -38,27 +40,39 @@ async def health(request: Request) -> Response:
 async def load(request: Request) -> dict[str, object]:
     """The number of requests that this gateway is answering, including queued ones, in vLLM's format. `/metrics` has
     the number of the whole pool."""
-    return {"server_load": gateway_of(request).reader.requests}
+    return {"server_load": gateway_of(request).requests}
 
 
-@router.get("/ready", **documented(errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
+@router.get("/ready", **documented(text=True, errors=(*POOL_ERRORS, Kind.NO_ENGINE)))
 async def ready(request: Request) -> Response:
-    """200 while the pool accepts requests and an engine is ready for them, even if busy; as of the last second."""
-    overview = gateway_of(request).overview()
+    """200 while a pool accepts requests and an engine is ready for them, even if busy; as of the last second. The text
+    names the shards for which that is not so."""
+    shards = gateway_of(request).shards.all
+    errors = {shard.number: error for shard in shards if (error := _not_ready(shard))}
+    if len(errors) == len(shards):
+        raise errors[shards[0].number]
+    lines = (f"shard {number}: {error.message}" for number, error in errors.items())
+    return Response("\n".join(lines), media_type="text/plain")
+
+
+def _not_ready(shard: Shard) -> ApiError | None:
+    """Why requests of this shard would not be answered now."""
+    try:
+        overview = shard.overview()
+    except PoolUnavailable:
+        return ApiError(Kind.POOL_UNAVAILABLE, POOL_AWAY)
     if overview.full:
-        raise ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
-    if not overview.ready:
-        raise ApiError(Kind.NO_ENGINE, "No engine is ready.")
-    return Response()
+        return ApiError(Kind.POOL_UNAVAILABLE, "The memory of the pool's server is full.")
+    return None if overview.ready else ApiError(Kind.NO_ENGINE, "No engine is ready.")
 
 
 @router.get("/metrics", **documented(text=True, errors=POOL_ERRORS))
 async def metrics(request: Request) -> Response:
-    """The metrics of the whole pool, and of each gateway by its id: the same page at every gateway."""
+    """The metrics of each pool, and of each gateway by its id: the same page at every gateway."""
     gateway = gateway_of(request)
     settings = gateway.settings
     wanted = Wanted(settings.engines, settings.gateways, settings.max_pool_bytes)
-    page = render(await gateway.heartbeat.latest_overview(), gateway.model.name, wanted)
+    page = render(await gateway.shards.latest_overviews(), gateway.model.name, wanted)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -66,7 +80,7 @@ async def metrics(request: Request) -> Response:
 async def version(request: Request) -> dict[str, object]:
     """The version of the server. `numerics` names what the tokens depend on besides the request."""
     gateway = gateway_of(request)
-    figures = gateway.overview().figures
+    figures = gateway.shards.overview().figures
     return {
         "version": program_version(),
         "model": gateway.model.info.name,

@@ -29,11 +29,13 @@ STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one requ
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRequest:
-    """A request that can run, and whether its client wants a stream. `submission.body` is the packed plan."""
+    """A request that can run, and whether its client wants a stream. `submission.body` is the packed plan. `slot`: that
+    of its idempotency key; None: it can go to any shard."""
 
     submission: Submission
     plan: Plan
     stream: bool
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Validator:
             ttft=fields.ttft_target or 0.0,
             queue_timeout=self._settings.queue_timeout if caller.queue_timeout is None else caller.queue_timeout,
         )
-        return ValidatedRequest(submission, plan, bool(fields.stream))
+        return ValidatedRequest(submission, plan, bool(fields.stream), caller.slot)
 
     def _check_reasoning(self, fields: GenerationFields) -> None:
         param = fields.reasoning_field

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from services.messages import EngineFigures
 
@@ -40,4 +41,44 @@ class Overview:
     @property
     def ready(self) -> bool:
         """Whether a scheduler owns a seat and reports that its engine is attached and can run iterations."""
-        return any(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)
+        return self.ready_engines > 0
+
+    @property
+    def ready_engines(self) -> int:
+        """The number of seats of which that is true."""
+        return sum(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)
+
+
+def combined(overviews: Sequence[Overview]) -> Overview:
+    """Return the state of several pools together. `figures` are those of the pool whose largest engine is smallest,
+    which every pool can satisfy; `full`: all are."""
+    if len(overviews) == 1:
+        return overviews[0]
+    figures = [overview.figures for overview in overviews if overview.figures]
+    counters: dict[str, float] = {}
+    for overview in overviews:
+        for series, value in overview.counters.items():
+            counters[series] = counters.get(series, 0.0) + value
+    return Overview(
+        waiting=sum(overview.waiting for overview in overviews),
+        running=sum(overview.running for overview in overviews),
+        ended=sum(overview.ended for overview in overviews),
+        bytes=sum(overview.bytes for overview in overviews),
+        figures=min(figures, key=lambda each: each.num_slots, default=None),
+        seats=[seat for overview in overviews for seat in overview.seats],
+        counters=counters,
+        gateways=max(overview.gateways for overview in overviews),
+        full=all(overview.full for overview in overviews),
+        wanted={cluster: n for overview in overviews for cluster, n in overview.wanted.items()},
+        gateway_gauges={id: gauges for overview in overviews for id, gauges in overview.gateway_gauges.items()},
+    )
+
+
+def silent(overview: Overview) -> Overview:
+    """Return the last known state of a pool whose server does not answer."""
+    return replace(overview, seats=[replace(seat, alive=False) for seat in overview.seats])
+
+
+def engine_of(seat: str) -> str:
+    """Return the number of a seat's engine: seats are named `<cluster>/<number>`."""
+    return seat.rpartition("/")[2]

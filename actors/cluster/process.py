@@ -29,7 +29,7 @@ from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain, refuse_connections
 from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
-from actors.replica import find_model, open_pool
+from actors.replica import find_model, open_shards
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
@@ -179,10 +179,11 @@ def _add_replicas(settings: Settings) -> None:
 
 async def _end_feeds(settings: Settings) -> None:
     """End the live feeds, which are requests that never end by themselves: `drain` would wait for them in vain."""
-    broadcast = open_pool(settings, find_model(settings)[1]).broadcast()
-    with contextlib.suppress(OrcaError):
-        await broadcast.publish(FRAMES, END)
-    await broadcast.close()
+    for shard in open_shards(settings, find_model(settings)[1]):
+        broadcast = shard.pool.broadcast()
+        with contextlib.suppress(OrcaError):
+            await broadcast.publish(FRAMES, END)
+        await broadcast.close()
 
 
 def _stop(settings: Settings, folder: Path) -> None:

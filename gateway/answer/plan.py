@@ -20,7 +20,7 @@ class AnswerKind(StrEnum):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the ids of such requests; 32 hexadecimal digits follow it."""
+        """The prefix of the ids of such requests; 32 hexadecimal digits follow it, and the number of a shard but 0."""
         return _PREFIXES[self]
 
 

@@ -52,7 +52,7 @@ async def create(request: Request) -> Response:
         fields = await parse(request, MessageRequest)
         caller, position = Caller.of(request), Position.of_post(request, bool(fields.stream))
         validated = await _validate(gateway, fields, caller)
-        generation = await gateway.generations.open(validated, position, request.receive, received)
+        generation = await gateway.shards.open(validated, position, request.receive, received)
     if not fields.stream:
         return await whole_response(generation, MessageAnswer(generation, gateway.model))
     with_ids = caller.resumable or position is not None

@@ -99,7 +99,7 @@ class LineAnswerer:
         kind, schema = _KINDS[self._record.endpoint]
         with contextlib.suppress(ApiError):
             fields = await self._fields(schema, value["body"], caller)
-            self._on_request(number, kind.prefix + caller.request_name(digest_of(fields)))
+            self._on_request(number, self._placed(kind.prefix + caller.request_name(digest_of(fields)), caller))
 
     async def _read(self, line: bytes) -> dict[str, Any]:
         """The parsed line, which was checked with the file. Waits for its turn off the event loop."""
@@ -122,14 +122,16 @@ class LineAnswerer:
         validated = await self._validate(body, caller)
         # a line waits while there are other requests; the batch's window is its only deadline
         submission = replace(validated.submission, priority=BATCH_CLASS, idempotency_key=None, queue_timeout=0.0)
-        validated, request = replace(validated, submission=submission), submission.request
+        validated, request = replace(validated, submission=submission), self._placed(submission.request, caller)
         self._on_request(number, request)
         try:
-            generation = await gateway.generations.submit(validated, None, None, caller.work_queue)
+            generation = await gateway.shards.submit(validated, None, None, caller.work_queue)
+            request = generation.request  # another one if it is in the shard that had the slot before
+            self._on_request(number, request)
             return request, await self._whole(generation, caller)
         except ApiError as error:
             if error.kind in BROKEN:
-                await gateway.pool.delete(request)
+                await gateway.shards.of(request).pool.delete(request)
             if error.kind is Kind.REQUEST_NOT_FOUND:
                 raise PoolUnavailable(f"the pool lost {request} between two calls") from error
             raise
@@ -138,6 +140,11 @@ class LineAnswerer:
         # the request's id and seed are made of the key; no client can send it, because headers cannot contain NUL
         key = f"\0{self._record.id}\0{number}"
         return Caller(self._record.tenant, key, resumable=True, background=True, size=size, queue=self._queue)
+
+    def _placed(self, request: str, caller: Caller) -> str:
+        """The id of a line's request in its shard."""
+        assert caller.slot is not None, "a line has a key"
+        return self._gateway.shards.placed(request, caller.slot)
 
     async def _validate(self, body: dict[str, Any], caller: Caller) -> ValidatedRequest:
         gateway, endpoint = self._gateway, self._record.endpoint

@@ -108,7 +108,7 @@ class BatchRun:
         request = self._requests.pop(number, None)
         if request is not None and self._record.endpoint != "/v1/responses":  # responses remain retrievable
             with contextlib.suppress(PoolUnavailable):  # the pool forgets it after a while
-                await self._gateway.pool.delete(request)
+                await self._gateway.shards.of(request).pool.delete(request)
 
     async def _write(self, journal: BatchJournal) -> None:
         """Write answers to disk, all waiting ones at once."""
@@ -134,7 +134,7 @@ class BatchRun:
         """Cancel the requests in flight: a background request would otherwise run to its end."""
         for request in self._requests.values():
             with contextlib.suppress(PoolUnavailable):
-                await self._gateway.pool.cancel(request)
+                await self._gateway.shards.of(request).pool.cancel(request)
 
     async def _off_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Call `function` in a thread, one call at a time; a cancelled caller waits for its end too."""

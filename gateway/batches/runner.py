@@ -131,8 +131,8 @@ class _Lease:
     """The ownership of a batch under one epoch: its name, held in the pool."""
 
     def __init__(self, gateway: Gateway, id: str) -> None:
-        self._pool = gateway.pool
         self._name = f"batch:{id}"
+        self._pool = gateway.shards.pool_of_lock(self._name)
         self._holder = f"{gateway.id}-{secrets.token_hex(4)}"
         self._epoch: str | None = None
 

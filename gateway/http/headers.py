@@ -13,11 +13,12 @@ from starlette.requests import Request
 
 from gateway.answer.plan import Plan
 from gateway.errors import ApiError, Kind
+from services.pool.shards import slot_of
 
 MAX_KEY_CHARS = 255
 MIN_TIMEOUT, MAX_TIMEOUT = 0.001, 86_400  # seconds
 _BOOLEANS = {"true": True, "false": False}
-_EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
+_EVENT_ID = re.compile(r"([A-Za-z]{1,16}[-_][0-9a-f]{32}(?:-[1-9][0-9]{0,2})?):([0-9]{1,10}(?:\.[0-9]{1,10})*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Caller:
         """32 hexadecimal digits for the id of a request with this digest. With an idempotency key they are a function
         of both, so a request that the pool lost gets the same id when it is posted again."""
         return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
+
+    @property
+    def slot(self) -> int | None:
+        """The slot of the idempotency key, which leads to its shard; None without a key."""
+        return None if self.idempotency_key is None else slot_of(self.tenant, self.idempotency_key)
 
     @property
     def work_queue(self) -> str:

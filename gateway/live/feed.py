@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import orjson
 
 from gateway.errors import ApiError, GatewayStops, Kind
 from gateway.live.watcher import Watcher, event
-from gateway.pool_client.heartbeat import Heartbeat
+from gateway.pool_client.shards import Shards
 from services.background import keep_running, start
 from services.errors import PoolUnavailable, Unreadable
 from services.live.frames import END, FRAMES, WATCHES, FrameBatch
@@ -28,9 +30,9 @@ log = logging.getLogger(__name__)
 class LiveFeed:
     """Bound to the event loop it is used in. Without a watcher it does nothing."""
 
-    def __init__(self, broadcast: Broadcast, heartbeat: Heartbeat, model: str, demo: bool) -> None:
-        self._broadcast = broadcast
-        self._heartbeat = heartbeat
+    def __init__(self, shards: Shards, model: str, demo: bool) -> None:
+        self._shards = shards
+        self._broadcasts = [shard.pool.broadcast() for shard in shards.all]
         self._model = model
         self._demo = demo
         self._watchers: list[Watcher] = []
@@ -52,8 +54,9 @@ class LiveFeed:
         watcher = Watcher(tenant)
         self._watchers.append(watcher)
         if not self._tasks:
-            parts = (self._listen, self._tick)
-            self._tasks = tuple(start(keep_running(part), f"the live feed: {part.__name__}") for part in parts)
+            parts: list[Callable[[], Awaitable[None]]] = [self._tick]
+            parts += [partial(self._listen, broadcast) for broadcast in self._broadcasts]
+            self._tasks = tuple(start(keep_running(part), "the live feed") for part in parts)
         elif state := self._state():
             watcher.put_state(state)
         return watcher
@@ -70,7 +73,8 @@ class LiveFeed:
         for watcher in self._watchers:
             watcher.end()
         self._rest()
-        await self._broadcast.close()
+        for broadcast in self._broadcasts:
+            await broadcast.close()
 
     def _rest(self) -> None:
         for task in self._tasks:
@@ -79,10 +83,10 @@ class LiveFeed:
         self._recent.clear()
         self._epochs.clear()
 
-    async def _listen(self) -> None:
+    async def _listen(self, broadcast: Broadcast) -> None:
         while True:
             try:
-                async for message in self._broadcast.listen(FRAMES):
+                async for message in broadcast.listen(FRAMES):
                     self._distribute(message)
             except PoolUnavailable as error:
                 log.debug("no frames: %s", error)
@@ -109,10 +113,7 @@ class LiveFeed:
     async def _tick(self) -> None:
         """Each second, ask the schedulers for frames and send the state."""
         while True:
-            try:
-                await self._broadcast.publish(WATCHES, b"")
-            except PoolUnavailable as error:
-                log.debug("no scheduler is asked for frames: %s", error)
+            await asyncio.gather(*(_ask(broadcast) for broadcast in self._broadcasts))
             if state := self._state():
                 for watcher in self._watchers:
                     watcher.put_state(state)
@@ -121,7 +122,15 @@ class LiveFeed:
     def _state(self) -> bytes:
         """The event of the state as of the last heartbeat; nothing while the pool is away."""
         try:
-            self._recent.add(self._heartbeat.last_overview(), self._heartbeat.read_at)
+            self._recent.add(self._shards.overview(), self._shards.read_at)
         except PoolUnavailable:
             return b""
         return event("state", orjson.dumps(self._recent.state(time.time(), self._model, self._demo, self._epochs)))
+
+
+async def _ask(broadcast: Broadcast) -> None:
+    """Ask the schedulers of a pool for frames."""
+    try:
+        await broadcast.publish(WATCHES, b"")
+    except PoolUnavailable as error:
+        log.debug("no scheduler is asked for frames: %s", error)

@@ -101,7 +101,7 @@ async def stream(request: Request, name: str) -> Response:
     gateway, position = gateway_of(request), Position.of(request)
     if position is not None and position.request != name:
         raise position.wrong(f"is not of request '{name[:100]}'")
-    generation = await gateway.generations.follow(name, request.state.tenant, request.receive)
+    generation = await gateway.shards.follow(name, request.state.tenant, request.receive)
     if generation.plan.kind is AnswerKind.MESSAGE:
         return await streaming_response(
             generation, lambda: message_event_writer(generation, gateway.model, position, request, with_ids=True)
@@ -114,7 +114,7 @@ async def stream(request: Request, name: str) -> Response:
 @router.delete("/streams/{name}", **documented(errors=(*POOL_ERRORS, Kind.REQUEST_NOT_FOUND)))
 async def cancel(request: Request, name: str) -> Response:
     """Cancels a request, which otherwise continues for its grace period without a client if it is resumable."""
-    await gateway_of(request).generations.cancel(name, request.state.tenant)
+    await gateway_of(request).shards.cancel(name, request.state.tenant)
     return Response()
 
 
@@ -127,7 +127,7 @@ async def _answer(
         fields = await parse(request, schema)
         validated = await validate(fields, Caller.of(request))
         position = Position.of_post(request, validated.stream)
-        generation = await gateway.generations.open(validated, position, request.receive, received)
+        generation = await gateway.shards.open(validated, position, request.receive, received)
     if validated.stream:
         with_ids = validated.submission.resumable or position is not None
         return await streaming_response(generation, lambda: chunk_writer(generation, gateway.model, position, with_ids))

@@ -1,4 +1,4 @@
-"""Following requests: `Generations` submits a request or finds it in the pool, and opens a `Generation` of it.
+"""Following requests of one pool: `Generations` submits a request or finds it there, and opens a `Generation` of it.
 
 `AbandonedRequests` reports to the pool when a request has no follower at this gateway any more.
 """
@@ -57,14 +57,6 @@ class Generations:
         self._executor = executor
         self._records = records
         self._slots = ReadSlots()
-
-    async def open(
-        self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, received: float
-    ) -> Generation:
-        """Submit a request, or resume it if the client has a position in its stream. Raises as these do."""
-        if position is None:
-            return await self.submit(validated, receive, received)
-        return await self.resume(validated, position, receive, received)
 
     async def submit(
         self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None

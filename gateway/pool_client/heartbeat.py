@@ -88,6 +88,11 @@ class Heartbeat:
         return self._overview
 
     @property
+    def known(self) -> Overview | None:
+        """The last overview that was read, however old; None if none was read yet."""
+        return self._overview
+
+    @property
     def read_at(self) -> float:
         """When the overview of `last_overview` was read, in seconds of the loop's clock."""
         return self._read_at

@@ -76,7 +76,7 @@ async def create(request: Request) -> Response:
         caller, position = _caller(request, fields), _position(request, bool(fields.stream))
         validated = await validate_response(gateway, fields, caller)
         receive = request.receive if fields.stream or not fields.background else None
-        generation = await gateway.generations.open(validated, position, receive, received)
+        generation = await gateway.shards.open(validated, position, receive, received)
         stored = await stored_response(gateway, generation, caller.work_queue)
     if fields.stream:
         after = position.counts[0] if position else -1
@@ -86,7 +86,7 @@ async def create(request: Request) -> Response:
     try:
         return await _current(stored)
     finally:
-        follow_until_stored(stored, gateway.pool)
+        follow_until_stored(stored, gateway.shards.of(stored.head.id).pool)
 
 
 @router.post(
@@ -129,7 +129,7 @@ async def cancel(request: Request, id: str) -> Response:
             raise ApiError(Kind.INVALID, f"Response '{id}' is not in the background; only those can be cancelled.")
         await stored.read(_now())
         if not stored.ended:
-            await gateway.pool.cancel(id)
+            await gateway.shards.of(id).pool.cancel(id)
             await stored.read(_now() + CANCEL_WAIT)
         return await stored.current()
 
@@ -139,7 +139,7 @@ async def delete(request: Request, id: str) -> Response:
     """Deletes the response; if it is running, it is cancelled."""
     gateway = gateway_of(request)
     with await find_response(gateway, id, request.state.tenant):
-        await gateway.pool.delete(id)
+        await gateway.shards.of(id).pool.delete(id)
     return _json({"id": id, "object": "response", "deleted": True})
 
 

@@ -138,7 +138,7 @@ async def find_response(
     if not id.startswith(AnswerKind.RESPONSE.prefix):
         raise missing
     try:
-        generation = await gateway.generations.follow(id, tenant, receive)
+        generation = await gateway.shards.follow(id, tenant, receive)
     except ApiError as error:
         raise (missing if error.kind is Kind.REQUEST_NOT_FOUND else error) from None
     stored = await stored_response(gateway, generation, tenant)

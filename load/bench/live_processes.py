@@ -29,6 +29,7 @@ from services.messages import Iteration, IterationResult
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
+from services.pool.shards import PoolShard
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables, Tokenizer
@@ -70,7 +71,7 @@ async def gateway(connection: Connection, redis_url: str, folder: Path, files: P
     """Sends its URL."""
     settings = Settings(files_dir=str(files))
     pool, info = RequestPool(redis_url, POOL, limits_of(settings)), ModelInfo.load(folder)
-    app = create_app(pool, ServedModel("bench", Tokenizer.load(folder), info, 1), settings)
+    app = create_app([PoolShard(pool)], ServedModel("bench", Tokenizer.load(folder), info, 1), settings)
     prepare_process()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))

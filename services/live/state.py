@@ -31,7 +31,7 @@ class RecentOverviews:
         self._overviews: deque[tuple[float, Overview]] = deque()  # with the time in seconds at which each was read
 
     def add(self, overview: Overview, at: float) -> None:
-        if self._overviews and self._overviews[-1][1] is overview:
+        if self._overviews and self._overviews[-1][0] == at:
             return
         self._overviews.append((at, overview))
         while len(self._overviews) > 1 and self._overviews[1][0] <= at - WINDOW:

@@ -102,8 +102,9 @@ HISTOGRAMS: dict[str, Histogram] = {
     "orca:gateway_loop_lag_seconds": Histogram("How late a gateway's event loop woke its heartbeat", _SECONDS),
 }
 
-# Gauges of the whole pool
+# Gauges of a pool
 POOL_GAUGES: dict[str, str] = {
+    "orca:pool_answers": "1 while the pool's server answers, of several shards 0 while one does not",
     "vllm:num_requests_running": "Sequences held by a scheduler",
     "vllm:num_requests_waiting": "Sequences waiting in the pool",
     "orca:ended_requests": "Ended sequences that can still be read",

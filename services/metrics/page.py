@@ -1,6 +1,8 @@
-"""The page of /metrics: the pool's sums and the gauges of engines and gateways as Prometheus text.
+"""The page of /metrics: the pools' sums and the gauges of engines and gateways as Prometheus text.
 
-Every gateway renders the same page, so any of them may be asked, and one address is enough for Prometheus.
+Every gateway renders the same page, so any of them may be asked, and one address is enough for Prometheus. With
+several shards, the series of a pool and its engines have the label `shard`: a sum over shards would shrink while one
+does not answer, and Prometheus would take that for a restart of its counters.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections import Counter as Multiset
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,7 +32,7 @@ from services.overview import Overview
 from services.requests import FinishReason, class_label
 from services.seats import engine_of
 
-MODEL = "model_name"
+MODEL, SHARD = "model_name", "shard"
 GATEWAY = (MODEL, "gateway")
 # The values of labels whose series are on the page before the first increment, beside the living engines: those of
 # requests without a key and a class, and all reasons and files
@@ -44,21 +46,66 @@ KNOWN: dict[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings ask for, beside which the page shows what there is."""
+    """What the settings ask for, beside which the page shows what there is. `pool_bytes`: of each pool."""
 
     engines: int = 1
     gateways: int = 1
     pool_bytes: int = 0
 
 
-def render(overview: Overview, model_name: str, wanted: Wanted) -> bytes:
-    """Return the metrics of the pool as Prometheus text."""
+def render(overviews: Mapping[int, Overview | None], model_name: str, wanted: Wanted) -> bytes:
+    """Return the metrics of pools, by the numbers of their shards, as Prometheus text. None: it does not answer."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(overview, model_name, wanted))
+    registry.register(_Page(overviews, model_name, wanted))
     return generate_latest(registry)
 
 
+class _Page:
+    """The metrics of all pools, and those of the gateways, which have registered in each pool, once."""
+
+    def __init__(self, overviews: Mapping[int, Overview | None], model_name: str, wanted: Wanted) -> None:
+        self._overviews = overviews
+        self._model = model_name
+        self._wanted = wanted
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for place, (shard, overview) in enumerate(self._overviews.items()):
+            label = {SHARD: str(shard)} if len(self._overviews) > 1 else {}
+            for family in self._metrics(place, overview):
+                shown = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                shown.samples += [sample._replace(labels=sample.labels | label) for sample in family.samples]
+        yield from families.values()
+        yield from self._gateway_figures()
+
+    def _metrics(self, place: int, overview: Overview | None) -> Iterable[Metric]:
+        """The metrics of the pool that is the settings' shard `place`."""
+        name = "orca:pool_answers"
+        answers = GaugeMetricFamily(name, POOL_GAUGES[name], labels=(MODEL,))
+        answers.add_metric((self._model,), overview is not None)
+        yield answers
+        if overview is not None:
+            seats = len(range(place, self._wanted.engines, len(self._overviews)))
+            yield from _Collector(overview, self._model, replace(self._wanted, engines=seats)).collect()
+
+    def _gateway_figures(self) -> Iterable[Metric]:
+        figures: dict[str, dict[str, float]] = {}
+        for overview in self._overviews.values():
+            figures |= overview.gateway_gauges if overview else {}
+        families: list[tuple[str, GaugeMetricFamily | CounterMetricFamily]] = [
+            *((key, GaugeMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_GAUGES.items()),
+            *((key, CounterMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_COUNTERS.items()),
+        ]
+        for key, family in families:
+            for gateway, gauges in figures.items():
+                if key in gauges:
+                    family.add_metric((self._model, gateway), gauges[key])
+            yield family
+
+
 class _Collector:
+    """The metrics of one pool and its engines."""
+
     def __init__(self, overview: Overview, model_name: str, wanted: Wanted) -> None:
         self._overview = overview
         self._model = model_name
@@ -73,7 +120,6 @@ class _Collector:
     def collect(self) -> Iterable[Metric]:
         yield from self._pool_gauges()
         yield from self._seat_gauges()
-        yield from self._gateway_figures()
         for name, counter in COUNTERS.items():
             family = CounterMetricFamily(name, counter.help, labels=(MODEL, *counter.labels))
             for values, value in self._with_zeros(self._sums[name], counter.labels):
@@ -99,9 +145,9 @@ class _Collector:
             "orca:numerics": len(set(numerics)),
             "orca:fallback_engines": sum("fallback" in each.split() for each in numerics),
         }
-        for name, text in POOL_GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=(MODEL,))
-            gauge.add_metric((self._model,), values[name])
+        for name, value in values.items():
+            gauge = GaugeMetricFamily(name, POOL_GAUGES[name], labels=(MODEL,))
+            gauge.add_metric((self._model,), value)
             yield gauge
 
     def _seat_gauges(self) -> Iterable[Metric]:
@@ -112,17 +158,6 @@ class _Collector:
                     if seat.alive and (always or key in seat.gauges):
                         gauge.add_metric((self._model, self._engines[seat.name]), seat.gauges.get(key, 0.0))
                 yield gauge
-
-    def _gateway_figures(self) -> Iterable[Metric]:
-        families: list[tuple[str, GaugeMetricFamily | CounterMetricFamily]] = [
-            *((key, GaugeMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_GAUGES.items()),
-            *((key, CounterMetricFamily(*named, labels=GATEWAY)) for key, named in GATEWAY_COUNTERS.items()),
-        ]
-        for key, family in families:
-            for gateway, gauges in self._overview.gateway_gauges.items():
-                if key in gauges:
-                    family.add_metric((self._model, gateway), gauges[key])
-            yield family
 
     def _with_zeros(
         self, sums: Mapping[tuple[str, ...], float], labels: tuple[str, ...]

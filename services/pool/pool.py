@@ -39,15 +39,15 @@ MESSAGE_BYTES = 64 << 20
 LAYOUT = 3  # of the keys; increment it if a script of the previous build could not read them
 FEW = 64  # sequences that are packed in the event loop: 2,000 with long sampling parameters take a second
 LONG_REPLY = 64 << 10  # bytes of tokens and log probabilities above which a reply is unpacked in a thread
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,72}")
 
 
 class RequestPool:
-    """One pool, which serves one model. `name` matches [A-Za-z0-9_.-]{1,64}. Bound to the event loop it is used in."""
+    """One pool, which serves one model. `name` matches [A-Za-z0-9_.-]{1,72}. Bound to the event loop it is used in."""
 
     def __init__(self, url: str, name: str = "default", limits: Limits | None = None) -> None:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"a pool's name is 1 to 64 of A-Z a-z 0-9 _ . -; got {name!r}")
+            raise ValueError(f"a pool's name is 1 to 72 of A-Z a-z 0-9 _ . -; got {name!r}")
         self.name = name
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
@@ -142,6 +142,15 @@ class RequestPool:
         """What was submitted under this id; None if it is unknown, has expired or was deleted."""
         key = f"{self._prefix}group:{request}"
         return packing.read_group(request, await self._server.command("HMGET", key, *packing.GROUP_FIELDS))
+
+    async def knows(self, request: str, tenant: str, idempotency_key: str | None) -> bool:
+        """Whether a submission with this id or key would find an earlier group."""
+        if await self.group(request) is not None:
+            return True
+        if idempotency_key is None:
+            return False
+        field = f"{tenant}\0{idempotency_key}"
+        return bool(await self._server.command("HEXISTS", f"{self._prefix}idempotency", field))
 
     async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         """The gateway listens to sequences. Returns a snapshot of each from the given index on, in the given order.

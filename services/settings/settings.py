@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.files import user_cache, user_data
+from services.pool.shards import ShardUrl, parse_shards
 from services.settings.addresses import is_loopback, normalize
 from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
@@ -50,7 +51,12 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
         ),
     ] = []
     redis_url: Annotated[
-        PoolUrl, Section.POOL, Field(description="URL of the pool's server; empty: start one as a child process")
+        PoolUrl,
+        Section.POOL,
+        Field(
+            description="URL of the pool's server, or of several shards: '0=URL 1=URL'; empty: start one as a child "
+            "process"
+        ),
     ] = SecretStr("")
     redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
     pool: Annotated[
@@ -197,6 +203,8 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
             raise ValueError(
                 "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
             )
+        if (shards := len(self.shards)) > self.engines:
+            raise ValueError(f"redis_url names {shards} shards, engines={self.engines}: each shard needs an engine")
         self.check_scheduling()
         if self.tp * self.pp > 1:
             self._check_ranks()
@@ -212,6 +220,11 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
+
+    @property
+    def shards(self) -> tuple[ShardUrl, ...]:
+        """The pools that `redis_url` names; none if a server is to be started."""
+        return parse_shards(self.redis_url.get_secret_value())
 
     @property
     def files_folder(self) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from lifeline_process import HERE, LifelineProcess
 
-from actors.seat import Seat, SeatHolders, hold, renew, take_seat
+from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
 from services.errors import StaleEpoch
 from services.pool.pool import RequestPool
@@ -20,7 +20,7 @@ SHORT = 1.5
 
 
 def spare(pool: RequestPool, seats: int, lease: float, owner: str = f"{HERE}:1/1") -> asyncio.Task[Seat]:
-    return asyncio.create_task(take_seat(pool, "c", lambda: seats, owner, lease))
+    return asyncio.create_task(take_seat([pool], "c", lambda: seats, owner, lease))
 
 
 async def still_waits(*spares: asyncio.Task[Seat]) -> None:
@@ -55,7 +55,7 @@ async def test_a_wait_returns_at_once_if_a_holder_is_dead_already(holder: Lifeli
     holders.watch("c/0", SeatGrant(False, "1:a", holder.owner))
     holder.kill()
     await until(lambda: holders.dead_epoch("c/0") == "1:a")
-    await asyncio.wait_for(holders.wait(NEVER), 30)
+    await asyncio.wait_for(first_death([holders], NEVER), 30)
 
 
 async def test_a_spare_that_comes_after_the_death_takes_the_seat_too(

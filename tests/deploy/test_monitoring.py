@@ -37,7 +37,7 @@ def samples() -> dict[str, set[str]]:
     seat = Seat("c/0", True, None, 0, dict.fromkeys(OPTIONAL_GAUGES, 0.0), "")
     gauges = dict.fromkeys((*GATEWAY_GAUGES, *GATEWAY_COUNTERS), 0.0)
     overview = Overview(0, 0, 0, 0, None, [seat], counted, 1, gateway_gauges={"g": gauges})
-    families = text_string_to_metric_families(render(overview, "tiny", Wanted()).decode())
+    families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted()).decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

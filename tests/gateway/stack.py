@@ -7,6 +7,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,11 +29,12 @@ from services.models import ModelInfo
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
+from services.pool.shards import PoolShard, parse_shards
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import Tokenizer
 from services.tracing.tenures import TenureTraces
-from services.tracing.tracer import open_tracer
+from services.tracing.tracer import Tracer, open_tracer
 
 T = TypeVar("T")
 NAME = "tiny"
@@ -96,8 +98,19 @@ class Server(Background):
         await self.server.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a stack's seat."""
+
+    loop: EngineLoop
+    engine: LocalEngine
+    publishing: asyncio.Task[None]
+    tracer: Tracer | None
+
+
 class Stack(Background):
-    """`with Stack(...) as stack` serves at `stack.url`. Without `engine` no seat is acquired."""
+    """`with Stack(...) as stack` serves at `stack.url`. Without `engine` no seat is acquired. `redis_url` may name
+    several shards; each has a seat then."""
 
     def __init__(self, redis_url: str, pool_name: str, folder: Path, settings: Settings, engine: bool = True) -> None:
         super().__init__()
@@ -121,13 +134,20 @@ class Stack(Background):
         return Stack(self._redis_url, self._pool_name, self._folder, self.settings, engine=False)
 
     def open_pool(self) -> RequestPool:
-        return RequestPool(self._redis_url, self._pool_name, limits_of(self.settings))
+        return self._open_pools()[0].pool
+
+    def _open_pools(self) -> list[PoolShard]:
+        limits = limits_of(self.settings)
+        shards = parse_shards(self._redis_url)
+        return [PoolShard(RequestPool(s.url, self._pool_name, limits), s.number, s.state) for s in shards]
 
     async def _run(self) -> None:
-        self.pool = self.open_pool()
-        loop = await self._engine_loop() if self._with_engine else None
-        serving = asyncio.create_task(loop.run()) if loop else None
-        self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
+        self.pools = {shard.number: shard.pool for shard in self._open_pools()}
+        self.pool = next(iter(self.pools.values()))
+        owners = [await self._owner(pool) for pool in self.pools.values()] if self._with_engine else []
+        serving = [asyncio.create_task(owner.loop.run()) for owner in owners]
+        model = ServedModel(NAME, self.tokenizer, self.info, 1)
+        self.app = create_app(self._open_pools(), model, self.settings)
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
@@ -136,21 +156,23 @@ class Stack(Background):
         answering = asyncio.create_task(self._server.serve([listening]))
         self._up.set()
         await answering
-        if loop and serving:
-            loop.stop()
-            await serving
-            self._publishing.cancel()
-            await asyncio.wait({self._publishing})
-            self._engine.close()
-            if self._tracer:
-                await asyncio.to_thread(self._tracer.close)
-        await self.pool.close()
+        for owner in owners:
+            owner.loop.stop()
+        await asyncio.gather(*serving)
+        for owner in owners:
+            owner.publishing.cancel()
+            await asyncio.wait({owner.publishing})
+            owner.engine.close()
+            if owner.tracer:
+                await asyncio.to_thread(owner.tracer.close)
+        for pool in self.pools.values():
+            await pool.close()
 
-    async def _engine_loop(self) -> EngineLoop:
-        epoch = (await self.pool.acquire(SEAT, "test", LEASE)).epoch
+    async def _owner(self, pool: RequestPool) -> Owner:
+        epoch = (await pool.acquire(SEAT, "test", LEASE)).epoch
         self.engine = EchoEngine(self.figures, self.tokenizer)
         self.engine.reset(epoch)
-        self._engine = LocalEngine(self.engine)
+        engine = LocalEngine(self.engine)
         scheduler = Scheduler(
             epoch=epoch,
             figures=self.figures,
@@ -159,14 +181,14 @@ class Stack(Background):
             text=self.tokenizer.tables,
         )
         recorder = self.recorder = Recorder(SEAT, epoch, scheduler)
-        self._publishing = asyncio.create_task(FramePublisher(self.pool.broadcast(), recorder).run())
+        publishing = asyncio.create_task(FramePublisher(pool.broadcast(), recorder).run())
         clock = RealClock()
-        self._tracer = open_tracer(self.settings.otlp_traces_endpoint, "scheduler")
-        traces = [TenureTraces(self._tracer, SEAT, epoch, clock.now)] if self._tracer else []
-        return EngineLoop(
-            self.pool,
+        tracer = open_tracer(self.settings.otlp_traces_endpoint, "scheduler")
+        traces = [TenureTraces(tracer, SEAT, epoch, clock.now)] if tracer else []
+        loop = EngineLoop(
+            pool,
             scheduler,
-            self._engine,
+            engine,
             clock,
             LocalSeat(SEAT, epoch),
             LEASE,
@@ -175,3 +197,4 @@ class Stack(Background):
             IterationCost(),
             observers=[recorder, *traces],
         )
+        return Owner(loop, engine, publishing, tracer)

@@ -164,7 +164,7 @@ def test_the_pool_is_unavailable_when_a_client_disconnects(tmp_path: Path, tiny_
         wait_until(lambda: busy(stack) == 1)
         server.call(server.server.stop())
         connection.close()
-        wait_until(lambda: stack.app.state.gateway.reader.requests == 0)  # it noticed, and cannot tell the pool
+        wait_until(lambda: stack.app.state.gateway.requests == 0)  # it noticed, and cannot tell the pool
         server.call(server.server.start())
         wait_until(lambda: busy(stack) == 0)
 

@@ -39,7 +39,7 @@ def page(*takes: dict[str, float], **gauges: float) -> Samples:
 
 def shown(seats: list[Seat], sums: dict[str, float]) -> Samples:
     overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS)
-    families = text_string_to_metric_families(render(overview, "tiny", Wanted(2, 3, 1000)).decode())
+    families = text_string_to_metric_families(render({0: overview}, "tiny", Wanted(2, 3, 1000)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 

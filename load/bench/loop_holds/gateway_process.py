@@ -22,6 +22,7 @@ from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
+from services.pool.shards import PoolShard
 from services.settings.settings import Settings
 from services.text import Tokenizer
 
@@ -55,7 +56,7 @@ def resident() -> int:
 async def serve(redis_url: str, pool_name: str, model_folder: Path, files: Path) -> None:
     settings = Settings(files_dir=str(files))
     pool, info = RequestPool(redis_url, pool_name, limits_of(settings)), ModelInfo.load(model_folder)
-    app = create_app(pool, ServedModel("bench", Tokenizer.load(model_folder), info, 1), settings)
+    app = create_app([PoolShard(pool)], ServedModel("bench", Tokenizer.load(model_folder), info, 1), settings)
     prepare_process()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))

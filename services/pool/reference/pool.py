@@ -105,6 +105,9 @@ class ReferencePool(SeatRules):
             return None
         return GroupView(request, g.tenant, list(g.ids), g.body, g.open == 0, g.resumable, g.background, g.trace)
 
+    async def knows(self, request: str, tenant: str, idempotency_key: str | None) -> bool:
+        return await self.group(request) is not None or (tenant, idempotency_key) in self._keys
+
     async def listen(self, gateway: str, from_indices: dict[str, int]) -> list[Snapshot]:
         self._begin()
         self._add_listener(gateway, list(from_indices))

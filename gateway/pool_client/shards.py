@@ -1,0 +1,177 @@
+"""Shards: the pools of this gateway. Each request, key and lock is led to the shard that it belongs to.
+
+- A request is found by its id, which names its shard.
+- A request with an idempotency key, and a line of a batch, go to the shard of their slot. While the slot moves, they
+  are first looked for in the shard that had it before.
+- Any other request goes to the shard with the least load. If its pool is full or unavailable, the next one gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from gateway.errors import ApiError, Kind
+from gateway.http.headers import Position
+from gateway.pool_client.generation import Generation
+from gateway.pool_client.shard import Shard
+from gateway.validation import ValidatedRequest
+from services.errors import PoolUnavailable
+from services.messages import EngineFigures
+from services.overview import Overview, combined, silent
+from services.pool.pool import RequestPool
+from services.pool.shards import ShardState, Slots, in_shard, shard_of, slot_of
+
+T = TypeVar("T")
+
+
+class Shards:
+    """`receive`, in every method, reports when the client disconnects; None: the caller closes the generation."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.all = list(shards)
+        self._by_number = {shard.number: shard for shard in shards}
+        self._slots = Slots({shard.number: shard.state for shard in shards})
+        self._open = [shard for shard in shards if shard.state is not ShardState.DRAINING]  # to new requests
+
+    # --- requests ---
+
+    async def open(
+        self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, received: float
+    ) -> Generation:
+        """Submit a request, or resume it if the client has a position in its stream. Raises as `Generations` does."""
+        if position is None:
+            return await self.submit(validated, receive, received)
+        shard = self.of(position.request)
+        return await shard.generations.resume(_placed(validated, shard), position, receive, received)
+
+    async def submit(
+        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
+    ) -> Generation:
+        """Submit a request to its shard and follow it: see `Generations.submit`."""
+        if validated.slot is not None:
+            shard = await self._of_slot(validated, validated.slot)
+            return await shard.generations.submit(_placed(validated, shard), receive, received, queue)
+        *shards, last = self._by_load()
+        sequences, repeatable = len(validated.submission.sequences), not validated.submission.background
+        for shard in shards:
+            shard.sends(sequences)
+            try:
+                return await shard.generations.submit(_placed(validated, shard), receive, received, queue)
+            except ApiError as error:
+                if error.kind is not Kind.POOL_FULL:
+                    raise
+            except PoolUnavailable:  # it may have arrived: in the background it would run to its end, for nobody
+                if not repeatable:
+                    raise
+        last.sends(sequences)
+        return await last.generations.submit(_placed(validated, last), receive, received, queue)
+
+    async def follow(self, request: str, tenant: str, receive: Receive | None) -> Generation:
+        """Follow a request by its id: see `Generations.follow`."""
+        return await self.of(request).generations.follow(request, tenant, receive)
+
+    async def cancel(self, request: str, tenant: str) -> None:
+        """Cancel a request by its id: see `Generations.cancel`."""
+        await self.of(request).generations.cancel(request, tenant)
+
+    def of(self, request: str) -> Shard:
+        """The shard of a request. Raises ApiError if there is none (any more)."""
+        shard = self._by_number.get(shard_of(request))
+        if shard is None:
+            raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+        return shard
+
+    def placed(self, request: str, slot: int) -> str:
+        """The id of a request in the shard that gets the new requests of this slot."""
+        return in_shard(request, self._slots.owner(slot))
+
+    def pool_of_lock(self, name: str) -> RequestPool:
+        """The pool that keeps the lock of this name."""
+        return self._by_number[self._slots.owner(slot_of("", name))].pool
+
+    async def _of_slot(self, validated: ValidatedRequest, slot: int) -> Shard:
+        owner, former = (self._by_number[number] for number in (self._slots.owner(slot), self._slots.former(slot)))
+        if former is not owner:
+            submission = _placed(validated, former).submission
+            if await former.pool.knows(submission.request, submission.tenant, submission.idempotency_key):
+                return former
+        return owner
+
+    def _by_load(self) -> list[Shard]:
+        """The shards that can take a new request, the one with the least load first; one if none is available."""
+        if len(self._open) == 1:
+            return self._open
+        loads = []
+        for shard in self._open:
+            try:
+                loads.append((shard.load(), random.random(), shard))
+            except PoolUnavailable:
+                continue
+        return [shard for *_, shard in sorted(loads)] or [random.choice(self._open)]
+
+    # --- overviews ---
+
+    def overview(self) -> Overview:
+        """The state of all shards as of the last second; of those that do not answer, what was last known. Raises
+        PoolUnavailable if none answers."""
+        parts, errors = [], []
+        for shard in self.all:
+            try:
+                parts.append(shard.overview())
+            except PoolUnavailable as error:
+                errors.append(error)
+                if known := shard.heartbeat.known:
+                    parts.append(silent(known))
+        if len(errors) == len(self.all):
+            raise errors[0]
+        return combined(parts)
+
+    @property
+    def read_at(self) -> float:
+        """When `overview` last changed, in seconds of the loop's clock."""
+        return max(shard.heartbeat.read_at for shard in self.all)
+
+    async def latest_overviews(self) -> dict[int, Overview | None]:
+        """The overview of each shard as of now, by its number; None for one that does not answer. Raises
+        PoolUnavailable if none answers."""
+        found = await asyncio.gather(*(_or_error(shard.heartbeat.latest_overview()) for shard in self.all))
+        errors = [one for one in found if isinstance(one, PoolUnavailable)]
+        if len(errors) == len(found):
+            raise errors[0]
+        known = (None if isinstance(one, PoolUnavailable) else one for one in found)
+        return {shard.number: one for shard, one in zip(self.all, known, strict=True)}
+
+    async def figures(self) -> EngineFigures | None:
+        """What every request must fit, whichever shard it goes to: of each shard the largest engine counts, and of
+        these the smallest. None if there never was an engine. Raises PoolUnavailable if none answers."""
+        known = [view.figures for shard in self.all if (view := shard.heartbeat.known) and view.figures]
+        if not known:
+            found = await asyncio.gather(*(_or_error(shard.heartbeat.figures()) for shard in self.all))
+            errors = [one for one in found if isinstance(one, PoolUnavailable)]
+            if len(errors) == len(found):
+                raise errors[0]
+            known = [one for one in found if isinstance(one, EngineFigures)]
+        return min(known, key=lambda each: each.num_slots, default=None)
+
+
+async def _or_error(read: Awaitable[T]) -> T | PoolUnavailable:
+    try:
+        return await read
+    except PoolUnavailable as error:
+        return error
+
+
+def _placed(validated: ValidatedRequest, shard: Shard) -> ValidatedRequest:
+    """The request under its id in this shard."""
+    submission = validated.submission
+    request = in_shard(submission.request, shard.number)
+    if request == submission.request:
+        return validated
+    sequences = [replace(one, id=f"{request}/{one.id.rpartition('/')[2]}") for one in submission.sequences]
+    return replace(validated, submission=replace(submission, request=request, sequences=sequences))
