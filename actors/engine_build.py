@@ -22,6 +22,7 @@ SOURCES = (
     "services/messages.py",
     "services/requests.py",
     "services/files.py",
+    "services/limits.py",
     "services/progress.py",
     "services/wire.py",
     "actors/channel.py",

@@ -33,7 +33,9 @@ class EngineSettings:
     kv_blocks: int = 0  # 0: as many as kv_memory_fraction of the free memory holds
     kv_memory_fraction: float = 0.25
     max_model_len: int = 0  # tokens; 0: the model's own limit
-    threads: int = 0  # CPU threads of a rank; 0: all cores that this process may use, shared by all ranks
+    threads: int = (
+        0  # CPU threads of a rank; 0: all cores that this process may use, by its CPU limit too, shared by all ranks
+    )
     tp: int = 1  # tensor-parallel ranks of each pipeline stage
     pp: int = 1  # pipeline stages
     deadly_token: int = NO_TOKEN  # see DeadlyToken

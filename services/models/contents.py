@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from services.files import write_atomically
+from services.limits import usable_cores
 
 CHUNK = 32 << 20  # bytes; chunks are hashed separately, so that all cores work on a file
 SETTLED = 2_000_000_000  # nanoseconds after which a write gets another time: clocks of file systems are coarse
@@ -45,7 +46,7 @@ def _hash(file: Path, stat: os.stat_result) -> str:
         file.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ThreadPoolExecutor(usable_cores()) as pool,
     ):
 
         def of(begin: int) -> bytes:

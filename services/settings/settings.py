@@ -108,7 +108,8 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
         int, Field(ge=0, description="maximum length of prompt and output in tokens; 0: that of the model")
     ] = 0
     threads: Annotated[
-        int, Field(ge=0, description="CPU threads of a rank; 0: all cores, divided between the ranks of an engine")
+        int,
+        Field(ge=0, description="CPU threads of a rank; 0: all cores that the CPU limit allows, shared by the ranks"),
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1

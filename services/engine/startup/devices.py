@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 
 from services.engine.backends.cpu.build import cpuinfo
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
-
-UNLIMITED = 1 << 62  # bytes
+from services.limits import free_memory, usable_cores
 
 
 def choose_device(settings: EngineSettings) -> torch.device:
@@ -34,9 +30,9 @@ def choose_dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
 
 
 def set_threads(settings: EngineSettings) -> None:
-    """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may run on,
-    shared by all ranks."""
-    cores = len(os.sched_getaffinity(0)) // (settings.tp * settings.pp)
+    """Set torch's threads, of which Ray and OpenMP may have set one. 0 means every core that this process may use all
+    the time (see `usable_cores`), shared by all ranks."""
+    cores = usable_cores() // (settings.tp * settings.pp)
     torch.set_num_threads(settings.threads or max(1, cores))
 
 
@@ -71,25 +67,7 @@ def count_blocks(settings: EngineSettings, bytes_per_block: int, max_model_len: 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; on a CPU what both the machine and this process's control group leave."""
+    """Free memory of the device; on a CPU what the machine and this process's control groups leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_available(), _left_in_group())
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no MemAvailable in /proc/meminfo")
-
-
-def _left_in_group() -> int:
-    """Bytes below the limit of the control group (version 2, as a container sees it)."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except OSError:
-        return UNLIMITED
-    return UNLIMITED if limit == "max" else max(0, int(limit) - used)
+    return free_memory()

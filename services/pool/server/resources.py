@@ -8,14 +8,13 @@ import logging
 import os
 from pathlib import Path
 
+from services.limits import total_memory
+
 # Memory that the server needs for requests of `max_pool_bytes`: FACTOR times these bytes for the data structures
 # around them; and EXTRA for events that gateways have not read yet and for the buffers of connections.
 FACTOR = 2
 EXTRA = 256 << 20
 SHARE = 0.5  # of all memory; models, gateways and a copy of the server that rewrites its file need the rest
-
-# the memory limit of a container's control group, version 2 and version 1
-_CGROUP_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 DISK_RESERVE = 16 << 20  # bytes; a server that syncs each write exits at the first write that does not fit
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -41,20 +40,6 @@ def max_memory(max_pool_bytes: int, total: int | None = None) -> int:
             total,
         )
     return min(enough, most)
-
-
-def total_memory(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes of memory of the machine, or of this container's control group if its limit is lower."""
-    total = int(meminfo.read_text().split("MemTotal:")[1].split()[0]) * 1024
-    return min([total, *(limit for name in _CGROUP_LIMITS if (limit := _read_limit(cgroup / name)) is not None)])
-
-
-def _read_limit(file: Path) -> int | None:
-    """The limit in bytes; None if there is no such group or it has no limit."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def has_disk_space(folder: Path) -> bool:

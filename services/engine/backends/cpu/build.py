@@ -1,4 +1,8 @@
-"""The compiled kernels: the machine's own compiler makes them for its own processor, once. Imports no torch."""
+"""The compiled kernels: the machine's own compiler makes them for its own processor, once. Imports no torch.
+
+A machine without a compiler uses kernels that were compiled ahead for a set of instructions, as in the container image:
+`python -m services.engine.backends.cpu.build amx avx2` compiles them into the folder `prebuilt` beside this file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ import hashlib
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -19,6 +24,17 @@ SOURCE = Path(__file__).parent / "kernels"
 COMPILER = "g++"
 # no -ffast-math: sums keep their order, and NaN stays NaN
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+PREBUILT = Path(__file__).with_name("prebuilt")
+_V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+# sets of instructions, the fastest first: the compiler's flags, and the processor's features that they need, as Linux
+# names them
+TARGETS = {
+    "amx": ("-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", f"{_V4} avx512_bf16 amx_tile amx_bf16"),
+    "avx512_bf16": ("-march=x86-64-v4 -mavx512bf16", f"{_V4} avx512_bf16"),
+    "avx512": ("-march=x86-64-v4", _V4),
+    "avx2": ("-march=x86-64-v3", _V3),
+}
 
 
 class NoKernels(Exception):
@@ -41,7 +57,7 @@ class Kernels(ctypes.CDLL):
 
 @functools.cache
 def kernels(cache_dir: Path, source: Path = SOURCE) -> Kernels:
-    """The library that `source` compiles to. It is kept in `cache_dir`. Raises NoKernels."""
+    """The library that `source` compiles to. It is kept in `cache_dir`, or was compiled ahead. Raises NoKernels."""
     try:
         return Kernels(str(compiled(cache_dir, source=source)))
     except OSError as error:
@@ -49,19 +65,47 @@ def kernels(cache_dir: Path, source: Path = SOURCE) -> Kernels:
 
 
 def compiled(cache_dir: Path, progress: Callable[[str], None] = lambda line: None, source: Path = SOURCE) -> Path:
-    """The library's file, compiled if it is not there, once for many processes. Compiling takes a third of a minute, so
-    `progress` gets a line about it. Raises NoKernels, and OSError if the file cannot be kept."""
+    """The library's file, compiled if it is not there, once for many processes; without a compiler, one that was
+    compiled ahead. Compiling takes a third of a minute, so `progress` gets a line about it. Raises NoKernels, and
+    OSError if the file cannot be kept."""
     compiler = shutil.which(COMPILER)
     if compiler is None:
-        raise NoKernels(f"there is no {COMPILER}")
+        return prebuilt(source, PREBUILT)
     library = cache_dir / "kernels" / f"{_identity(compiler, source)}.so"
     if not library.exists():
         progress("compiling the engine's kernels for this processor, once")
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock")):
             if not library.exists():
-                _compile(compiler, source, library)
+                _compile([compiler, *FLAGS], source, library)
     return library
+
+
+def prebuilt(source: Path, folder: Path) -> Path:
+    """The fastest library in `folder` that was compiled ahead from `source` and that this processor can run. Raises
+    NoKernels."""
+    features = set(_features().split())
+    for target, (_, needs) in TARGETS.items():
+        library = folder / _prebuilt_name(target, source)
+        if features.issuperset(needs.split()) and library.exists():
+            return library
+    raise NoKernels(f"there is no {COMPILER}, and no library compiled ahead for this processor")
+
+
+def prebuild(targets: Sequence[str], source: Path = SOURCE, folder: Path = PREBUILT) -> None:
+    """Compile `source` into `folder` for some of TARGETS. Raises NoKernels, also for an unknown target."""
+    if unknown := set(targets) - set(TARGETS):
+        raise NoKernels(f"no such sets of instructions: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    folder.mkdir(exist_ok=True)
+    for target in targets:
+        flags = [flag for flag in FLAGS if not flag.startswith("-march=")]
+        _compile([COMPILER, *flags, *TARGETS[target][0].split()], source, folder / _prebuilt_name(target, source))
+
+
+def _prebuilt_name(target: str, source: Path) -> str:
+    """Different for each source, so that kernels of other sources are never used."""
+    digest = hashlib.sha256(repr((FLAGS, TARGETS[target])).encode())
+    return f"{target}-{_with_source(digest, source)}.so"
 
 
 def cpuinfo() -> str:
@@ -76,6 +120,10 @@ def _identity(compiler: str, source: Path) -> str:
     """A hash of all that the library depends on: source, flags, compiler and the processor's features."""
     version = _output_of([compiler, "--version"])
     digest = hashlib.sha256(repr((FLAGS, version, platform.machine(), _features())).encode())
+    return _with_source(digest, source)
+
+
+def _with_source(digest: hashlib._Hash, source: Path) -> str:
     for file in sorted(source.iterdir()):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -86,15 +134,22 @@ def _features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile(command: Sequence[str], source: Path, library: Path) -> None:
     """Compile to another name first, so that no process loads half a library."""
     made = library.with_suffix(".part")
-    _output_of([compiler, *FLAGS, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
+    _output_of([*command, *map(str, sorted(source.glob("*.cpp"))), "-o", str(made)])
     made.replace(library)
 
 
 def _output_of(command: list[str]) -> str:
-    done = subprocess.run(command, env=without_settings(), capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, env=without_settings(), capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise NoKernels(f"there is no {command[0]}") from error
     if done.returncode:
         raise NoKernels(f"{COMPILER} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    prebuild(sys.argv[1:])

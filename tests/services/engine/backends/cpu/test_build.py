@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.backends.cpu import build
-from services.engine.backends.cpu.build import NoKernels, compiled, kernels
+from services.engine.backends.cpu.build import TARGETS, NoKernels, compiled, kernels, prebuild
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.errors import SettingsError
@@ -65,6 +66,33 @@ def test_each_source_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytes
     assert one == same != other
     assert one.exists()
     assert other.exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the sets of instructions are x86-64's")
+def test_without_a_compiler_the_fastest_library_that_was_compiled_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, other, ahead = (tmp_path / name for name in ("source", "other", "ahead"))
+    for folder, text in ((source, "int one() { return 1; }"), (other, "int two() { return 2; }")):
+        folder.mkdir()
+        (folder / "kernels.cpp").write_text(text)
+    prebuild(["avx512", "avx2"], source, ahead)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "PREBUILT", ahead)
+
+    def chosen(features: str, source: Path = source) -> str:
+        monkeypatch.setattr(build, "_features", lambda: f"flags : fpu {features}")
+        return compiled(tmp_path / "cache", source=source).name.rsplit("-", 1)[0]
+
+    assert chosen(TARGETS["amx"][1]) == "avx512"
+    assert chosen(TARGETS["avx512"][1]) == "avx512"
+    assert chosen(TARGETS["avx512"][1].replace("avx512bw", "")) == "avx2"
+    with pytest.raises(NoKernels, match="no library compiled ahead for this processor"):
+        chosen("sse2")
+    with pytest.raises(NoKernels, match="no library compiled ahead"):
+        chosen(TARGETS["amx"][1], other)
+    with pytest.raises(NoKernels, match="no such sets of instructions: avx; there are amx"):
+        prebuild(["avx", "avx2"], source, ahead)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
