@@ -25,12 +25,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},
     "gemma": _GROUPED,
-    "gemma2": _GROUPED,
     "stablelm": _GROUPED,
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 256},
     "falcon": _WIDE,
     "gptj": {**_GPT, "rotary_dim": 8},
-    "llama4_text": _GROUPED,
+    "bert": {**_WIDE, "intermediate_size": 128},
+    "lfm2": _GROUPED,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ from transformers import AutoConfig
 
 from services.errors import ModelError
 
-# these rotary embeddings depend on the longest position of the whole batch, so tokens would depend on the batch
-BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+# layers whose state is keys and values
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 def load_config(folder: Path) -> Any:
@@ -26,18 +25,8 @@ def load_config(folder: Path) -> Any:
 
 def _check(config: Any) -> None:
     """Raises ModelError naming a feature in the model's text config that is not served."""
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{config.model_type}: models with an encoder and a decoder are not served")
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - SERVED_LAYERS)
     if kinds:
         raise ModelError(f"{config.model_type}: layers of type {', '.join(kinds)} are not served")
-    for rope in _rope_types(getattr(config, "rope_parameters", None)):
-        if rope in BATCH_DEPENDENT_ROPE:
-            raise ModelError(f"{config.model_type}: rope type {rope!r} is not served, it depends on the batch")
-
-
-def _rope_types(parameters: Any) -> Iterator[str]:
-    """The rope types in a config's `rope_parameters`: one dict, or one for each type of layer."""
-    if isinstance(parameters, dict):
-        if "rope_type" in parameters:
-            yield str(parameters["rope_type"])
-        for value in parameters.values():
-            yield from _rope_types(value)

@@ -19,10 +19,12 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for sliding windows, partial rotary embeddings, another activation than SiLU, and biases in the MLP."""
+        """None for sliding windows, rotary embeddings that are partial or depend on the length, another activation than
+        SiLU, and biases in the MLP."""
         windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
         partial = "partial_rotary_factor" in config.rope_parameters
-        if config.hidden_act != "silu" or windowed or partial or getattr(config, "mlp_bias", False):
+        by_length = config.rope_parameters["rope_type"] in ("dynamic", "longrope")
+        if config.hidden_act != "silu" or windowed or partial or by_length or getattr(config, "mlp_bias", False):
             return None
         frequencies, scale = rotary_frequencies(config)
         return DecoderSpec(

@@ -68,7 +68,7 @@ def load_decoder(
     # transformers' layers take seconds to import, and the fast path does not use them
     from services.engine.backends.stock.loading import load_stock
 
-    return load_stock(folder, dtype, device, tensors, path)
+    return load_stock(folder, dtype, device, length, tensors, path)
 
 
 def runs_on_cpu_kernels(folder: Path, settings: EngineSettings) -> bool:

@@ -4,61 +4,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from driver import Driver, Job
+from driver import Driver
+from family_check import STOCK, check_family, generate, make_jobs
 from tiny_models import FAMILIES as TINY
 from tiny_models import make_tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from services.engine.engine import Engine
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
-from services.requests import SamplingParams
 
 FAMILIES = [*FAST, "opt", "gpt_neox", "gemma", "stablelm"]
 
 
-def make_jobs(rng: random.Random, count: int = 8, vocab: int = 200) -> list[Job]:
-    return [
-        Job(
-            id=f"r{i}/0",
-            prompt=[rng.randrange(2, vocab - 1) for _ in range(rng.randint(1, 40))],
-            sampling=SamplingParams(max_new_tokens=rng.randint(1, 16), temperature=0.0),
-        )
-        for i in range(count)
-    ]
-
-
-def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    outputs = []
-    for job in jobs:
-        ids = torch.tensor([job.prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=job.sampling.max_new_tokens, do_sample=False
-        )
-        outputs.append(out[0, len(job.prompt) :].tolist())
-    return outputs
-
-
 @pytest.mark.parametrize(("family", "fast_path"), [(f, False) for f in FAMILIES] + [(f, True) for f in FAST])
 def test_greedy_tokens_equal_generate(family: str, fast_path: bool, tiny_model: Callable[[str], Path]) -> None:
-    """In arrival order, then twice in random order, batches and chunks, over scattered blocks."""
     folder = tiny_model(family)
-    engine = Engine.load(
-        folder, EngineSettings("cpu", "float32", fast_path=fast_path, block_size=4, kv_blocks=200, threads=1)
-    )
+    engine = check_family(folder, replace(STOCK, fast_path=fast_path))
     assert engine.figures.numerics.endswith("native") == fast_path
-    expected = generate(folder, make_jobs(random.Random(7)))
-    for rng in (None, random.Random(1), random.Random(2)):
-        jobs = Driver(engine, rng).run(make_jobs(random.Random(7)))
-        assert [job.output for job in jobs] == expected
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface
 
 NAME = "orca"
+PROBE = "orca-probe"  # the same, but masks are what the model asks for: see `masks`
 
 
 class AttentionBackend(Protocol):
@@ -62,8 +63,11 @@ def _attention(
     flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer = getattr(module, "layer_idx", None)
     extras["attention_mask"] = attention_mask
+    if extras.get("is_causal") is None:
+        extras["is_causal"] = getattr(module, "is_causal", True)
     output = _backend.get().attend(layer, flat_query, flat_key, flat_value, scaling, extras)
     return output[None], None
 
 
-AttentionInterface.register(NAME, _attention)
+for name in (NAME, PROBE):
+    AttentionInterface.register(name, _attention)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.backends.stock.attention import attending
+from services.engine.backends.stock.check import AttentionLayer
 from services.engine.backends.stock.sdpa import SdpaAttention
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
@@ -15,9 +16,10 @@ from services.engine.batch.kv_cache import KVCache, LayerShape
 class StockDecoder:
     """Runs `model` flat as [1, total_tokens]."""
 
-    def __init__(self, model: Any, layers: list[LayerShape], path: str = "sdpa") -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], path: str = "sdpa") -> None:
         self.path = path
-        self.layers = layers
+        self.layers = [layer.shape for layer in layers]
+        self.masks = [layer.mask for layer in layers]
         self._model = model
         self._base = model.get_decoder()  # all but the head, which some families do more in than a product
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
@@ -40,7 +42,7 @@ class StockDecoder:
         self._hidden = None
         hook = self._base.register_forward_hook(self._keep) if batch.scored_requests else None
         try:
-            with attending(SdpaAttention(batch, self._cache, self._device)):
+            with attending(SdpaAttention(batch, self._cache, self._device, self.masks)):
                 output = self._model(
                     input_ids=self._on_device(batch.input_ids)[None],
                     position_ids=self._on_device(batch.positions())[None],

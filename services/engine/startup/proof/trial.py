@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
-from services.engine.backends.stock.loading import check_attention, make_model
+from services.engine.backends.stock.loading import make_model
 from services.engine.batch.flat_batch import pack
 from services.engine.batch.kv_cache import KVCache
 from services.engine.batch.request_state import RequestState

@@ -19,14 +19,11 @@ CPU = EngineSettings(device="cpu", dtype="float32", kv_blocks=8, threads=1)
 @pytest.mark.parametrize(
     ("family", "config", "named"),
     [
-        ("mistral", {"sliding_window": 8}, "sliding window"),
-        ("gemma2", {}, "sliding_attention"),
-        ("gemma2", {"layer_types": ["full_attention"] * 2}, "soft-capped"),
         ("bloom", {}, "cannot be replaced"),
         ("falcon", {}, "cannot be replaced"),
         ("gptj", {}, "cannot be replaced"),
-        ("llama4_text", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+        ("bert", {}, "an attention mask of its own"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
     ],
 )
 def test_unsupported_attention_is_refused(family: str, config: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from family_check import generate, make_jobs
 from owners import Owners
 from rank_processes import RankProcesses
 from safetensors.torch import load_file, save_file
 from test_engine import seeded_jobs
-from test_families import generate, make_jobs
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 from tiny_models import make_tiny_model

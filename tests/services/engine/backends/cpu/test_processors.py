@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from compiled_search import check_draws
 from driver import Driver
-from test_families import FAST, generate, make_jobs
+from family_check import generate, make_jobs
+from test_families import FAST
 from test_invariance import MODELS, SETTINGS, VOCAB, check
 from tiny_models import make_tiny_model
 

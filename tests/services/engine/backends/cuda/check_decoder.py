@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from family_check import generate
 from interpreted import CPU, make_engine, make_setup
-from test_families import generate
 from test_prompt_logprobs import check as check_scores
 from test_prompt_logprobs import make_jobs as scored_jobs
 
@@ -71,7 +71,7 @@ def test_a_trial_finds_them_near_transformers(batch_invariant: bool, tiny_model:
     """The iterations that check a GPU's kernels before they serve."""
     folder = tiny_model("qwen3")
     setup = make_setup(folder, Shard(), batch_invariant)
-    stock = load_stock(folder, torch.float32, CPU)
+    stock = load_stock(folder, torch.float32, CPU, 100)
     with torch.inference_mode():
         difference = compare(CudaDecoder(setup), stock, 16, 100, setup.spec, CPU)
     assert difference <= BOUNDS[torch.float32] / 3

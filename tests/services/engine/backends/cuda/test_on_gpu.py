@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
-from test_families import make_jobs
+from family_check import make_jobs
 
 from services.engine.batch.flat_batch import pack
 from services.engine.batch.request_state import RequestState

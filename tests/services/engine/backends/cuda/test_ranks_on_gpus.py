@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from driver import Driver, Job
+from family_check import generate, make_jobs
 from rank_processes import RankProcesses
-from test_families import generate, make_jobs
 
 from services.engine.settings import EngineSettings
 from services.messages import Iteration, NewRequest

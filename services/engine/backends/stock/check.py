@@ -1,0 +1,147 @@
+"""What a loaded model asks of attention, and whether it can run on a flat batch at all.
+
+Neither an error nor a flag of transformers shows this reliably (Bloom accepts our attention and never calls it,
+StableLM says it cannot and does), so the model runs and reports what it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.engine.backends.stock.attention import NAME, PROBE, attending
+from services.engine.backends.stock.masks import LayerMask, MaskRequest
+from services.engine.batch.kv_cache import LayerShape
+from services.errors import ModelError
+
+# arguments that reach the attention function and mean nothing to it
+HARMLESS = frozenset({"dropout", "position_ids", "use_cache"})
+# arguments that `SdpaAttention` follows, and those that `_mask_of` reads
+SERVED = frozenset({"softcap", "s_aux"})
+OF_THE_MASK = frozenset({"attention_mask", "is_causal", "sliding_window"})
+FEATURES = {"position_bias": "a position bias"}
+TOKENS = 3
+# Of the root mean square. Another order of the same tokens changes roundings; a token that sees others changes more.
+TOLERANCE = 0.02
+
+Extras = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What one layer keeps of a token, and which tokens it attends to."""
+
+    shape: LayerShape
+    mask: LayerMask
+
+
+def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
+    """Run a few tokens through `model`, and the same tokens in reverse order.
+
+    Each layer must call our attention once and ask for nothing but what it serves. All else must compute each token
+    from the token and its position alone: then both runs compute the same. The head must be a step of its own, because
+    prompts are scored by running only that. Raises ModelError naming what is not served.
+    """
+    kind = model.config.get_text_config().model_type
+    model.set_attn_implementation(PROBE)
+    try:
+        there, back = (_run(model, order) for order in (torch.arange(TOKENS), torch.arange(TOKENS).flip(0)))
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"{kind}: cannot be run on a flat batch: {error}") from error
+    finally:
+        model.set_attn_implementation(NAME)
+    if there.heads != 1:
+        raise ModelError(f"{kind}: its logits cannot be made from its hidden states alone, so it is not served")
+    if there.layers != list(range(num_layers)):
+        raise ModelError(f"{kind}: {_missing(model, there.layers, num_layers)}")
+    masks = [_mask_of(kind, extras) for extras in there.extras]
+    if not all(_equal(one, other.flip(0)) for one, other in zip(there.seen, back.seen, strict=True)):
+        raise ModelError(
+            f"{kind}: its layers mix tokens by more than attention, or place them by more than their positions, so it "
+            "is not served"
+        )
+    return [AttentionLayer(shape, mask) for shape, mask in zip(there.shapes, masks, strict=True)]
+
+
+def _run(model: Any, tokens: torch.Tensor) -> _Recorder:
+    """Run `tokens` [tokens] at positions of the same numbers."""
+    recorder = _Recorder()
+
+    def count(*called: Any) -> None:
+        recorder.heads += 1
+
+    hook = model.get_decoder().register_forward_hook(count)
+    rows = tokens.to(model.device)
+    everything = torch.arange(len(tokens), device=model.device)
+    try:
+        with attending(recorder), torch.inference_mode():
+            output = model(input_ids=rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=everything)
+    finally:
+        hook.remove()
+    recorder.seen.append(output.logits[0].float())
+    return recorder
+
+
+def _missing(model: Any, called: list[int | None], num_layers: int) -> str:
+    """Why layers did not call our attention once each."""
+    if not getattr(model, "_is_stateful", False):
+        return (
+            "its attention cannot be replaced, so it is not served "
+            f"(layers that called: {called}, layers: {num_layers})"
+        )
+    without = sorted(set(range(num_layers)) - {layer for layer in called if layer is not None})
+    return (
+        f"layers {', '.join(map(str, without))} keep a state of their own in place of keys and values (recurrence or "
+        "convolution), which is not served"
+    )
+
+
+def _mask_of(kind: str, extras: Extras) -> LayerMask:
+    """The mask of a layer that asked for `extras`. Raises ModelError if it asked for what is not served."""
+    for name in sorted(extras.keys() - HARMLESS - SERVED - OF_THE_MASK):
+        if extras[name] is not None and extras[name] is not False:
+            raise ModelError(f"{kind}: {FEATURES.get(name, f'attention with {name}')} is not served")
+    asked = extras["attention_mask"]
+    if asked is None and extras["is_causal"] is False:
+        raise ModelError(f"{kind}: attention to later tokens is not served")
+    mask = asked.read() if isinstance(asked, MaskRequest) else None if asked is not None else LayerMask()
+    if mask is None:
+        raise ModelError(f"{kind}: an attention mask of its own is not served")
+    if extras.get("sliding_window") not in (None, False, mask.window):
+        raise ModelError(f"{kind}: a sliding window of {extras['sliding_window']} whose mask has {mask} is not served")
+    return mask
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results differ by roundings only."""
+    return bool((one - other).square().mean().sqrt() <= TOLERANCE * one.square().mean().sqrt())
+
+
+class _Recorder:
+    """An attention backend that records what it is asked for and returns zeros."""
+
+    def __init__(self) -> None:
+        self.layers: list[int | None] = []
+        self.shapes: list[LayerShape] = []
+        self.extras: list[Extras] = []
+        self.seen: list[torch.Tensor] = []  # [tokens, numbers], of each layer its input; at last the logits
+        self.heads = 0  # how often the head was run
+
+    def attend(
+        self,
+        layer: int | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        extras: Extras,
+    ) -> torch.Tensor:
+        if not len(query) == len(key) == len(value) == TOKENS:
+            raise ValueError(f"{len(query)} queries and {len(key)} keys for {TOKENS} tokens")
+        self.layers.append(layer)
+        self.shapes.append(LayerShape(key.shape[1], key.shape[2], value.shape[2]))
+        self.extras.append(extras)
+        self.seen.append(torch.cat([part.flatten(1).float() for part in (query, key, value)], 1))
+        return query.new_zeros(*query.shape[:2], value.shape[2])

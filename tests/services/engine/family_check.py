@@ -1,0 +1,79 @@
+"""The check that each family has to pass: greedy float32 tokens equal those of stock `generate()`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from driver import Driver, Job
+from transformers import AutoModelForCausalLM
+
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.requests import SamplingParams
+
+STOCK = EngineSettings("cpu", "float32", fast_path=False, block_size=4, kv_blocks=200, threads=1)
+
+
+def make_jobs(rng: random.Random, count: int = 8, vocab: int = 200, shortest: int = 1) -> list[Job]:
+    return [
+        Job(
+            id=f"r{i}/0",
+            prompt=[rng.randrange(2, vocab - 1) for _ in range(rng.randint(shortest, 40))],
+            sampling=SamplingParams(max_new_tokens=rng.randint(1, 16), temperature=0.0),
+        )
+        for i in range(count)
+    ]
+
+
+def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
+    """The tokens of transformers alone, one request at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    outputs = []
+    for job in jobs:
+        ids = torch.tensor([job.prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=job.sampling.max_new_tokens, do_sample=False
+        )
+        outputs.append(out[0, len(job.prompt) :].tolist())
+    return outputs
+
+
+def check_family(folder: Path, settings: EngineSettings = STOCK, shortest: int = 1) -> Engine:
+    """Jobs in arrival order; in random order, batches and chunks, over scattered blocks; preempted; and continued by
+    another engine with other blocks. Returns the engine."""
+
+    def jobs() -> list[Job]:
+        return make_jobs(random.Random(7), shortest=shortest)
+
+    engine = Engine.load(folder, settings)
+    expected = generate(folder, jobs())
+    assert len({token for output in expected for token in output}) > 10  # one token again and again proves little
+    for rng in (None, random.Random(1), random.Random(2)):
+        assert [job.output for job in Driver(engine, rng).run(jobs())] == expected
+    assert [job.output for job in _preempted(engine, jobs(), random.Random(3))] == expected
+    other = Engine.load(folder, replace(settings, block_size=5))
+    assert [job.output for job in _after_a_crash(engine, other, jobs(), random.Random(4))] == expected
+    return engine
+
+
+def _preempted(engine: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
+    driver = Driver(engine, rng)
+    while any(not job.done for job in jobs):
+        driver.iterate([job for job in jobs if not job.done])
+        for job in jobs:
+            if job.sent and rng.random() < 0.1:
+                driver.release(job)
+    return jobs
+
+
+def _after_a_crash(engine: Engine, other: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
+    driver = Driver(engine, rng)
+    for _ in range(10):
+        driver.iterate([job for job in jobs if not job.done] or jobs)
+    for job in jobs:
+        job.sent, job.computed, job.blocks = False, 0, []
+    return Driver(other, rng).run(jobs)
