@@ -9,6 +9,8 @@
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
+# make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
+# make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
 # make simulate   the real scheduler on virtual time: the paper's evaluation, chunked prefill, several engines on a pool
 # make schemas    download the documents of others that some tests compare with, into .schemas
 PYTHON ?= python3
@@ -23,13 +25,13 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos browser fuzz lint verify bench evaluate locust clients simulate schemas clean
+.PHONY: serve test test-fast chaos browser fuzz lint verify bench evaluate locust clients image cluster-test simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
-	$(BIN)/python -m pytest -m 'not chaos' --numprocesses 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not chaos and not containers' --numprocesses 3 --no-loadscope-reorder
 
 test-fast: .venv/test
 	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
@@ -65,6 +67,12 @@ locust: .venv/bench
 clients: .venv/serve
 	$(if $(TORCH_INDEX),UV_INDEX=$(TORCH_INDEX) UV_INDEX_STRATEGY=unsafe-best-match) \
 		$(BIN)/python -m tests.clients --markdown docs/clients.md $(CLIENTS)
+
+image:
+	deploy/images.sh $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) $(IMAGE)
+
+cluster-test: .venv/test
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest tests/containers -m containers -rs --capture=no
 
 simulate: .venv/bench
 	$(BIN)/python -m load.simulation

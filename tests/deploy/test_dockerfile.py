@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tomllib
+
+import pytest
 
 from tests.deploy.conftest import ROOT
 
@@ -36,6 +39,12 @@ def test_all_packages_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert packages <= set(COPIED)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_a_linter_has_no_remarks() -> None:
+    done = subprocess.run(["hadolint", "deploy/Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_deployer_is_a_shell_script_that_parses() -> None:

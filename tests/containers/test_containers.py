@@ -1,0 +1,175 @@
+"""docker-compose.yml run as it stands, from images that `make image` built: `make cluster-test`."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.containers.compose_project import ComposeProject, composed
+from tests.containers.daemon import Daemon
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+
+STREAMS, TOKENS = 4, 200
+WORKER_CPUS, WORKER_MEMORY = "1.5", 3 << 30
+GRACE = 60  # stop_grace_period
+PORT = "25080"
+KILLED = 137  # the status of a process that SIGKILL ended
+
+# threads and KV blocks that an engine takes by itself
+LOADED = """
+import torch
+from pathlib import Path
+from services.engine.engine import Engine
+from services.engine.settings import EngineSettings
+from services.models import resolve
+engine = Engine.load(resolve("default", Path("/var/cache/orca")), EngineSettings(cache_dir=Path("/var/cache/orca")))
+print("loaded", torch.get_num_threads(), engine.figures.kv_blocks, engine.figures.numerics)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(daemon: Daemon) -> Iterator[ComposeProject]:
+    """The services healthy, with two workers of which one has the engine."""
+    settings = {
+        "ORCA_PORT": PORT,
+        "ORCA_GATEWAYS": "2",
+        "ORCA_WORKER_CPUS": WORKER_CPUS,
+        "ORCA_WORKER_MEMORY": str(WORKER_MEMORY),
+    }
+    with composed(daemon, **settings) as project:
+        began = time.monotonic()
+        project.up("--scale", "worker=2", "pool", "prepare", "head", "worker", "deploy")
+        project.healthy("deploy")
+        print(f"\nhealthy after {time.monotonic() - began:.0f} s")
+        yield project
+
+
+def run(daemon: Daemon, *options: str) -> str:
+    """Output of a container of the server's image, confined as in the compose file."""
+    confined = ["--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
+    return daemon.run("docker", "run", "--rm", *confined, *options)
+
+
+def test_the_image_is_run_without_rights_and_without_what_a_server_does_not_need(daemon: Daemon) -> None:
+    absent = "for each in g++ gcc locust; do command -v $each && exit 1; done; python -c 'import matplotlib' && exit 1"
+    said = run(daemon, "orca", "sh", "-c", f"id -u; ({absent}) 2>/dev/null; touch /app/file; orca --version")
+    assert said.splitlines()[0] == "1000"
+    assert "Read-only file system" in said
+    assert re.search(r"^orca \d", said, re.MULTILINE), said
+    assert not re.search("/g\\+\\+|/gcc|/locust", said), said
+
+
+def test_threads_and_kv_blocks_follow_the_limits_of_the_container(daemon: Daemon) -> None:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for cpus, memory in (("1", "2g"), ("2", "2g"), ("2", "1g")):
+        said = run(daemon, f"--cpus={cpus}", f"--memory={memory}", "orca", "python", "-c", LOADED)
+        (line,) = re.findall(r"^loaded (\d+) (\d+) (.*)$", said, re.MULTILINE)
+        print(f"\n--cpus {cpus} --memory {memory}: {line[0]} threads, {line[1]} KV blocks, {line[2]}")
+        assert "sdpa" not in line[2]
+        found[cpus, memory] = int(line[0]), int(line[1])
+    assert found["1", "2g"][0] == 1
+    assert found["2", "2g"][0] == 2
+    assert found["2", "1g"][1] < 0.7 * found["2", "2g"][1]
+
+
+def test_a_chat_is_answered_by_the_model(project: ComposeProject) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 30,
+        "temperature": 0,
+    }
+    answer = project.ask("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    print(f"\n{answer}")
+    assert "Paris" in answer
+
+
+def test_prometheus_scrapes_and_has_our_rules(project: ComposeProject) -> None:
+    project.compose("--profile", "monitoring", "up", "--detach", "--no-build", "--no-deps", "prometheus")
+    prometheus = "http://127.0.0.1:9090/api/v1"
+
+    def engines() -> list[Any]:
+        try:
+            found = project.ask(f"{prometheus}/query", params={"query": "orca:engines"}).json()["data"]["result"]
+        except httpx.TransportError:
+            return []
+        return [each["value"][1] for each in found]
+
+    project.until("Prometheus has scraped", lambda: engines() == ["1"])
+    rules = project.ask(f"{prometheus}/rules").json()["data"]["groups"]
+    assert [rule for group in rules for rule in group["rules"] if rule["health"] == "err"] == []
+    assert sum(len(group["rules"]) for group in rules) > 10
+
+
+def test_locust_loads_the_server(project: ComposeProject) -> None:
+    options = ["--headless", "--users", "2", "--requests", "4", "--max-tokens", "8", "--run-time", "120s"]
+    command = ["locust", "-f", "load/locustfile.py", "--host", "http://head:8000", *options]
+    said = project.compose("--profile", "load", "run", "--rm", "--no-deps", "-T", "locust", *command)
+    assert re.search(r"POST +/v1/chat/completions +4 +0\(0.00%\)", said), said
+
+
+def test_nothing_is_lost_when_the_container_of_the_engine_is_killed_under_streams(project: ComposeProject) -> None:
+    undisturbed = project.client(lambda: tokens_of(project, 0))
+    (before,) = [each for each in project.containers("worker") if "EngineActor" in project.docker("top", each)]
+    streams = [project.clients.submit(tokens_of, project, index) for index in range(STREAMS)]
+    project.until("all are under way", lambda: running_requests(project) == STREAMS)
+    project.docker("kill", before)
+    began = time.monotonic()
+    answers = [stream.result() for stream in streams]
+    print(f"\n{STREAMS} streams of {TOKENS} tokens ended {time.monotonic() - began:.0f} s after the kill")
+    assert answers == [undisturbed] * STREAMS
+
+
+def test_containers_stop_by_themselves_in_time(project: ComposeProject) -> None:
+    began = time.monotonic()
+    project.compose("stop", "--timeout", str(GRACE))
+    print(f"\nstopped after {time.monotonic() - began:.0f} s")
+    ended = {name: [project.state(each) for each in project.containers(name)] for name in ("pool", "head", "deploy")}
+    ended["worker"] = [project.state(each) for each in project.containers("worker")]
+    codes = {name: [state["ExitCode"] for state in states] for name, states in ended.items()}
+    print(codes)
+    killed = [name for name, found in codes.items() if KILLED in found]
+    assert killed in ([], ["worker"])  # by the test before
+    assert not any(state["OOMKilled"] for states in ended.values() for state in states)
+
+
+def running_requests(project: ComposeProject) -> int:
+    (value,) = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", project.ask("/metrics").text, re.MULTILINE)
+    return int(float(value))
+
+
+def tokens_of(project: ComposeProject, index: int) -> list[int]:
+    """Token ids of a stream; where it broke with its gateway, the request is asked for again under its key."""
+    body = {"prompt": "Once", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked: dict[str, Any] = {"headers": {"Idempotency-Key": secrets.token_hex(8)}, "timeout": 120}
+    tokens: list[int] = []
+    end = time.monotonic() + 240
+    try:
+        with httpx.stream("POST", project.url + "/v1/completions", json=body | {"stream": True}, **asked) as reply:
+            for line in reply.iter_lines():
+                if line == "data: [DONE]":
+                    return tokens
+                if line.startswith("data: "):
+                    (choice,) = json.loads(line[6:])["choices"]
+                    tokens += choice["token_ids"]
+    except httpx.HTTPError:
+        pass
+    while True:
+        try:
+            reply = httpx.post(project.url + "/v1/completions", json=body, **asked)
+        except httpx.TransportError:
+            reply = None
+        if reply is not None and reply.is_success:
+            (choice,) = reply.json()["choices"]
+            assert choice["token_ids"][: len(tokens)] == tokens
+            found: list[int] = choice["token_ids"]
+            return found
+        assert time.monotonic() < end, reply and reply.text
+        time.sleep(0.5)
