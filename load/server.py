@@ -1,4 +1,4 @@
-"""`orca serve` as a child process, as a user runs it: for tests and benchmarks."""
+"""`orca serve` as a child process, as a user runs it, and servers of pools for it: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.processes import end_processes_of, processes_of
 from load.processes import all_processes, descendants, processor_seconds, title_of
+from services.pool.server.binaries import choose_server
+from services.pool.server.pool_server import PoolServer
 
 ROOT = Path(__file__).parents[1]
 READY = 120.0  # seconds until it is ready, and until it prints or answers what a caller waits for
@@ -171,6 +173,24 @@ class OrcaServer:
                     return True
             time.sleep(0.5)
         return False
+
+
+@contextlib.asynccontextmanager
+async def pool_servers(
+    folder: Path, count: int, durability: Literal["everysec", "strict"] = "everysec"
+) -> AsyncIterator[list[PoolServer]]:
+    """So many servers of pools, on folders of their own below `folder`. Each is started again when it dies."""
+    async with contextlib.AsyncExitStack() as exits:
+        servers = [PoolServer(choose_server(), folder / f"shard-{number}", durability) for number in range(count)]
+        for server in servers:
+            await server.start()
+            exits.push_async_callback(server.stop)
+        yield servers
+
+
+def urls_of(servers: Sequence[PoolServer]) -> str:
+    """The setting `redis_url` with each of these as a shard."""
+    return " ".join(f"{number}={server.url}" for number, server in enumerate(servers))
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -29,3 +29,13 @@ def test_a_tenant_has_a_share_if_there_are_several() -> None:
     assert (limits.bounds_of("a").waiting, limits.bounds_of("a").bytes) == (20, 1 << 20)
     alone = limits_of(settings.model_copy(update={"api_keys": {"2": "default"}}))
     assert alone.bounds_of("default") == Bounds()
+
+
+async def test_each_shard_has_a_pool_of_its_own() -> None:
+    """The name of shard 0's pool is that of the only pool of a server without shards."""
+    url = "0=redis://a 7:draining=redis://b"
+    shards = open_shards(Settings(redis_url=url, engines=2, pool="x" * 48), MODEL)
+    name = f"{'x' * 48}.{LAYOUT}.rev1"
+    assert [(s.number, s.state, s.pool.name) for s in shards] == [(0, "serving", name), (7, "draining", f"{name}.7")]
+    for shard in shards:
+        await shard.pool.close()

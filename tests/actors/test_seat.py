@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from lifeline_process import HERE, LifelineProcess
 
 from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
-from services.errors import StaleEpoch
+from services.errors import PoolUnavailable, StaleEpoch
 from services.pool.pool import RequestPool
 from services.seats import SeatGrant
 
@@ -112,3 +113,24 @@ async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: Reques
     assert pool.last_call > before  # a scheduler is healthy as long as it calls the pool
     (seat,) = (await pool.overview()).seats
     assert (seat.gauges["ready"], seat.gauges["engine_pid"]) == (0, 7)
+
+
+async def test_seats_are_dealt_to_the_shards_in_turn(pool: RequestPool, holder: LifelineProcess) -> None:
+    """A shard that is away does not keep a spare from the seats of another one."""
+    away = RequestPool("redis://127.0.0.1:1")
+    await pool.acquire("c/1", holder.owner, NEVER)
+    seat = await asyncio.wait_for(take_seat([away, pool], "c", lambda: 4, f"{HERE}:1/1", NEVER), 30)
+    assert seat.name == "c/3"
+    await away.close()
+
+
+async def test_a_spare_without_any_pool_waits_for_one(pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, failures = pool.acquire, [PoolUnavailable("away")]
+
+    async def fail_once(*args: Any) -> SeatGrant:
+        if failures:
+            raise failures.pop()
+        return await acquire(*args)
+
+    monkeypatch.setattr(pool, "acquire", fail_once)
+    assert (await asyncio.wait_for(spare(pool, 1, SHORT), 30)).name == "c/0"

@@ -43,6 +43,24 @@ def shown(seats: list[Seat], sums: dict[str, float]) -> Samples:
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 
+def test_several_shards_are_told_apart_by_a_label() -> None:
+    """One does not answer. Wanted engines are dealt to shards; gateways register in each pool, and are shown once."""
+    seat, sums = Seat("c/0", True, None, 3, {"kv_usage": 0.5}, ""), {"orca:reclaimed_requests": 2.0}
+    overview = Overview(7, 3, 2, 99, None, [seat], sums, 1, gateway_gauges=GATEWAYS)
+    overviews = {0: overview, 2: None, 5: overview}
+    families = list(text_string_to_metric_families(render(overviews, "tiny", Wanted(4, 3, 1000)).decode()))
+    samples = [sample for family in families for sample in family.samples]
+
+    def by_shard(name: str) -> dict[str | None, float]:
+        return {sample.labels.get("shard"): sample.value for sample in samples if sample.name == name}
+
+    assert len(families) == len({family.name for family in families})
+    assert by_shard("orca:pool_answers") == {"0": 1, "2": 0, "5": 1}
+    assert by_shard("orca:engines_wanted") == {"0": 2, "5": 1}
+    assert by_shard("orca:reclaimed_requests_total") == {"0": 2, "5": 2}
+    assert by_shard("orca:gateway_requests") == {None: 3}
+
+
 def labels(**values: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((MODEL, *values.items())))
 
