@@ -19,7 +19,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.exceptions import ExternalScalerDisabledError
 
-from services.errors import PoolUnavailable, UsageError
+from services.errors import PoolUnavailable
 from services.overview import Overview
 from services.seats import ClusterSeats
 
@@ -42,10 +42,10 @@ class Engines(Protocol):
 
 
 async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> None:
-    """Let a cluster have this number of engines, which are dealt to the pools in turn. Raises UsageError for less than
+    """Let a cluster have this number of engines, which are dealt to the pools in turn. Raises ValueError for less than
     one for each pool, and PoolUnavailable if a pool is away; the others have the number then."""
     if engines < len(pools):
-        raise UsageError(f"a cluster needs at least {len(pools)} engine(s), one for each pool, not {engines}")
+        raise ValueError(f"a cluster needs at least {len(pools)} engine(s), one for each pool, not {engines}")
     told = await asyncio.gather(*(pool.scale(cluster, engines) for pool in pools), return_exceptions=True)
     for error in told:
         if error:

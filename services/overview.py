@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.messages import EngineFigures
+from services.seats import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Overview:
     full: bool = False  # the server's memory is full, and it refuses new requests
     gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
     wanted: dict[str, int] = field(default_factory=dict)  # the number of engines that each cluster is to have
+
+    @property
+    def engines_wanted(self) -> int:
+        """The engines that the clusters with a living scheduler are to have."""
+        return sum(self.wanted.get(cluster, 0) for cluster in {cluster_of(s.name) for s in self.seats if s.alive})
 
     @property
     def ready(self) -> bool:
@@ -77,8 +83,3 @@ def combined(overviews: Sequence[Overview]) -> Overview:
 def silent(overview: Overview) -> Overview:
     """Return the last known state of a pool whose server does not answer."""
     return replace(overview, seats=[replace(seat, alive=False) for seat in overview.seats])
-
-
-def engine_of(seat: str) -> str:
-    """Return the number of a seat's engine: seats are named `<cluster>/<number>`."""
-    return seat.rpartition("/")[2]

@@ -49,3 +49,8 @@ def cluster_of(seat: str) -> str:
 def engine_of(seat: str) -> str:
     """Return the number of a seat's engine."""
     return seat.rpartition("/")[2]
+
+
+def seats_of_shard(place: int, shards: int, engines: int) -> int:
+    """Return how many of a cluster's seats are in the pool at this place among its pools: seats are dealt in turn."""
+    return len(range(place, engines, shards))

@@ -11,6 +11,7 @@ from collections import Counter as Multiset
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,7 +31,7 @@ from services.metrics.declared import (
 )
 from services.overview import Overview
 from services.requests import FinishReason, class_label
-from services.seats import engine_of
+from services.seats import engine_of, seats_of_shard
 
 MODEL, SHARD = "model_name", "shard"
 GATEWAY = (MODEL, "gateway")
@@ -46,7 +47,8 @@ KNOWN: dict[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings ask for, beside which the page shows what there is. `pool_bytes`: of each pool."""
+    """What the settings ask for, beside which the page shows what there is. `pool_bytes`: of each pool. The number of
+    engines counts while no scheduler has told the pool another."""
 
     engines: int = 1
     gateways: int = 1
@@ -85,8 +87,10 @@ class _Page:
         answers.add_metric((self._model,), overview is not None)
         yield answers
         if overview is not None:
-            seats = len(range(place, self._wanted.engines, len(self._overviews)))
-            yield from _Collector(overview, self._model, replace(self._wanted, engines=seats)).collect()
+            dealt = partial(seats_of_shard, place, len(self._overviews))
+            overview = replace(overview, wanted={name: dealt(engines) for name, engines in overview.wanted.items()})
+            settings = replace(self._wanted, engines=dealt(self._wanted.engines))
+            yield from _Collector(overview, self._model, settings).collect()
 
     def _gateway_figures(self) -> Iterable[Metric]:
         figures: dict[str, dict[str, float]] = {}
@@ -139,7 +143,7 @@ class _Collector:
             "orca:pool_bytes_limit": self._wanted.pool_bytes,
             "orca:pool_full": o.full,
             "orca:engines": sum(seat.alive for seat in o.seats),
-            "orca:engines_wanted": self._wanted.engines,
+            "orca:engines_wanted": o.engines_wanted or self._wanted.engines,
             "orca:gateways": o.gateways,
             "orca:gateways_wanted": self._wanted.gateways,
             "orca:numerics": len(set(numerics)),
