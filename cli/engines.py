@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -155,13 +156,25 @@ async def _clusters(urls: list[str], name: str) -> list[Cluster]:
 
 
 def _cluster(name: str, overviews: Mapping[tuple[str, str], Overview]) -> Cluster | None:
-    """The cluster of this name, of the pools that know it; None if it has no living scheduler."""
-    pools = [pool for pool, overview in overviews.items() if name in overview.wanted]
-    seats = [seat for pool in pools for seat in overviews[pool].seats if cluster_of(seat.name) == name]
-    if not any(seat.alive for seat in seats):
+    """The cluster of this name; None if it has no living scheduler. Its pools are those in which it has one, and the
+    other shards of these."""
+    known = {pool: _seats(overview, name) for pool, overview in overviews.items() if name in overview.wanted}
+    living = {_unsharded(pool[1]) for pool, seats in known.items() if any(seat.alive for seat in seats)}
+    pools = [pool for pool in known if _unsharded(pool[1]) in living]
+    seats = [seat for pool in pools for seat in known[pool]]
+    if not pools:
         return None
     wanted = max(overviews[pool].wanted[name] for pool in pools)
     return Cluster(pools, name, wanted, sorted(seats, key=lambda seat: int(engine_of(seat.name))))
+
+
+def _seats(overview: Overview, cluster: str) -> list[Seat]:
+    return [seat for seat in overview.seats if cluster_of(seat.name) == cluster]
+
+
+def _unsharded(pool: str) -> str:
+    """The part of a pool's name that its shards share."""
+    return re.sub(r"\.[0-9]{1,3}$", "", pool)
 
 
 def is_ready(seat: Seat) -> bool:
