@@ -23,6 +23,7 @@ from services.requests import SamplingParams
 from services.settings.settings import Settings
 
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+CHAT_MAX_TOKENS = 1024  # unless settings or model say otherwise
 SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
 STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
 
@@ -209,7 +210,7 @@ class Validator:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
-            sampling = output.sampling(fields.sampling(limit, seed, output.bad_words))
+            sampling = output.sampling(fields.sampling(limit, seed, output.bad_words, self._model.defaults))
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
@@ -243,9 +244,13 @@ class Validator:
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
         if output is not None:
             return output
+        return min(self._default_max_tokens(kind), min(figures.max_model_len, figures.num_slots) - length)
+
+    def _default_max_tokens(self, kind: AnswerKind) -> int:
         settings = self._settings
-        default = settings.completion_max_tokens if kind is AnswerKind.COMPLETION else settings.chat_max_tokens
-        return min(default, min(figures.max_model_len, figures.num_slots) - length)
+        if kind is AnswerKind.COMPLETION:
+            return settings.completion_max_tokens
+        return settings.chat_max_tokens or self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
 
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)

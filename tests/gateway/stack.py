@@ -25,6 +25,7 @@ from services.loop.local_engine import LocalEngine, LocalSeat
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
+from services.models.generation import SamplingDefaults
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -127,7 +128,7 @@ class Stack(Background):
         self.pool = self.open_pool()
         loop = await self._engine_loop() if self._with_engine else None
         serving = asyncio.create_task(loop.run()) if loop else None
-        self.app = create_app(self.open_pool(), ServedModel(NAME, self.tokenizer, self.info, 1), self.settings)
+        self.app = create_app(self.open_pool(), self._served(), self.settings)
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
@@ -145,6 +146,11 @@ class Stack(Background):
             if self._tracer:
                 await asyncio.to_thread(self._tracer.close)
         await self.pool.close()
+
+    def _served(self) -> ServedModel:
+        settings = self.settings
+        defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
+        return ServedModel(NAME, self.tokenizer, self.info, 1, defaults)
 
     async def _engine_loop(self) -> EngineLoop:
         epoch = (await self.pool.acquire(SEAT, "test", LEASE)).epoch

@@ -87,7 +87,7 @@ def test_structural_tags_are_objects_or_json(tag: Any) -> None:
 
 def test_text_format_of_responses_is_echoed() -> None:
     def echoed(**text: Any) -> Any:
-        return validate(ResponseRequest, {"input": "hi", "text": text}).echo["text"]
+        return validate(ResponseRequest, {"input": "hi", "text": text}).echo()["text"]
 
     assert echoed() == echoed(format=None) == {"format": {"type": "text"}}
     assert echoed(format={"type": "json_object"}) == {"format": {"type": "json_object"}}
