@@ -61,10 +61,18 @@ class Generations:
     async def open(
         self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, received: float
     ) -> Generation:
-        """Submit a request, or resume it if the client has a position in its stream. Raises as these do."""
-        if position is None:
+        """Submit a request, or resume it if the client has a position in its stream. Raises as these do.
+
+        A request whose idempotency key names one that asked for the same follows that one, also if it had become
+        another: its prompt may depend on the date.
+        """
+        if position is not None:
+            return await self.resume(validated, position, receive, received)
+        try:
             return await self.submit(validated, receive, received)
-        return await self.resume(validated, position, receive, received)
+        except _Earlier as earlier:
+            plan = Plan.unpack(earlier.group.body)
+            return await self._follow(earlier.group, _as_requested(plan, validated), receive)
 
     async def submit(
         self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
@@ -95,7 +103,10 @@ class Generations:
                 raise pool_refusal(reply.refused)
             if reply.request != request:
                 self._abandoned.add(reply.request)
-                raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
+                group = await self._group(reply.request, submission.tenant)
+                if Plan.unpack(group.body).digest != plan.digest:
+                    raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
+                raise _Earlier(group)
             if reply.existed:
                 group = await self._group(request, submission.tenant)
                 plan, latency = _as_requested(Plan.unpack(group.body), validated), None
@@ -103,6 +114,9 @@ class Generations:
                     record.continues(group.trace)
                 slot = await self._catch_up(buffer, submission.tenant)
             buffer.submitted = True
+        except _Earlier:
+            self._close(buffer)  # nothing was submitted, and what follows is recorded under the earlier request
+            raise
         except BaseException as error:
             self._close(buffer)  # whether the submission arrived is unknown
             if record:
@@ -136,7 +150,10 @@ class Generations:
         """
         submission = validated.submission
         if position.request == submission.request:
-            return await self.submit(validated, receive, received)
+            try:
+                return await self.submit(validated, receive, received)
+            except _Earlier:
+                raise _not_found(position.request) from None
         group = await self._group(position.request, submission.tenant)
         plan = Plan.unpack(group.body)
         if plan.digest != validated.plan.digest:
@@ -186,7 +203,7 @@ class Generations:
             await asyncio.sleep(PATIENCE / LOOKS)
             group = await self._look_up(request, tenant)
         if group is None or group.tenant != tenant:
-            raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+            raise _not_found(request)
         return group
 
     async def _look_up(self, request: str, tenant: str) -> Group | None:
@@ -247,6 +264,18 @@ class AbandonedRequests:
             log.warning(text, request, extra=about(request))
         finally:
             del self._tasks[request]
+
+
+class _Earlier(Exception):
+    """The idempotency key names `group`, which asked for the same and had become another request."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.request)
+        self.group = group
+
+
+def _not_found(request: str) -> ApiError:
+    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
 
 
 def _as_requested(plan: Plan, validated: ValidatedRequest) -> Plan:
