@@ -59,7 +59,10 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
     exposure.check(settings)
     check_tracing(settings.otlp_traces_endpoint)
     # each process reads the pool's URL from its own environment, unless `args` have it
-    shared = {name: args[name] for name in POOL if name in args} | {"model": pin_commit(settings.model)}
+    shared = {name: args[name] for name in POOL if name in args} | {
+        "model": pin_commit(settings.model),
+        "tokenizer": settings.tokenizer and pin_commit(settings.tokenizer),
+    }
     scheduler_values = _without_pool(settings.without_secrets()) | shared
     gateway_values = _without_pool(settings.with_key_hashes()) | shared
     common = COMMON | {

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from actors.channel import Door
-from actors.engine_build import build_of, engine_settings, layout_of
+from actors.engine_build import build_of, engine_files, engine_settings, layout_of
 from actors.engine_thread import EngineThread
 from actors.liveness import Lifeline, WeightsMark, is_marked
 from services.background import start_thread
@@ -27,8 +27,8 @@ from services.engine.startup.warm_up import WarmUp
 from services.errors import OtherWeights, StaleEpoch
 from services.logs import configure, describe
 from services.messages import EngineFigures, Iteration, IterationResult
-from services.models import resolve
 from services.models.pin import check_pin
+from services.models.replaced import resolve_replaced
 from services.settings.sources import load
 from services.wire import pack, unpack
 
@@ -90,8 +90,8 @@ class EngineActor:
         self._settings = engine_settings(settings)
         self._null = settings.null_engine
         self._build = build_of(settings)
-        self._model = settings.model
-        self._folder = resolve(settings.model, settings.cache_dir, log.info)
+        self._model, self._replaced = settings.model, engine_files(settings)
+        self._folder = resolve_replaced(self._model, self._replaced, settings.cache_dir, log.info)
         context = ray.get_runtime_context()
         self._name = context.get_actor_name() or ""
         describe(engine=self._name)
@@ -243,7 +243,7 @@ class EngineActor:
         try:
             check_pin(self._model, self._folder, self._settings.cache_dir)
         except OtherWeights:
-            self._folder = resolve(self._model, self._settings.cache_dir, log.info)
+            self._folder = resolve_replaced(self._model, self._replaced, self._settings.cache_dir, log.info)
             check_pin(self._model, self._folder, self._settings.cache_dir)
 
     def _connect_ranks(self, epoch: str, meeting: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from services.engine.parallel.layout import Layout
 from services.engine.settings import EngineSettings
+from services.models.generation import NEUTRAL
+from services.models.replaced import Replaced
 from services.settings.settings import Settings
 
 # The files, and the folders with source files, on which the tokens and the messages of an engine depend.
@@ -40,7 +43,8 @@ def build_of(settings: Settings, root: Path = Path(__file__).parents[1]) -> str:
     A scheduler attaches only to actors of its own build. Compiled files beside the sources do not count: they appear
     and disappear while a server runs.
     """
-    digest = hashlib.sha256(repr((settings.model, settings.null_engine, engine_settings(settings))).encode())
+    read = (settings.model, engine_files(settings), settings.null_engine, engine_settings(settings))
+    digest = hashlib.sha256(repr(read).encode())
     for file in source_files(root):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
@@ -72,6 +76,17 @@ def engine_settings(settings: Settings) -> EngineSettings:
         pp=settings.pp,
         deadly_token=settings.deadly_token,
     )
+
+
+def replaced_of(settings: Settings) -> Replaced:
+    """The files of the model that the settings replace."""
+    config = settings.generation_config
+    return Replaced(settings.tokenizer, settings.chat_template, "" if config in ("auto", NEUTRAL) else config)
+
+
+def engine_files(settings: Settings) -> Replaced:
+    """Those that an engine reads: with another chat template it stays the same engine."""
+    return replace(replaced_of(settings), chat_template="")
 
 
 def layout_of(settings: Settings, rank: int = 0) -> Layout:

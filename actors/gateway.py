@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -13,8 +14,11 @@ from actors.replica import find_model, listen_on_node_address, open_shards
 from gateway.app import create_app, prepare_process
 from gateway.model import ServedModel
 from services.logs import configure
+from services.models.generation import SamplingDefaults
 from services.settings.sources import load
 from services.text import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -30,7 +34,9 @@ class GatewayReplica:
         settings = self._settings
         folder, info = find_model(settings)
         name = settings.served_model_name or folder.name
-        model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()))
+        defaults = SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config)
+        log.info("sampling defaults: %s", defaults)
+        model = ServedModel(name, Tokenizer.load(folder), info, created=int(time.time()), defaults=defaults)
         app = create_app(open_shards(settings, info), model, settings, echo_request_id=False)
         prepare_process()
         return app

@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from services.models import ModelInfo, resolve
+from actors.engine_build import replaced_of
+from services.models import ModelInfo
 from services.models.pin import pinned_info
+from services.models.replaced import resolve_replaced, with_replaced
 from services.pool.limits import Bounds, Limits
 from services.pool.pool import LAYOUT, RequestPool
 from services.pool.shards import PoolShard
@@ -39,8 +41,10 @@ def listen_on_node_address() -> None:
 
 def find_model(settings: Settings) -> tuple[Path, ModelInfo]:
     """The folder of the model, and its description under the pinned revision. Raises ModelError."""
-    folder = resolve(settings.model, settings.cache_dir, log.info)
-    return folder, pinned_info(settings.model, folder, settings.cache_dir)
+    replaced = replaced_of(settings)
+    folder = resolve_replaced(settings.model, replaced, settings.cache_dir, log.info)
+    info = pinned_info(settings.model, folder, settings.cache_dir)
+    return folder, with_replaced(info, folder, replaced)
 
 
 def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:

@@ -98,6 +98,8 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     from services.models.pin import pin
 
     model = await asyncio.to_thread(pin, settings.model, settings.cache_dir, say)
+    if defaults := await asyncio.to_thread(_sampling_defaults, model, settings, say):
+        say(f"requests that do not say otherwise: {defaults} (--generation-config vllm turns this off)")
     if settings.device != "cuda" and not settings.null_engine:
         with contextlib.suppress(NoKernels, OSError):  # the engine reports it if it needs the kernels
             await asyncio.to_thread(compiled, settings.cache_dir, say)
@@ -110,6 +112,20 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))
+
+
+def _sampling_defaults(model: str, settings: Settings, say: Progress) -> str:
+    """Those of the model, in one line. Raises ModelError also if files that replace the model's own cannot be used."""
+    from actors.engine_build import replaced_of
+    from services.models.generation import SamplingDefaults
+    from services.models.replaced import resolve_replaced
+
+    folder = resolve_replaced(model, replaced_of(settings), settings.cache_dir, say)
+    if settings.chat_template:
+        from services.text import ChatTemplate
+
+        ChatTemplate.load(folder)
+    return str(SamplingDefaults.load(folder, settings.generation_config, settings.override_generation_config))
 
 
 @contextlib.asynccontextmanager

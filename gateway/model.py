@@ -12,8 +12,9 @@ from typing import Any
 
 from gateway.errors import ApiError, Kind
 from gateway.schemas.chat import Message
-from gateway.schemas.generation import GenerationFields
+from gateway.schemas.generation import NO_DEFAULTS, GenerationFields
 from services.models import ModelInfo
+from services.models.generation import SamplingDefaults
 from services.text import Tokenizer
 
 PART = 1 << 18  # characters that are tokenized in one call
@@ -22,21 +23,25 @@ Words = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds."""
+    """A model's name in the API, its tokenizer and its figures. `created` is in Unix seconds. `defaults`: the
+    sampling of requests that do not say it."""
 
     name: str
     tokenizer: Tokenizer
     info: ModelInfo
     created: int
+    defaults: SamplingDefaults = NO_DEFAULTS
 
     def card(self) -> dict[str, Any]:
-        """The model object with the fields of OpenAI, Anthropic and vLLM (`max_model_len`)."""
+        """The model object with fields of OpenAI, Anthropic and vLLM (`max_model_len`), and its defaults if any."""
+        said = self.defaults.given()
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "orca",
             "max_model_len": self.info.max_model_len,
+            **({"default_sampling_params": said} if said else {}),
             "type": "model",
             "display_name": self.name,
             "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),

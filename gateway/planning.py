@@ -1,7 +1,8 @@
-"""Planning: the plan of the answer to a validated request."""
+"""Planning: the plan of the answer to a validated request, and the digests by which requests are told apart."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -9,6 +10,10 @@ from gateway.answer.plan import AnswerKind, Plan
 from gateway.answer.reading import Reading
 from gateway.schemas.generation import GenerationFields
 from services.messages import NewSequence
+from services.requests import SamplingParams
+from services.wire import pack
+
+STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
 
 
 def service_tier(kind: AnswerKind, fields: GenerationFields, order: str) -> str | None:
@@ -65,3 +70,17 @@ def plan_of(
         parallel_tool_calls=reading.parallel_tool_calls,
         include_reasoning=fields.shows_reasoning,
     )
+
+
+def digest_of(fields: GenerationFields) -> str:
+    """Equal for two HTTP requests that ask for the same tokens."""
+    given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
+    return hashlib.sha256(given.encode()).hexdigest()
+
+
+def digest_of_inputs(prompts: Sequence[list[int]], samplings: Sequence[SamplingParams]) -> str:
+    """Equal for two requests only if their tokens are equal: they depend on nothing else."""
+    digest = hashlib.sha256()
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        digest.update(pack([prompt, sampling]))
+    return digest.hexdigest()

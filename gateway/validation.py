@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from gateway.feasibility import check_choice, check_logprobs
 from gateway.grammars.check import GrammarCheck
 from gateway.http.headers import Caller
 from gateway.model import ServedModel, Words, bad_word_ids, chat_tokens, text_tokens, truncated
-from gateway.planning import plan_of, service_tier
+from gateway.planning import digest_of, digest_of_inputs, plan_of, service_tier
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
@@ -23,8 +22,8 @@ from services.requests import SamplingParams
 from services.settings.settings import Settings
 
 MAX_SEQUENCES = 2048  # prompts x n of one HTTP request
+CHAT_MAX_TOKENS = 1024  # unless settings or model say otherwise
 SEQUENCE_SIZE = 64  # the work that a choice adds to the bytes of the body
-STREAM_FIELDS = {"stream", "stream_options"}  # not part of the digest: one request can be followed in both ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +145,13 @@ class Validator:
         digest = digest_of(fields)
         self._check_class(fields, caller.tenant)
         self._check_reasoning(fields)
-        request = kind.prefix + caller.request_name(digest)
         reading = PLAIN if kind is AnswerKind.COMPLETION else self._reading.of(fields.tool_use, prompts[0])
         grammar = self._grammars.grammar_of(fields, reading)
         output = Output(bad_words, grammar, reading)
-        sequences = self._sequences(kind, fields, request, prompts, param, figures, caller.seed(), output)
+        samplings = self._samplings(kind, fields, prompts, param, figures, caller.seed(), output)
+        inputs = "" if caller.named_by_fields else digest_of_inputs(prompts, samplings)
+        request = kind.prefix + caller.request_name(digest, inputs)
+        sequences = _sequences(request, prompts, samplings, fields.choices)
         check_choice(sequences[0].sampling, self._model.info.eos_token_ids, self._model.info.vocab_size)
         check_logprobs(kind, fields, prompts, sequences)
         tier = service_tier(kind, fields, self._settings.order)
@@ -194,33 +195,30 @@ class Validator:
             text = f"Invalid '{param}': it asks for class {fields.request_class}, yours is {earliest} at the earliest."
             raise ApiError(Kind.INVALID, text, param)
 
-    def _sequences(
+    def _samplings(
         self,
         kind: AnswerKind,
         fields: GenerationFields,
-        request: str,
         prompts: list[list[int]],
         param: str,
         figures: EngineFigures,
         seed: int,
         output: Output,
-    ) -> list[NewSequence]:
-        """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
-        sequences: list[NewSequence] = []
+    ) -> list[SamplingParams]:
+        """The sampling of each prompt, whose choices differ by their number only."""
+        samplings: list[SamplingParams] = []
         for prompt in prompts:
             if not prompt:
                 raise ApiError(Kind.INVALID, f"Invalid '{param}': it has no tokens.", param)
             limit = self._max_new_tokens(kind, fields, len(prompt), param, figures)
-            sampling = output.sampling(fields.sampling(limit, seed, output.bad_words))
+            sampling = output.sampling(fields.sampling(limit, seed, output.bad_words, self._model.defaults))
             if sampling.min_tokens > sampling.max_new_tokens:
                 text = f"'min_tokens' {sampling.min_tokens} is over the {sampling.max_new_tokens} tokens at most."
                 raise ApiError(Kind.INVALID, text, "min_tokens")
             if fields.requested_max_tokens == 0:
                 sampling = _discarded(sampling)
-            for _ in range(fields.choices):
-                choice = len(sequences)
-                sequences.append(NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice)))
-        return sequences
+            samplings.append(sampling)
+        return samplings
 
     def _max_prompt_tokens(self, kind: AnswerKind, fields: GenerationFields, figures: EngineFigures) -> int:
         """The length of a prompt that leaves room for the requested output."""
@@ -245,9 +243,13 @@ class Validator:
             raise ApiError(Kind.CONTEXT_LENGTH, text, param)
         if output is not None:
             return output
+        return min(self._default_max_tokens(kind), min(figures.max_model_len, figures.num_slots) - length)
+
+    def _default_max_tokens(self, kind: AnswerKind) -> int:
         settings = self._settings
-        default = settings.completion_max_tokens if kind is AnswerKind.COMPLETION else settings.chat_max_tokens
-        return min(default, min(figures.max_model_len, figures.num_slots) - length)
+        if kind is AnswerKind.COMPLETION:
+            return settings.completion_max_tokens
+        return settings.chat_max_tokens or self._model.defaults.max_new_tokens or CHAT_MAX_TOKENS
 
     def _check_count(self, count: int) -> None:
         limit = min(MAX_SEQUENCES, self._settings.max_waiting)
@@ -263,15 +265,20 @@ class Validator:
             raise ApiError(Kind.INVALID, text, param)
 
 
+def _sequences(
+    request: str, prompts: Sequence[list[int]], samplings: Sequence[SamplingParams], n: int
+) -> list[NewSequence]:
+    """`n` sequences per prompt; the index of a choice is prompt index x n + j."""
+    each = [pair for pair in zip(prompts, samplings, strict=True) for _ in range(n)]
+    return [
+        NewSequence(f"{request}/{choice}", prompt, replace(sampling, choice=choice))
+        for choice, (prompt, sampling) in enumerate(each)
+    ]
+
+
 def _discarded(sampling: SamplingParams) -> SamplingParams:
     """The sampling of the one token that a request for no tokens generates: greedy, and it ends by length."""
     scored = sampling.prompt_logprobs
     return SamplingParams(
         1, temperature=0.0, logprobs=None if scored is None else 0, ignore_eos=True, prompt_logprobs=scored
     )
-
-
-def digest_of(fields: GenerationFields) -> str:
-    """Equal for two HTTP requests that ask for the same tokens."""
-    given = fields.model_dump_json(exclude=STREAM_FIELDS, exclude_unset=True)
-    return hashlib.sha256(given.encode()).hexdigest()

@@ -34,6 +34,7 @@ from services.errors import OrcaError
 from services.live.frames import END, FRAMES
 from services.logs import configure
 from services.models import resolve
+from services.models.pin import pin_commit
 from services.settings.settings import Settings
 from services.settings.sources import load
 
@@ -100,6 +101,7 @@ def _serve(channel: Channel, settings: Settings, folder: Path) -> NoReturn:
     update = {
         "redis_url": SecretStr(received["redis_url"]),
         "model": received["model"],
+        "tokenizer": settings.tokenizer and pin_commit(settings.tokenizer),
         "durability": "everysec",
     }
     settings = settings.model_copy(update=update)
@@ -125,7 +127,7 @@ def _start_ray(settings: Settings, folder: Path) -> None:
         from services.engine.startup.loading import check_ranks  # imports torch, which takes seconds
         from services.engine.startup.proof.verdict import proven
 
-        model = resolve(settings.model, settings.cache_dir, log.info)
+        model = resolve(settings.model, settings.cache_dir, log.info)  # without replaced files: its layers are the same
         check_ranks(model, proven(model, engine_settings(settings)))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their messages of a normal start are not for users

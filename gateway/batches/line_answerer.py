@@ -22,6 +22,7 @@ from gateway.http.body import loads, validate
 from gateway.http.headers import Caller
 from gateway.http.json_size import most_values
 from gateway.openai.answer import Answer
+from gateway.planning import digest_of
 from gateway.pool_client.generation import Generation
 from gateway.responses.stored import stored_response
 from gateway.responses.validation import validate_response
@@ -29,7 +30,7 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.responses import ResponseRequest
-from gateway.validation import ValidatedRequest, digest_of
+from gateway.validation import ValidatedRequest
 from services.errors import PoolUnavailable
 from services.requests import BATCH_CLASS
 
@@ -139,7 +140,15 @@ class LineAnswerer:
     def _caller(self, number: int, size: int) -> Caller:
         # the request's id and seed are made of the key; no client can send it, because headers cannot contain NUL
         key = f"\0{self._record.id}\0{number}"
-        return Caller(self._record.tenant, key, resumable=True, background=True, size=size, queue=self._queue)
+        return Caller(
+            self._record.tenant,
+            key,
+            resumable=True,
+            background=True,
+            size=size,
+            queue=self._queue,
+            named_by_fields=True,  # known before the line is validated; nobody resumes its stream
+        )
 
     def _placed(self, request: str, caller: Caller) -> str:
         """The id of a line's request in its shard."""

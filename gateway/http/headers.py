@@ -26,7 +26,8 @@ class Caller:
     """`resumable`: without followers the request continues for the pool's grace period; `background`: to its end.
 
     `queue_timeout`: seconds within which an engine must begin the request; None: the setting. `size`: bytes of the
-    body. `queue`: the queue for work off the event loop; by default the tenant's.
+    body. `queue`: the queue for work off the event loop; by default the tenant's. `named_by_fields`: with a key, the id
+    of the request depends on its fields alone, not on what they become.
     """
 
     tenant: str = "default"
@@ -36,6 +37,7 @@ class Caller:
     queue_timeout: float | None = None
     size: int = 0
     queue: str = ""
+    named_by_fields: bool = False
 
     @classmethod
     def of(cls, request: Request) -> Caller:
@@ -55,10 +57,13 @@ class Caller:
             size=getattr(request.state, "size", 0),
         )
 
-    def request_name(self, digest: str) -> str:
+    def request_name(self, digest: str, inputs: str = "") -> str:
         """32 hexadecimal digits for the id of a request with this digest. With an idempotency key they are a function
-        of both, so a request that the pool lost gets the same id when it is posted again."""
-        return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest)[:32]
+        of both, so a request that the pool lost gets the same id when it is posted again.
+
+        `inputs`: the digest of its prompts and sampling. They may have become others, as the prompt depends on the date
+        with some chat templates; the request then gets another id, so that it does not continue an earlier stream."""
+        return secrets.token_hex(16) if self.idempotency_key is None else self._hash(digest + inputs)[:32]
 
     @property
     def slot(self) -> int | None:

@@ -64,10 +64,21 @@ class Generations:
         """Submit a request and follow it. `received`: the time of the loop's clock at which it arrived; None: its
         latency is not measured. `queue`: the queue for work on its answer; by default the tenant's.
 
-        If the idempotency key is known, the earlier request with that key is followed from its first token.
+        If the idempotency key is known, the earlier request with that key is followed from its first token, also if
+        it asked for the same and became another request: a prompt may depend on the date.
         Raises ApiError if the pool is full, the wait too long, the idempotency key that of another request, or the
         request has too many followers; PoolUnavailable.
         """
+        try:
+            return await self._submit(validated, receive, received, queue)
+        except _Earlier as earlier:
+            plan = Plan.unpack(earlier.group.body)
+            return await self._follow(earlier.group, _as_requested(plan, validated), receive)
+
+    async def _submit(
+        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
+    ) -> Generation:
+        """As `submit`, but raises _Earlier where it follows another request."""
         submission, plan = validated.submission, validated.plan
         request = submission.request
         self._check_followers(request)
@@ -87,7 +98,10 @@ class Generations:
                 raise pool_refusal(reply.refused)
             if reply.request != request:
                 self._abandoned.add(reply.request)
-                raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
+                group = await self._group(reply.request, submission.tenant)
+                if Plan.unpack(group.body).digest != plan.digest:
+                    raise ApiError(Kind.KEY_REUSED, "This 'Idempotency-Key' was used with another request.")
+                raise _Earlier(group)
             if reply.existed:
                 group = await self._group(request, submission.tenant)
                 plan, latency = _as_requested(Plan.unpack(group.body), validated), None
@@ -95,6 +109,9 @@ class Generations:
                     record.continues(group.trace)
                 slot = await self._catch_up(buffer, submission.tenant)
             buffer.submitted = True
+        except _Earlier:
+            self._close(buffer)  # nothing was submitted, and what follows is recorded under the earlier request
+            raise
         except BaseException as error:
             self._close(buffer)  # whether the submission arrived is unknown
             if record:
@@ -128,7 +145,10 @@ class Generations:
         """
         submission = validated.submission
         if position.request == submission.request:
-            return await self.submit(validated, receive, received)
+            try:
+                return await self._submit(validated, receive, received)
+            except _Earlier:
+                raise _not_found(position.request) from None
         group = await self._group(position.request, submission.tenant)
         plan = Plan.unpack(group.body)
         if plan.digest != validated.plan.digest:
@@ -178,7 +198,7 @@ class Generations:
             await asyncio.sleep(PATIENCE / LOOKS)
             group = await self._look_up(request, tenant)
         if group is None or group.tenant != tenant:
-            raise ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
+            raise _not_found(request)
         return group
 
     async def _look_up(self, request: str, tenant: str) -> Group | None:
@@ -239,6 +259,18 @@ class AbandonedRequests:
             log.warning(text, request, extra=about(request))
         finally:
             del self._tasks[request]
+
+
+class _Earlier(Exception):
+    """The idempotency key names `group`, which asked for the same and had become another request."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.request)
+        self.group = group
+
+
+def _not_found(request: str) -> ApiError:
+    return ApiError(Kind.REQUEST_NOT_FOUND, f"There is no request '{request[:100]}' (any more).")
 
 
 def _as_requested(plan: Plan, validated: ValidatedRequest) -> Plan:

@@ -31,7 +31,7 @@ async def validate_response(gateway: Gateway, fields: ResponseRequest, caller: C
 
     def work(figures: EngineFigures) -> ValidatedRequest:
         prompt = _prompt(gateway, fields, conversation)
-        extra = Extra(fields.echo, conversation, ids).pack()
+        extra = Extra(fields.echo(gateway.model.defaults), conversation, ids).pack()
         return gateway.validator.request(AnswerKind.RESPONSE, fields, [prompt], "input", figures, caller, extra)
 
     return await gateway.validator.validate(caller, caller.size + conversation_size(conversation), fields, work)

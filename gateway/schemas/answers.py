@@ -72,6 +72,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling_params: NotRequired[dict[str, float]]  # for fields that a request leaves out
     type: Literal["model"]  # from here on Anthropic's fields
     display_name: str
     created_at: str

@@ -11,6 +11,7 @@ from gateway.schemas.strict import Strict, contradiction, no_options, only
 from gateway.schemas.structured import ConstraintFields
 from gateway.schemas.thinking import Effort, TemplateKwargs, template_variables
 from gateway.tools import NO_TOOLS, ToolUse
+from services.models.generation import SamplingDefaults
 from services.requests import SamplingParams
 
 MAX_STOPS = 16
@@ -23,6 +24,8 @@ MAX_ALLOWED_TOKEN_IDS = 16_384
 NOT_IN_STREAMS = "'prompt_logprobs' are not available when 'stream' is true"
 LAST_CLASS = 8  # the first is -8
 TIER_CLASSES = {"default": 0, "flex": 1, "priority": -1, "fast": -1}  # `auto` implies no class
+
+NO_DEFAULTS = SamplingDefaults()
 
 Count = Annotated[int, Field(ge=1)]
 Id = Annotated[int, Field(ge=0)]
@@ -235,18 +238,25 @@ class GenerationFields(ConstraintFields, ABC):
     def continuous_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def sampling(self, max_new_tokens: int, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
-        """The sampling parameters. `seed`: used if the client gave none. `bad_words`: token ids of each word."""
+    def sampling(
+        self,
+        max_new_tokens: int,
+        seed: int,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        defaults: SamplingDefaults = NO_DEFAULTS,
+    ) -> SamplingParams:
+        """The sampling parameters. `seed`: used if the client gave none. `bad_words`: token ids of each word.
+        `defaults`: for fields that the client left out."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=_default(self.temperature, 1.0),
-            top_p=_default(self.top_p, 1.0),
-            top_k=max(self.top_k or 0, 0),
-            min_p=self.min_p or 0.0,
-            seed=_default(self.seed, seed) % (1 << 64),
+            temperature=_first(self.temperature, defaults.temperature, 1.0),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            top_k=max(_first(self.top_k, defaults.top_k, 0), 0),
+            min_p=_first(self.min_p, defaults.min_p, 0.0),
+            seed=_first(self.seed, seed) % (1 << 64),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=_default(self.repetition_penalty, 1.0),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
             logit_bias=self.logit_bias,
             logprobs=self.requested_logprobs if self.scored is None else self.requested_logprobs or 0,
             min_tokens=self.min_tokens or 0,
@@ -261,5 +271,6 @@ class GenerationFields(ConstraintFields, ABC):
         )
 
 
-def _default(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _first(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next(value for value in values if value is not None)

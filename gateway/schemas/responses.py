@@ -8,13 +8,14 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
 from gateway.schemas.chat import FunctionCall, Message, ToolCall
-from gateway.schemas.generation import Count, GenerationFields, StreamOptions
+from gateway.schemas.generation import NO_DEFAULTS, Count, GenerationFields, StreamOptions
 from gateway.schemas.strict import Strict, contradiction, only, unsupported
 from gateway.schemas.structured import Constraint, ResponseTextFormat
 from gateway.schemas.text_parts import TextParts
 from gateway.schemas.thinking import Effort, Reasoning
 from gateway.schemas.tools import ResponseToolChoice, ResponseTools, check_tools, echo_of_choice, use_of
 from gateway.tools import ToolChoice, ToolUse
+from services.models.generation import SamplingDefaults
 
 TEXT_PARTS = TextParts(
     {
@@ -220,9 +221,9 @@ class ResponseRequest(GenerationFields):
         """Parallel to `messages`: the client's ids of the items, None if missing or too long to store."""
         return [item.id if item.id and len(item.id) <= MAX_ITEM_ID else None for item in self.input]
 
-    @property
-    def echo(self) -> dict[str, Any]:
-        """The fields of the response object that the request sets."""
+    def echo(self, defaults: SamplingDefaults = NO_DEFAULTS) -> dict[str, Any]:
+        """The fields of the response object that the request sets; for some that it left out, `defaults`."""
+        sampling = self.sampling(1, 0, defaults=defaults)
         optional: dict[str, Any] = {"user": self.user} if self.user is not None else {}
         if self.reasoning:
             optional["reasoning"] = self.reasoning.model_dump(exclude_none=True)
@@ -237,8 +238,8 @@ class ResponseRequest(GenerationFields):
             "background": bool(self.background),
             "store": self.store is not False,
             "metadata": self.metadata or {},
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "top_logprobs": self.top_logprobs or 0,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "safety_identifier": self.safety_identifier,

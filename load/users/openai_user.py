@@ -28,7 +28,7 @@ class OpenAIUser(FastHttpUser):
     """Sends one request after the other to its `path`; a subclass says which and how.
 
     Each request fires Locust's `request` event with its end-to-end time and the fields of `Sample` as its context, so
-    the row Aggregated counts requests. The rows TTFT, TPOT and MAX GAP belong to no request of their own.
+    the row Aggregated counts requests. The rows TTFT, TPOT, MAX GAP and GOODPUT belong to no request of their own.
     """
 
     abstract = True
@@ -107,11 +107,16 @@ class OpenAIUser(FastHttpUser):
             exception=error,
             context=sample.record(),
         )
+        rows: list[tuple[str, float | None]] = []
         if self.streams and error is None:
-            # not as events of their own, which would count as requests in the row Aggregated
-            for row, value in (("TTFT", sample.ttft), ("TPOT", sample.tpot), ("MAX GAP", sample.worst_gap)):
-                if value is not None:
-                    self.environment.stats.get(self.path, row).log(value, sample.output_tokens)
+            rows += [("TTFT", sample.ttft), ("TPOT", sample.tpot), ("MAX GAP", sample.worst_gap)]
+        assert self.test.tally
+        if self.test.tally.targets and sample.meets(self.test.tally.targets):
+            rows.append(("GOODPUT", sample.e2e))
+        for row, value in rows:
+            if value is not None:
+                # not as events of their own, which would count as requests in the row Aggregated
+                self.environment.stats.get(self.path, row).log(value, sample.output_tokens)
 
     def _continue(self, content: Content, answer: StreamedAnswer, error: Exception | None) -> None:
         """Keep question and answer for the next turn; a failure and the last turn end the conversation."""

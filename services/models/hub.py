@@ -19,25 +19,27 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _TEXT_PARTS = (".json", ".jinja", ".model", ".tiktoken", "merges.txt", "vocab.txt")
 
 
-def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "") -> Path:
+def fetch_from_hub(repo: str, cache_dir: Path, progress: Progress, revision: str = "", tokenizer: bool = False) -> Path:
     """Return the folder of a revision of `repo`: a commit, a branch or a tag; by default the newest. If the hub does
     not answer, it is the revision that was fetched last. For a commit that was fetched before, the hub is not asked.
+
+    With `tokenizer`, only the text files are fetched.
 
     The files are in the hub's own cache (`HF_HOME`); our cache holds a link with the name of the model. Raises
     ModelError if the hub has no such model, or if it does not answer and nothing was fetched before.
     """
-    link = _link(repo, cache_dir, revision)
+    link = _link(repo, cache_dir, revision, tokenizer)
     if not (_COMMIT.fullmatch(revision) and link.is_dir()):
         try:
-            snapshot = _download(repo, revision, progress)
+            snapshot = _download(repo, revision, progress, tokenizer)
         except ConnectionError as error:
             if not link.is_dir():
                 raise ModelError(f"{repo!r} is no local path, and the hub cannot be reached: {error}") from None
             progress(f"the hub does not answer; {repo} is served as it was fetched last")
             snapshot = link.resolve()
-        for each in {link, _link(repo, cache_dir, snapshot.name)}:
+        for each in {link, _link(repo, cache_dir, snapshot.name, tokenizer)}:
             _point(each, snapshot)
-    return from_folder(link, cache_dir, progress)
+    return link if tokenizer else from_folder(link, cache_dir, progress)
 
 
 def fetched_commit(repo: str, cache_dir: Path, revision: str = "") -> str:
@@ -45,8 +47,9 @@ def fetched_commit(repo: str, cache_dir: Path, revision: str = "") -> str:
     return _link(repo, cache_dir, revision).resolve().name
 
 
-def _link(repo: str, cache_dir: Path, revision: str) -> Path:
-    return place(cache_dir, f"hub {repo}{'@' * bool(revision)}{revision}", repo.rpartition("/")[2])
+def _link(repo: str, cache_dir: Path, revision: str, tokenizer: bool = False) -> Path:
+    kind = "tokenizer of hub" if tokenizer else "hub"
+    return place(cache_dir, f"{kind} {repo}{'@' * bool(revision)}{revision}", repo.rpartition("/")[2])
 
 
 def ask_commit(repo: str, revision: str = "") -> str:
@@ -63,13 +66,14 @@ def _info(repo: str, revision: str) -> Any:
     return HfApi().model_info(repo, revision=revision or None, timeout=_TIMEOUT, files_metadata=True)
 
 
-def _download(repo: str, revision: str, progress: Progress) -> Path:
+def _download(repo: str, revision: str, progress: Progress, tokenizer: bool) -> Path:
     """Return the snapshot folder. Raises ModelError if the hub refuses, ConnectionError if it does not answer."""
     from huggingface_hub import snapshot_download
 
     with _asking(repo):
         info = _info(repo, revision)
-        files = _needed(repo, {str(file.rfilename): int(file.size or 0) for file in info.siblings or []})
+        sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
+        files = _text_parts(sizes) if tokenizer else _needed(repo, sizes)
         progress(f"fetching {repo} from the hub ({sum(files.values()) >> 20} MB where not fetched before)")
         return Path(snapshot_download(repo, revision=info.sha, allow_patterns=list(files)))
 
@@ -94,13 +98,17 @@ def _asking(repo: str) -> Iterator[None]:
         raise ConnectionError(f"{type(error).__name__}: {error}") from None
 
 
+def _text_parts(files: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in files.items() if "/" not in name and name.endswith(_TEXT_PARTS)}
+
+
 def _needed(repo: str, files: dict[str, int]) -> dict[str, int]:
     """Return the files of a repository that are needed: text files, and the weights in one format."""
     top = {name: size for name, size in files.items() if "/" not in name and not name.startswith("consolidated")}
     for suffix in (".safetensors", ".bin"):
         weights = {name: size for name, size in top.items() if name.endswith(suffix)}
         if weights:
-            return weights | {name: size for name, size in top.items() if name.endswith(_TEXT_PARTS)}
+            return weights | _text_parts(top)
     others: Any = sorted(name for name in top if name.endswith(".gguf")) or sorted(top)
     raise ModelError(f"{repo} has neither safetensors nor .bin weights (a GGUF file can be served by path): {others}")
 

@@ -34,11 +34,11 @@ class ModelInfo:
         """Read the files of the model in `folder`. A given `revision` is not checked; otherwise the weights are hashed,
         once if there is a `cache_dir` (see `contents`). Raises ModelError, which names a missing file or field.
         """
-        raw = _read(folder / "config.json")
+        raw = read_json(folder / "config.json")
         if raw is None:
             raise ModelError(f"{folder} is no transformers model: it has no config.json")
         text = raw.get("text_config") or raw  # the decoder of a multimodal model
-        generation = _read(folder / "generation_config.json") or {}
+        generation = read_json(folder / "generation_config.json") or {}
         architectures = raw.get("architectures") or [_field(folder, raw, "model_type")]
         return cls(
             name=folder.name,
@@ -50,7 +50,8 @@ class ModelInfo:
         )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if there is no file. Raises ModelError for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:

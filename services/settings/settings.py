@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.files import user_cache, user_data
 from services.pool.shards import ShardUrl, parse_shards
 from services.settings.addresses import is_loopback, normalize
+from services.settings.model import ModelSettings
 from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
@@ -27,18 +28,14 @@ SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
-class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSettings):
+class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, ModelSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
 
-    model: Annotated[
-        str, Section.API, Field(description="a transformers folder, a GGUF file, a hub id, or 'default'")
-    ] = "default"
-    served_model_name: Annotated[
-        str, Field(description="name of the model in the API; empty: derived from the model")
-    ] = ""
-    host: Annotated[str, AfterValidator(normalize), Field(description="address that the API binds")] = "127.0.0.1"
+    host: Annotated[str, Section.API, AfterValidator(normalize), Field(description="address that the API binds")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Field(ge=1, le=65535, description="port of the API")] = 8000
     ssl_certfile: Annotated[str, Field(description="certificate chain in PEM; if set, the API uses TLS")] = ""
     ssl_keyfile: Annotated[
@@ -196,7 +193,13 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
     completion_max_tokens: Annotated[
         int, Section.LIMITS, Field(ge=1, description="default max_tokens of completions")
     ] = 16
-    chat_max_tokens: Annotated[int, Field(ge=1, description="default max_tokens of chat, or less if less fits")] = 1024
+    chat_max_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="default max_tokens of chat, or less if less fits; 0: that of generation_config, or 1024",
+        ),
+    ] = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

@@ -11,12 +11,14 @@ from actors.engine import EngineActor
 from services.engine.settings import EngineSettings
 from services.errors import OtherWeights
 from services.models.pin import pin
+from services.models.replaced import Replaced
 
 
 def test_it_refuses_other_weights_until_the_right_ones_are_back(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     actor = object.__new__(EngineActor)  # without Ray, which only gives it a name
     actor._settings = EngineSettings(cache_dir=tmp_path / "cache")
+    actor._replaced = Replaced()
     actor._model, actor._folder = pin(str(folder), tmp_path / "cache"), folder
     actor._check_weights()
     weights = folder / "model.safetensors"

@@ -26,6 +26,7 @@ from services.loop.local_engine import LocalEngine, LocalSeat
 from services.messages import EngineFigures
 from services.metrics import Counters
 from services.models import ModelInfo
+from services.models.generation import SamplingDefaults
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import choose_server
 from services.pool.server.pool_server import PoolServer
@@ -146,8 +147,7 @@ class Stack(Background):
         self.pool = next(iter(self.pools.values()))
         owners = [await self._owner(pool) for pool in self.pools.values()] if self._with_engine else []
         serving = [asyncio.create_task(owner.loop.run()) for owner in owners]
-        model = ServedModel(NAME, self.tokenizer, self.info, 1)
-        self.app = create_app(self._open_pools(), model, self.settings)
+        self.app = create_app(self._open_pools(), self._served(), self.settings)
         config = uvicorn.Config(self.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
@@ -167,6 +167,11 @@ class Stack(Background):
                 await asyncio.to_thread(owner.tracer.close)
         for pool in self.pools.values():
             await pool.close()
+
+    def _served(self) -> ServedModel:
+        settings = self.settings
+        defaults = SamplingDefaults.load(self._folder, settings.generation_config, settings.override_generation_config)
+        return ServedModel(NAME, self.tokenizer, self.info, 1, defaults)
 
     async def _owner(self, pool: RequestPool) -> Owner:
         epoch = (await pool.acquire(SEAT, "test", LEASE)).epoch

@@ -29,7 +29,7 @@ from services.messages import TokenEvent
 from services.requests import FinishReason, SamplingParams
 from services.text import Tokenizer
 
-ECHO = ResponseRequest.model_validate({"input": "hi"}).echo
+ECHO = ResponseRequest.model_validate({"input": "hi"}).echo()
 RESPONSE = ResponseHead("resp_1", "tiny", 7, 5, "default", ECHO)
 MESSAGE = MessageHead("msg_1", "tiny", Plan(AnswerKind.MESSAGE, 7, "", 1, 1, prompt_tokens=5, max_new_tokens=300))
 TEXT = "<think>\nI né 🐳\n</think>\n\nhello " + CALL + CALL

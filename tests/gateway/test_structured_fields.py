@@ -8,13 +8,13 @@ import pytest
 
 from gateway.errors import ApiError, Kind
 from gateway.http.body import validate
+from gateway.planning import digest_of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.messages import MessageRequest
 from gateway.schemas.responses import ResponseRequest
 from gateway.schemas.structured import ConstraintKind, TagFields
-from gateway.validation import digest_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[type[GenerationFields], dict[str, Any]] = {
@@ -87,7 +87,7 @@ def test_structural_tags_are_objects_or_json(tag: Any) -> None:
 
 def test_text_format_of_responses_is_echoed() -> None:
     def echoed(**text: Any) -> Any:
-        return validate(ResponseRequest, {"input": "hi", "text": text}).echo["text"]
+        return validate(ResponseRequest, {"input": "hi", "text": text}).echo()["text"]
 
     assert echoed() == echoed(format=None) == {"format": {"type": "text"}}
     assert echoed(format={"type": "json_object"}) == {"format": {"type": "json_object"}}
