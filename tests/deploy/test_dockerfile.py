@@ -9,6 +9,7 @@ import tomllib
 
 import pytest
 
+from services.engine.backends.cpu.build import TARGETS
 from tests.deploy.conftest import ROOT
 
 LINES = re.sub(r"\\\n", " ", (ROOT / "deploy/Dockerfile").read_text()).splitlines()
@@ -33,6 +34,11 @@ def test_stages_are_declared_before_they_are_named() -> None:
             declared.update(name)
         if stage := re.search(r"\bfrom=(\w+)", line):
             assert stage[1] in declared, line
+
+
+def test_all_sets_of_instructions_are_compiled_for() -> None:
+    (named,) = [line.split('"')[1] for line in LINES if line.startswith("ARG KERNELS=")]
+    assert named.split() == list(TARGETS)
 
 
 def test_all_packages_are_copied() -> None:
