@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.files import user_cache, user_data
 from services.settings.addresses import is_loopback, normalize
+from services.settings.autoscaling import AutoscalingSettings
 from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
@@ -26,7 +27,7 @@ SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
-class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSettings):
+class Settings(ObservabilitySettings, BoundSettings, AutoscalingSettings, SchedulingSettings, BaseSettings):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -114,6 +115,9 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
     null_engine: Annotated[
         bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
     ] = False
+    null_iteration: Annotated[
+        float, Section.TESTING, Field(ge=0, description="seconds that an iteration of a null engine takes at least")
+    ] = 0.0
 
     lease: Annotated[
         float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
@@ -194,6 +198,7 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
                 "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
             )
         self.check_scheduling()
+        self.check_autoscaling(self.engines, self.gateways)
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:

@@ -4,7 +4,7 @@
 -- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", [gateway, gauges or "", ...], [name, sum, ...],
 --          [[seat, 1 if its lease is valid, running, figures or "", gauges or "", summary or "", owner or ""], ...],
---          1 if the server's memory is full}
+--          1 if the server's memory is full, tokens of the prompts that wait}
 local seats = {}
 for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary", "owner")
@@ -19,4 +19,5 @@ for _, gateway in ipairs(redis.call("ZRANGEBYSCORE", GATEWAYS, "(" .. string.for
 end
 local all = counts_at(META)
 return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
-  gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0 }
+  gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0,
+  all.waiting_tokens }
