@@ -1,4 +1,4 @@
-"""NullEngine: an engine without a model, which answers at once or after a set time, to measure all that is around one."""
+"""NullEngine: an engine without a model that answers at once or after a set time, to measure all around an engine."""
 
 from __future__ import annotations
 
