@@ -109,6 +109,14 @@ class SeatEngine:
         pairs = zip(self._pairs, names, strict=True)
         await asyncio.gather(*(pair.keep_spare(epoch, name, interval, check_owner) for pair, name in pairs))
 
+    async def remove(self) -> None:
+        """End all processes of the engine for good, and free their resources. Only the owner of the seat may call this.
+        Raises EngineLost if Ray cannot do it now."""
+        try:
+            await asyncio.to_thread(remove_engine, self._index)
+        except ray.exceptions.RayError as error:
+            raise EngineLost(f"engine {self._index} cannot be removed: {error}") from error
+
     async def _keep_alive(self) -> None:
         await asyncio.gather(*(pair.keep_alive(KEEP_ALIVE_INTERVAL) for pair in self._pairs))
 

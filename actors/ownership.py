@@ -1,7 +1,8 @@
-"""Ownership: one scheduler's time on a seat. It attaches to the engine, runs the EngineLoop and releases the seat.
+"""Ownership: one scheduler's time on a seat. It attaches to the engine, runs the EngineLoop and releases the seat; on a
+surplus seat it removes the engine instead.
 
-Attaching: `Ownership._attach` keeps the seat meanwhile, `SeatEngine.open_link` chooses the processes of the engine,
-`EngineLink.serve` tells them the epoch, and `EngineActor.serve` loads the weights.
+Attaching: `Ownership._while_holding` keeps the seat meanwhile, `SeatEngine.open_link` chooses the processes of the
+engine, `EngineLink.serve` tells them the epoch, and `EngineActor.serve` loads the weights.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from actors.engine_link import KEEP_ALIVE_INTERVAL, Attachment, EngineLink
 from actors.engine_processes import SeatEngine
@@ -20,7 +23,15 @@ from actors.knobs import knobs_of
 from actors.liveness import Lifeline
 from actors.seat import Seat, hold, renew
 from services.background import keep_running, start
-from services.errors import EngineLost, OtherWeights, PoolFault, PoolUnavailable, SchedulerFault, StaleEpoch
+from services.errors import (
+    EngineLost,
+    NotWanted,
+    OtherWeights,
+    PoolFault,
+    PoolUnavailable,
+    SchedulerFault,
+    StaleEpoch,
+)
 from services.live.publisher import FramePublisher
 from services.live.recorder import Recorder
 from services.logs import about, describe
@@ -38,6 +49,8 @@ from services.tracing.tenures import TenureTraces
 from services.tracing.tracer import Tracer
 
 RETRY_PAUSE = 0.2  # seconds before the seat is released after a failure of the engine or the scheduler
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +82,7 @@ class Ownership:
         self._link: EngineLink | None = None
         self._loop: EngineLoop | None = None
         self._stopping = False
+        self._removed = False  # the engine, because the seat is surplus
         self._engine_died_at = 0.0  # Unix time
         self._recovery = {
             "recovery_noticed": engine_lost_at or seat.noticed,
@@ -83,7 +97,8 @@ class Ownership:
         return self._loop is not None
 
     async def run(self) -> float | None:
-        """Serve until `stop`, until the seat or the engine is lost, or until the scheduler fails on a request.
+        """Serve until `stop`, until the seat or the engine is lost, until the scheduler fails on a request, or until
+        the seat is surplus and drained. If the seat was surplus from the start, remove its engine.
 
         The seat is released in any case. The engine stays for the next owner; if it failed it is killed, and its actor
         starts again as a spare. Returns the Unix time at which the death of the engine was noticed, if it died.
@@ -91,7 +106,10 @@ class Ownership:
         struck: list[str] = []
         describe(seat=self._seat.name, epoch=self._seat.epoch)
         try:
-            attachment = await self._attach()
+            if self._seat.surplus:
+                await self._remove()
+                return None
+            attachment = await self._while_holding(self._open_link())
             try:
                 await self._serve(attachment)
             except EngineLost as error:
@@ -105,6 +123,8 @@ class Ownership:
                 await asyncio.sleep(RETRY_PAUSE)
             finally:
                 self._loop = None
+        except NotWanted as error:
+            log.info("seat %s: %s", self._seat.name, error)
         except StaleEpoch as error:
             log.warning("lost seat %s: %s", self._seat.name, error)
         except EngineLost as error:
@@ -123,23 +143,29 @@ class Ownership:
             describe(seat="", epoch="")
         return None
 
-    async def _attach(self) -> Attachment:
-        """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch. The
-        lease is renewed meanwhile."""
+    async def _while_holding(self, work: Awaitable[T]) -> T:
+        """The result of `work`. The lease is renewed meanwhile; if that fails, the work is cancelled."""
         holding = asyncio.create_task(hold(self._pool, self._seat, self._context.settings.lease, self._gauges))
-        opening = asyncio.create_task(self._open_link())
+        working = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({holding, opening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({holding, working}, return_when=asyncio.FIRST_COMPLETED)
             if holding.done():
                 holding.result()
-            return opening.result()
+            return working.result()
         finally:
-            for task in (holding, opening):
+            for task in (holding, working):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineLost, OtherWeights, StaleEpoch):
+                with contextlib.suppress(asyncio.CancelledError, EngineLost, NotWanted, OtherWeights, StaleEpoch):
                     await task
 
+    async def _remove(self) -> None:
+        """Remove the engine of a surplus seat. If this process dies meanwhile, the next owner begins again."""
+        log.info("seat %s is surplus: removing its engine", self._seat.name)
+        await self._while_holding(self._engine.remove())
+        self._removed = True
+
     async def _open_link(self) -> Attachment:
+        """Attach to the engine of the seat: when this returns, its weights are loaded and it serves this epoch."""
         epoch, cost = self._seat.epoch, self._context.cost
         self._link, attachment = await self._engine.open_link(epoch, self._check_owner, cost)
         self._recovery |= {"recovery_attached": time.time(), "recovery_loading": attachment.loading}
@@ -175,6 +201,7 @@ class Ownership:
             self._context.cost,
             self._gauges,
             observers,
+            settings.drain_timeout,
         )
         link.dead.add_done_callback(partial(self._on_engine_death, self._loop))
         spares = self._seat.epoch, link.names, KEEP_ALIVE_INTERVAL, self._check_owner
@@ -211,7 +238,8 @@ class Ownership:
         """Raises StaleEpoch if the pool says that another process owns the seat; waits while the pool is away."""
         while True:
             try:
-                return await renew(self._pool, self._seat, self._gauges)
+                await renew(self._pool, self._seat, self._gauges)
+                return
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 await asyncio.sleep(self._context.settings.lease / 3)
@@ -220,7 +248,7 @@ class Ownership:
         """Release the seat. While the pool is away, wait; after `stop`, leave it to the lease to expire instead."""
         while True:
             try:
-                return await self._pool.release(self._seat.name, self._seat.epoch, struck)
+                return await self._pool.release(self._seat.name, self._seat.epoch, struck, self._removed)
             except PoolUnavailable as error:
                 log.warning("%s: waiting for the pool: %s", self._seat.name, error)
                 if self._stopping:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from typing import Any
 
 import ray
+from ray._private.worker import global_worker
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -21,14 +23,16 @@ NAMESPACE = "orca"
 
 _group_lock = threading.Lock()  # the ranks of a seat are created from several threads
 
+_ENGINE = re.compile(r"engine-(\d+)-\d+-[ab]")  # the name of an engine actor
+
 log = logging.getLogger(__name__)
 
 
 def cluster_id() -> str:
-    """A unique name of this Ray cluster: the id of its head node."""
-    heads = [n["NodeID"] for n in ray.nodes() if "node:__internal_head__" in n["Resources"]]
-    assert len(heads) == 1, f"a cluster has one head, found {len(heads)}"
-    return str(heads[0])[:12]
+    """A unique name of this Ray cluster. Ray's GCS keeps it: with GCS fault tolerance it stays the same when the head
+    is replaced, as the engines do."""
+    worker: Any = global_worker  # it has no complete types
+    return str(worker.gcs_client.cluster_id.hex())[:12]
 
 
 def engine_names(index: int, rank: int = 0) -> tuple[str, str]:
@@ -71,6 +75,13 @@ def ensure_engine(settings: Settings, index: int, rank: int = 0, which: int = 0)
     return actor
 
 
+def engine_indices() -> list[int]:
+    """The indices of the seats of this cluster that have engine actors."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    found = (_ENGINE.fullmatch(each["name"]) for each in named if each["namespace"] == NAMESPACE)
+    return sorted({int(match[1]) for match in found if match})
+
+
 def remove_engine(index: int) -> None:
     """End all engine actors of seat `index` for good, whatever their layout, and free their resources. Only the owner
     of the seat may call this."""
@@ -103,7 +114,8 @@ def _ensure_group(settings: Settings, index: int) -> PlacementGroup:
             group = ray.util.get_placement_group(_group_name(index))
         except ValueError:
             bundles = [_resources(settings)] * layout_of(settings).size
-            group = ray.util.placement_group(bundles, name=_group_name(index), lifetime="detached")
+            strategy = settings.placement_group_strategy
+            group = ray.util.placement_group(bundles, strategy, name=_group_name(index), lifetime="detached")
     return group
 
 

@@ -1,7 +1,7 @@
 """SchedulerReplica: takes a seat, owns it as long as it can, then takes one again; without a seat it is a spare.
 
-There is one replica more than seats. A spare has loaded everything that a scheduler needs, and watches the processes
-that hold the seats.
+There is one replica more than engines. A spare has loaded everything that a scheduler needs, and watches the processes
+that hold the seats. The owner of the first seat lets the number of replicas follow the number of engines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,7 +20,9 @@ from actors.liveness import Lifeline
 from actors.ownership import Ownership, SchedulerContext
 from actors.placement import cluster_id
 from actors.replica import find_model, listen_on_node_address, open_pool
-from actors.seat import take_seat
+from actors.scaling import announce, follow
+from actors.seat import Seat, take_seat
+from services.background import keep_running, start
 from services.logs import configure
 from services.loop.iteration_cost import IterationCost
 from services.metrics import Counters
@@ -43,9 +46,22 @@ class SchedulerReplica:
         configure(self._settings, "scheduler")
         self._pool: RequestPool | None = None
         self._ownership: Ownership | None = None
+        self._engines = 0  # in the configuration
+        self._configured = asyncio.Event()  # set when the configuration was read
         self._draining = False
         self._life = asyncio.get_running_loop().create_task(self._live())
         self._life.add_done_callback(_log_end)
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Serve calls this with the deployment's `user_config`, at the start and when it has changed: `engines` is the
+        number of engines that the cluster is to have.
+
+        Raises ValueError for less than one.
+        """
+        if (engines := int(config["engines"])) < 1:
+            raise ValueError(f"user_config: engines is {engines}, at least 1 is needed")
+        self._engines = engines
+        self._configured.set()
 
     def check_health(self) -> None:
         """Raises RuntimeError if the task of this scheduler has ended, or has not called the pool for too long.
@@ -82,17 +98,42 @@ class SchedulerReplica:
         own = settings, self._pool, model, text, counters, IterationCost(), node, lifeline, tracer
         context = SchedulerContext(*own)
         engine_lost_at: float | None = None
+        await self._announce(self._pool, cluster)
+        announcing = start(keep_running(partial(self._keep_announcing, self._pool, cluster)), "the configuration")
         try:
             while not self._draining:
-                seat = await take_seat(self._pool, cluster, settings.engines, owner, settings.lease)
+                seat = await take_seat(self._pool, cluster, lambda: self._engines, owner, settings.lease)
                 log.info("took seat %s under epoch %s", seat.name, seat.epoch)
                 self._ownership = Ownership(context, seat, engine_lost_at)
-                engine_lost_at = await self._ownership.run()
+                engine_lost_at = await self._own(self._ownership, seat, cluster)
                 self._ownership = None
         finally:
+            announcing.cancel()
             await self._pool.close()
             if tracer:
                 await asyncio.to_thread(tracer.close)
+
+    async def _own(self, ownership: Ownership, seat: Seat, cluster: str) -> float | None:
+        """Run the ownership. The owner of the first seat also takes care of the number of schedulers."""
+        if seat.index > 0:
+            return await ownership.run()
+        assert self._pool
+        following = partial(follow, self._pool, cluster, lambda: self._engines, self._settings.lease / 3)
+        task = start(keep_running(following), "the number of schedulers")
+        try:
+            return await ownership.run()
+        finally:
+            task.cancel()
+
+    async def _keep_announcing(self, pool: RequestPool, cluster: str) -> None:
+        while True:
+            await self._announce(pool, cluster)
+
+    async def _announce(self, pool: RequestPool, cluster: str) -> None:
+        """Wait until the configuration was read, and tell the pool its number of engines."""
+        await self._configured.wait()
+        self._configured.clear()
+        await announce(pool, cluster, self._engines, self._settings.lease / 3)
 
 
 def _log_end(life: asyncio.Task[None]) -> None:

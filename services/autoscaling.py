@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.overview import Overview
+from services.seats import cluster_of
 
 KV_TARGET = 0.9  # the share of the engines' KV cache that requests may need before an engine is added
 
@@ -52,7 +53,7 @@ class Scaling:
 def load_of(overview: Overview, cluster: str) -> Load:
     """The load of the engines of `cluster`, whose seats are named `<cluster>/<number>`. All that waits counts, since
     no cluster has claimed it."""
-    seats = [seat for seat in overview.seats if seat.name.startswith(f"{cluster}/")]
+    seats = [seat for seat in overview.seats if cluster_of(seat.name) == cluster]
     living = [(seat, seat.figures.num_slots) for seat in seats if seat.alive and seat.figures]
     held = sum(seat.gauges.get("kv_usage", 0.0) * slots for seat, slots in living)
     return Load(

@@ -45,6 +45,10 @@ class SchedulerFault(OrcaError):
         self.requests = requests
 
 
+class NotWanted(OrcaError):
+    """A seat has become surplus: its cluster is to have fewer engines."""
+
+
 class StaleEpoch(OrcaError):
     """The caller's epoch is over: the seat has another owner."""
 

@@ -161,15 +161,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatGrant:
-    """The result of `acquire`: the caller's new epoch, or the current owner and its epoch while its lease lives."""
-
-    granted: bool
-    epoch: str
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
 class Exchange:
     """One call of `pool.exchange`: it commits, renews the lease, and offers room for claims.
 
@@ -201,7 +192,8 @@ class ExchangeReply:
     takes the claims, which may contain them again. `have` are sequences that have fewer tokens than the index of a
     commit, because the pool has lost its last changes: the caller resends the tokens from there on. `cancelled` ids are
     listed until their end is committed. `lost`: the pool has lost exchanges of this seat that it had answered, and
-    gives out no claims; the next exchange must contain `holds`.
+    gives out no claims; the next exchange must contain `holds`. `surplus`: the cluster is to have fewer
+    engines, and this seat gets no claims any more.
     """
 
     owned: bool
@@ -210,6 +202,7 @@ class ExchangeReply:
     foreign: list[str] = field(default_factory=list)
     have: dict[str, int] = field(default_factory=dict)
     lost: bool = False
+    surplus: bool = False
 
 
 # --- pool <-> gateway ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ class Seat:
     gauges: dict[str, float]
     summary: str
     owner: str = ""  # empty while the seat has none
+    epoch: str = ""  # of the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,9 @@ class Overview:
     full: bool = False  # the server's memory is full, and it refuses new requests
     gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
     waiting_tokens: int = 0  # of the prompts of sequences that wait
+    wanted: dict[str, int] = field(default_factory=dict)  # the number of engines that each cluster is to have
 
     @property
     def ready(self) -> bool:
         """Whether a scheduler owns a seat and reports that its engine is attached and can run iterations."""
         return any(seat.alive and seat.gauges.get("ready") == 1 for seat in self.seats)
-
-
-def engine_of(seat: str) -> str:
-    """Return the number of a seat's engine: seats are named `<cluster>/<number>`."""
-    return seat.rpartition("/")[2]

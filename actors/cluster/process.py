@@ -28,7 +28,7 @@ from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
 from actors.engine_build import engine_settings, layout_of
 from actors.front_door import drain, refuse_connections
-from actors.placement import NAMESPACE, check_gpus, ensure_engine, remove_engine
+from actors.placement import NAMESPACE, check_gpus, engine_indices, ensure_engine, remove_engine
 from actors.replica import find_model, open_pool
 from services.errors import OrcaError
 from services.live.frames import END, FRAMES
@@ -163,21 +163,18 @@ def _deploy(settings: Settings, folder: Path) -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": settings.port}, logging_config=serve_logs(settings))
     values = settings.with_key_hashes() | {"redis_url_file": str(url)}
     del values["redis_url"]
-    # the external scaler is `_add_replicas`
+    # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
 
 
 def _add_replicas(settings: Settings) -> None:
     """Start the spare schedulers and the further gateways."""
-    from ray.serve import context
-    from ray.serve._private.common import DeploymentID
-
     from actors.app import replicas
+    from actors.scaling import set_replicas
 
-    client: Any = context._get_global_client()
     for name, count in replicas(settings).items():
-        ray.get(client._controller.update_deployment_replicas.remote(DeploymentID(name, APPLICATION), count))
+        set_replicas(APPLICATION, name, count)
 
 
 async def _end_feeds(settings: Settings) -> None:
@@ -198,8 +195,7 @@ def _stop(settings: Settings, folder: Path) -> None:
         from ray import serve
 
         serve.shutdown()
-    for index in range(settings.engines):
-        with contextlib.suppress(Exception):
+        for index in engine_indices():
             remove_engine(index)
     ray.shutdown()
 

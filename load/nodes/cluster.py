@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -72,7 +71,8 @@ class Cluster:
         config = yaml.safe_load(CONFIG.read_text())
         config["applications"][0]["args"] = self._settings
         (self.head.folder / "serve.yaml").write_text(yaml.safe_dump(config))
-        self._until_gcs()
+        started = self.head.folder / "ray/ray_current_cluster"  # by which processes of the head find it
+        _until("Ray's head is started", started.exists)
         self.head.run([sys.executable, "-m", "load.nodes.deploy", "/tmp/serve.yaml"])  # the head's folder is its /tmp
         self._until_ready()
 
@@ -120,13 +120,6 @@ class Cluster:
         client = redis.Redis.from_url(self.redis_url, socket_timeout=2)
         _until("the pool's server answers", lambda: bool(client.ping()), redis.RedisError)
         client.close()
-
-    def _until_gcs(self) -> None:
-        def answers() -> bool:
-            with socket.create_connection((self.head.address, GCS_PORT), timeout=1):
-                return True
-
-        _until("Ray's head answers", answers, OSError)
 
     def _until_ready(self) -> None:
         _until("the server is ready", lambda: httpx.get(f"{self.url}/ready", timeout=5).is_success, httpx.HTTPError)

@@ -112,7 +112,7 @@ def _table(outcomes: Sequence[Outcome], failed: Sequence[Outcome], found: Verdic
     lost = found.count("lost", "unfinished", "forgotten early") + len(failed)
     twice = found.count("duplicated", "after the end", "ended twice")
     all_found = len(found.violations) + len(failed) + sum(bool(o.wrong) for o in outcomes)
-    rows = [
+    rows: list[Sequence[object]] = [
         ["requests", len(outcomes)],
         ["tokens delivered", sum(len(c.token_ids) for o in outcomes for c in o.answer.choices.values())],
         ["tokens in the pool's file", sum(len(s.tokens) for s in found.pool.sequences.values())],

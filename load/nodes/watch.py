@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.errors import PoolUnavailable
-from services.overview import Overview
 from services.pool.pool import RequestPool
 
 INTERVAL = 0.25  # seconds
@@ -57,16 +56,9 @@ async def moment(pool: RequestPool) -> Moment:
     ready = [seat for seat in overview.seats if seat.alive and seat.gauges.get("ready") == 1]
     return Moment(
         time=time.time(),
-        wanted=0,
+        wanted=next(iter(overview.wanted.values()), 0),  # there is one cluster
         owners={seat.name: seat.owner.partition(":")[0] for seat in ready},
         waiting=overview.waiting,
         running={seat.name: seat.running for seat in overview.seats},
         first_iterations={seat.name: seat.gauges.get("recovery_first_iteration", 0.0) for seat in ready},
     )
-
-
-def cluster_of(overview: Overview) -> str:
-    """The name of the only cluster on the pool; empty while there is none."""
-    names = {seat.name.rpartition("/")[0] for seat in overview.seats}
-    assert len(names) <= 1, f"one cluster is on the pool, not {names}"
-    return names.pop() if names else ""

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from services.errors import EngineLost, EngineStuck, OrcaError, SchedulerFault, StaleEpoch
 from services.loop.blame import find_request
+from services.loop.draining import Draining
 from services.loop.iteration_cost import LEAST, IterationCost
 from services.loop.iteration_stats import IterationStats
 from services.loop.observers import Leaving, Observer, Observers
@@ -23,7 +24,7 @@ from services.loop.pool_session import PoolSession, discard_outcome
 from services.loop.protocols import Clock, Engine, Pool, Scheduler, Seat
 from services.messages import EngineFigures, Exchange, Iteration, IterationResult, Room
 from services.metrics import Counters
-from services.overview import engine_of
+from services.seats import engine_of
 
 CLAIM_INTERVAL = 0.02  # seconds between exchanges while all requests are lines of batches, which give way to others
 
@@ -63,10 +64,11 @@ class EngineLoop:
         cost: IterationCost,
         gauges: Callable[[], dict[str, float]] = dict,
         observers: Sequence[Observer] = (),
+        drain_timeout: float = 0.0,
     ) -> None:
         """Must be called while an event loop runs. Scheduler and engine belong to the seat's epoch. `lease` is in
         seconds. `cost` may have learned from earlier iterations of such an engine. `gauges` returns those of the
-        process, which are sent with each exchange.
+        process, which are sent with each exchange. `drain_timeout`: see `Draining`.
         """
         self._scheduler = scheduler
         self._engine = engine
@@ -80,8 +82,8 @@ class EngineLoop:
         self._process_gauges = gauges
         self._observers = Observers(observers)
         self._left_by: Leaving | None = Leaving.RELEASED  # for the observers
-        self._stopping = False
-        self._ready = True
+        self._stopping, self._ready = False, True
+        self._draining = Draining(drain_timeout)
         self._pending: deque[PendingIteration] = deque()
         self._finished: list[tuple[Iteration, IterationResult, float]] = []  # not recorded yet; with their seconds
         self._engine_lost: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
@@ -106,8 +108,8 @@ class EngineLoop:
             self._engine_lost.set_exception(error)
 
     async def run(self) -> None:
-        """Serve until `stop`. After an exception nothing more is written under this epoch, and the next owner of the
-        seat continues with its requests.
+        """Serve until `stop`, or until the seat is surplus and drained. After an exception nothing more is written
+        under this epoch, and the next owner of the seat continues with its requests.
 
         Raises StaleEpoch if the seat has another owner. EngineLost if the engine died, EngineStuck if it lives but
         finishes no iteration; everything that finished before is committed, and `in_flight` returns the requests that
@@ -118,6 +120,8 @@ class EngineLoop:
         try:
             while True:
                 self._check_engine()
+                if self._draining.is_over(self._clock.now(), self._scheduler.held):
+                    self.stop()
                 self._start_iterations()
                 self._record_finished()
                 if self._is_done():
@@ -255,6 +259,7 @@ class EngineLoop:
         self._observers.claimed(reply.claims, reply.foreign)
         self._scheduler.add(reply.claims)
         self._scheduler.cancel(reply.cancelled)
+        self._draining.told(reply.surplus, now)
         work = reply.claims or self._scheduler.has_commits() or self._session.in_doubt
         self._nothing_waits = exchange.idle and not work
 

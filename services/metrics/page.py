@@ -26,8 +26,9 @@ from services.metrics.declared import (
     POOL_GAUGES,
     SEAT_GAUGES,
 )
-from services.overview import Overview, engine_of
+from services.overview import Overview
 from services.requests import FinishReason, class_label
+from services.seats import engine_of
 
 MODEL = "model_name"
 GATEWAY = (MODEL, "gateway")

@@ -26,13 +26,13 @@ from services.messages import (
     ExchangeReply,
     Group,
     Logprobs,
-    SeatGrant,
     Snapshot,
     SubmitReply,
     TokenEvent,
 )
 from services.overview import Overview, Seat
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
+from services.seats import SeatGrant
 
 assert array("I").itemsize == 4
 
@@ -109,8 +109,8 @@ def pack_counters(counters: dict[str, float]) -> bytes:
 
 
 def read_grant(reply: list[Any]) -> SeatGrant:
-    granted, epoch, owner = reply
-    return SeatGrant(granted == 1, epoch.decode(), owner.decode())
+    granted, epoch, owner, surplus = reply
+    return SeatGrant(granted == 1, epoch.decode(), owner.decode(), surplus == 1)
 
 
 def read_submit(reply: list[Any]) -> SubmitReply:
@@ -125,7 +125,7 @@ def read_submit(reply: list[Any]) -> SubmitReply:
 def read_exchange(reply: list[Any]) -> ExchangeReply:
     if reply[0] == 0:
         return ExchangeReply(owned=False)
-    _, claims, cancelled, foreign, have, lost = reply
+    _, claims, cancelled, foreign, have, lost, surplus = reply
     return ExchangeReply(
         True,
         [_claim(claim) for claim in claims],
@@ -133,6 +133,7 @@ def read_exchange(reply: list[Any]) -> ExchangeReply:
         sorted(id.decode() for id in foreign),
         {id.decode(): count for id, count in zip(have[::2], have[1::2], strict=True)},
         lost == 1,
+        surplus == 1,
     )
 
 
@@ -238,7 +239,7 @@ def _unreadable(error: Unreadable) -> End:
 
 
 def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, waiting_tokens = reply
+    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens = reply
     seats = [_seat(row) for row in rows]
     living = [seat.figures for seat in seats if seat.alive and seat.figures]
     return Overview(
@@ -257,11 +258,12 @@ def read_overview(reply: list[Any]) -> Overview:
             for name, packed in zip(gateways[::2], gateways[1::2], strict=True)
             if (gauges := _gauges(packed))
         },
+        wanted={name.decode(): int(number) for name, number in zip(wanted[::2], wanted[1::2], strict=True)},
     )
 
 
 def _seat(row: list[Any]) -> Seat:
-    name, alive, running, figures, gauges, summary, owner = row
+    name, alive, running, figures, gauges, summary, owner, epoch = row
     return Seat(
         name=name.decode(),
         alive=alive == 1,
@@ -270,6 +272,7 @@ def _seat(row: list[Any]) -> Seat:
         gauges=_gauges(gauges),
         summary=summary.decode(),
         owner=owner.decode(),
+        epoch=epoch.decode(),
     )
 
 

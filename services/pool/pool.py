@@ -18,7 +18,6 @@ from services.messages import (
     Exchange,
     ExchangeReply,
     Group,
-    SeatGrant,
     Snapshot,
     Submission,
     SubmitReply,
@@ -32,6 +31,7 @@ from services.pool.group_packing import pack_group
 from services.pool.limits import Limits, behind
 from services.pool.packing import micros, pack, pack_counters
 from services.requests import Refusal
+from services.seats import ClusterSeats, SeatGrant
 
 # The most bytes of a packed submission: an eighth of what a server accepts in one argument (`proto-max-bulk-len`).
 MESSAGE_BYTES = 64 << 20
@@ -221,13 +221,23 @@ class RequestPool:
         args = (seat, owner, micros(lease), dead_epoch or "", secrets.token_hex(8))
         return packing.read_grant(await self._server.run("acquire", self._prefix, *args))
 
-    async def release(self, seat: str, epoch: str, struck: Sequence[str] = ()) -> None:
+    async def release(self, seat: str, epoch: str, struck: Sequence[str] = (), removed: bool = False) -> None:
         """Give the seat back; what it ran waits again. Has no effect if the seat has another epoch.
 
         `struck` are the ids that were in an iteration when the seat's engine died. A sequence that is struck three
-        times with no token committed in between ends with an error.
+        times with no token committed in between ends with an error. `removed`: the seat has no engine any more, and is
+        forgotten if it is still surplus.
         """
-        await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))))
+        await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))), int(removed))
+
+    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
+        """How many engines a cluster is to have, and its seats.
+
+        `configured` is the number in the caller's configuration. It counts while nobody has called `scale`, and, with
+        `announce`, replaces the number that `scale` has set if another number was announced last.
+        """
+        wanted, indices = await self._server.run("engines", self._prefix, cluster, configured, int(announce))
+        return ClusterSeats(wanted, sorted(indices))
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         """Commit tokens, renew the lease, reclaim expired seats and claim sequences, in one script; see `Exchange`.
@@ -265,6 +275,10 @@ class RequestPool:
         await self._server.block(timeout, "BLPOP", f"{self._prefix}bell:{seat}", f"{max(timeout, 0.001):.3f}")
 
     # --- observers ---
+
+    async def scale(self, cluster: str, engines: int) -> None:
+        """Let a cluster have this number of engines. Surplus seats, those with an index from it on, claim nothing."""
+        await self._server.run("scale", self._prefix, cluster, engines)
 
     def broadcast(self) -> Broadcast:
         """Return the channels of this pool. The caller closes them."""

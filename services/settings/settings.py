@@ -107,6 +107,10 @@ class Settings(ObservabilitySettings, BoundSettings, AutoscalingSettings, Schedu
     ] = 0
     tp: Annotated[int, Field(ge=1, description="tensor-parallel ranks that share each layer; fast path only")] = 1
     pp: Annotated[int, Field(ge=1, description="pipeline stages that share the layers; fast path only")] = 1
+    placement_group_strategy: Annotated[
+        Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"],
+        Field(description="Ray's strategy for the ranks of an engine; all but STRICT_PACK may use several nodes"),
+    ] = "STRICT_PACK"
     demo: Annotated[
         bool,
         Section.TESTING,

@@ -12,15 +12,15 @@ from lifeline_process import HERE, LifelineProcess
 from actors.seat import Seat, SeatHolders, hold, renew, take_seat
 from load.server import until
 from services.errors import StaleEpoch
-from services.messages import SeatGrant
 from services.pool.pool import RequestPool
+from services.seats import SeatGrant
 
 NEVER = 600.0  # seconds; a lease that does not expire during a test
 SHORT = 1.5
 
 
 def spare(pool: RequestPool, seats: int, lease: float, owner: str = f"{HERE}:1/1") -> asyncio.Task[Seat]:
-    return asyncio.create_task(take_seat(pool, "c", seats, owner, lease))
+    return asyncio.create_task(take_seat(pool, "c", lambda: seats, owner, lease))
 
 
 async def still_waits(*spares: asyncio.Task[Seat]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from load.chaos.checker import Least
 from load.nodes.cluster import Cluster
@@ -50,7 +51,7 @@ async def _run(cluster: Cluster) -> tuple[str, bool]:
         return f"{sum(begin <= arrival < end for arrival in arrivals) / (end - begin):.0f}"
 
     working = tried.watch.first(unix, lambda m: sum(count > 0 for count in m.running.values()) == 2)
-    rows = [
+    rows: list[Sequence[object]] = [
         ["engines ready before", engines],
         ["s from the start of the node to its engine", f"{ready - started:.1f}"],
         ["s to the first requests on it", "never" if working is None else f"{working:.1f}"],

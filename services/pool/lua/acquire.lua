@@ -7,8 +7,8 @@
 --      3  lease, us
 --      4  epoch that is known to be dead, or ""
 --      5  nonce
--- Reply   {1, epoch, owner}; or {0, epoch, owner} of the holder while its lease lives. A repeat by the owner before its
---         first exchange gets the same epoch again.
+-- Reply   {1, epoch, owner, 1 if the seat is surplus}; or {0, epoch, owner, the same} of the holder while its lease lives.
+--         A repeat by the owner before its first exchange gets the same epoch again.
 local seat, owner = ARGV[1], ARGV[2]
 local seat_key = P .. "seat:" .. seat
 begin()
@@ -28,10 +28,10 @@ if wake then
   wake_idle_seats()
 end
 if held[1] then
-  return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2] }
+  return { held[2] == owner and held[3] == "0" and 1 or 0, held[1], held[2], is_surplus(seat) and 1 or 0 }
 end
 local epoch = string.format("%.0f:%s", tick, ARGV[5])
 redis.call("HSET", seat_key, "epoch", epoch, "owner", owner, "lease", ARGV[3], "call", 0)
 redis.call("ZADD", LEASES, now + tonumber(ARGV[3]), seat)
 redis.call("ZADD", SEATS, "+inf", seat)
-return { 1, epoch, owner }
+return { 1, epoch, owner, is_surplus(seat) and 1 or 0 }

@@ -1,4 +1,5 @@
 -- What a scheduler calls once per iteration: commits tokens, renews the lease, reclaims expired seats, claims sequences.
+-- A surplus seat claims nothing.
 -- include: commit claim gateways
 --
 -- KEYS 1  the pool's prefix
@@ -21,15 +22,17 @@
 --     18  19  guests: how many more sequences, one for each tenant that has none at the seat; the tenants that have some:
 --         msgpack, or ""
 -- Reply   {1, claims (see claim_contents in fragments/claim.lua), cancelled ids, foreign ids, [id, tokens that the pool
---         has, ...], 1 if exchanges were lost};
+--         has, ...], 1 if exchanges were lost, 1 if the seat is surplus};
 --         {0}, with nothing written, if the epoch is not the seat's
 local seat, call = ARGV[1], tonumber(ARGV[3])
 local commits, counters = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[12])
 local seat_key = P .. "seat:" .. seat
 begin()
+local surplus = is_surplus(seat)
 
 local function reply(claimed, foreign, lacking, lost)
-  return { 1, contents_of_claims(claimed), redis.call("SMEMBERS", P .. "cancelled:" .. seat), foreign, lacking, lost }
+  return { 1, contents_of_claims(claimed), redis.call("SMEMBERS", P .. "cancelled:" .. seat), foreign, lacking, lost,
+    surplus and 1 or 0 }
 end
 
 local held = redis.call("HMGET", seat_key, "epoch", "call", "said", "lease")
@@ -60,7 +63,7 @@ local abandoned = cancel_abandoned_groups()
 requeued = requeued + reclaim_expired_seats()
 local overdue, all_ended = end_overdue_groups()
 local claimed, more = {}, not all_ended
-if lost == 0 and all_ended then
+if lost == 0 and all_ended and not surplus then
   claimed, more = claim_sequences(seat, tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1",
     ARGV[9] ~= "" and cmsgpack.unpack(ARGV[9]) or {}, slots, tonumber(ARGV[18]),
     ARGV[19] ~= "" and cmsgpack.unpack(ARGV[19]) or {})

@@ -1,10 +1,12 @@
--- Gives a seat back; only its owner can. What it ran waits again, except what has its last strike.
+-- Gives a seat back; only its owner can. What it ran waits again, except what has its last strike. A surplus seat whose
+-- engine was removed is forgotten.
 -- include: seats gateways
 --
 -- KEYS 1  the pool's prefix
 -- ARGV 1  seat
 --      2  epoch
 --      3  ids that were in an iteration when the seat's engine died: msgpack
+--      4  1 if the owner has removed the engine
 -- Reply   1, or 0 if the epoch is not the seat's
 local seat = ARGV[1]
 begin()
@@ -20,6 +22,9 @@ end
 redis.call("HSET", P .. "seat:" .. seat, "released", ARGV[2])
 if vacate_seat(seat, 0) > 0 then
   wake_idle_seats()
+end
+if ARGV[4] == "1" and is_surplus(seat) then
+  forget_seat(seat)
 end
 publish_events()
 save_counts()

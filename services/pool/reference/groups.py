@@ -42,6 +42,8 @@ class GroupRules:
         self._ended: list[Group] = []  # oldest first
         self._abandoned: dict[str, float] = {}  # request -> when it is cancelled
         self._seats: dict[str, Seat] = {}
+        self._wanted: dict[str, int] = {}  # cluster -> number of engines that it is to have
+        self._configured: dict[str, int] = {}  # cluster -> the number that was announced last
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._gateways: dict[str, Gateway] = {}
         self._arrivals: defaultdict[str, Waiters] = defaultdict(Waiters)

@@ -12,7 +12,6 @@ from itertools import takewhile
 from services.messages import (
     Exchange,
     ExchangeReply,
-    SeatGrant,
     Snapshot,
     Submission,
     SubmitReply,
@@ -22,6 +21,7 @@ from services.messages import Group as GroupView
 from services.overview import Overview
 from services.pool.reference.seats import SeatRules
 from services.pool.reference.state import LastReply, Seat, Sequence
+from services.seats import ClusterSeats, SeatGrant, cluster_of, engine_of
 
 ENTRIES_AT_ONCE = 128
 
@@ -189,13 +189,13 @@ class ReferencePool(SeatRules):
         if wake:
             self._wake_idle_seats()
         if held.epoch is not None:
-            return SeatGrant(held.owner == owner and held.call == 0, held.epoch, held.owner)
+            return SeatGrant(held.owner == owner and held.call == 0, held.epoch, held.owner, self._is_surplus(seat))
         self._epochs += 1
         held.epoch, held.owner, held.call = f"{self._epochs}:{owner}", owner, 0
         held.lease, held.expires = lease, self._now + lease
-        return SeatGrant(True, held.epoch, owner)
+        return SeatGrant(True, held.epoch, owner, self._is_surplus(seat))
 
-    async def release(self, seat: str, epoch: str, struck: Many[str] = ()) -> None:
+    async def release(self, seat: str, epoch: str, struck: Many[str] = (), removed: bool = False) -> None:
         self._begin()
         held = self._seats.get(seat)
         if held and held.epoch == epoch:
@@ -203,7 +203,16 @@ class ReferencePool(SeatRules):
                 self._strike(held, id)
             if self._vacate(held, taken=False):
                 self._wake_idle_seats()
+            if removed and self._is_surplus(seat):
+                self._forget_seat(seat)
             self._publish_events()
+
+    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
+        if cluster not in self._wanted or (announce and self._configured.get(cluster) != configured):
+            self._begin()
+            self._wanted[cluster] = self._configured[cluster] = configured
+        indices = sorted(int(engine_of(seat)) for seat in self._seats if cluster_of(seat) == cluster)
+        return ClusterSeats(self._wanted[cluster], indices)
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         self._begin()
@@ -224,7 +233,7 @@ class ReferencePool(SeatRules):
         abandoned = self._cancel_abandoned()
         requeued += self._reclaim_expired()
         overdue = self._end_overdue()
-        reply.claimed = [] if reply.lost else self._claim(seat, exchange.room)
+        reply.claimed = [] if reply.lost or self._is_surplus(seat.name) else self._claim(seat, exchange.room)
         self._publish_events()
         seat.call, seat.reply, seat.gauges, seat.summary = exchange.call, reply, exchange.gauges, exchange.summary
         if exchange.figures:
@@ -245,6 +254,11 @@ class ReferencePool(SeatRules):
 
     # --- observers ---
 
+    async def scale(self, cluster: str, engines: int) -> None:
+        self._begin()
+        self._wanted[cluster] = engines
+        self._wake_idle_seats()
+
     async def overview(self) -> Overview:
         self._now = self._clock.now()
         seats = [self._view(seat) for seat in self._seats.values()]
@@ -262,4 +276,5 @@ class ReferencePool(SeatRules):
             gateways=len(gateways),
             gateway_gauges={name: gateway.gauges for name, gateway in gateways.items() if gateway.gauges},
             waiting_tokens=sum(len(sequence.new.prompt) for sequence in self._queues.sequences(None)),
+            wanted=dict(self._wanted),
         )

@@ -15,6 +15,7 @@ from services.pool.reference.bounds import BoundRules
 from services.pool.reference.state import LastReply, Seat, Sequence
 from services.pool.scripts import CANCELLED, POISON, SEATS_LOST, TOO_LARGE
 from services.requests import BATCH_CLASS, Tenure
+from services.seats import cluster_of, engine_of
 
 SEAT_KEPT = 3600.0
 MAX_STRIKES = 3
@@ -110,9 +111,22 @@ class SeatRules(BoundRules):
     def _exchange_reply(self, seat: Seat, reply: LastReply) -> ExchangeReply:
         cancelled = sorted(sequence.id for sequence in seat.running.values() if sequence.cancelled)
         claims = [self._sequences[id].claim(self._now) for id in reply.claimed]
-        return ExchangeReply(True, claims, cancelled, sorted(reply.foreign), dict(reply.lacking), reply.lost)
+        surplus = self._is_surplus(seat.name)
+        return ExchangeReply(True, claims, cancelled, sorted(reply.foreign), dict(reply.lacking), reply.lost, surplus)
 
     # --- ownership ---
+
+    def _is_surplus(self, seat: str) -> bool:
+        """Whether the seat has an index from the number of wanted engines on."""
+        wanted = self._wanted.get(cluster_of(seat))
+        return wanted is not None and int(engine_of(seat)) >= wanted
+
+    def _forget_seat(self, seat: str) -> None:
+        """Forget a seat that has no owner, and with the last one of its cluster how many engines that is to have."""
+        del self._seats[seat]
+        if not any(cluster_of(other) == cluster_of(seat) for other in self._seats):
+            self._wanted.pop(cluster_of(seat), None)
+            self._configured.pop(cluster_of(seat), None)
 
     def _requeue(self, sequence: Sequence, seat: str, epoch: str | None, taken: bool) -> bool:
         """Put a sequence that left its seat back into the queue; end it if cancelled. `taken`: its owner is dead or
@@ -146,7 +160,7 @@ class SeatRules(BoundRules):
         requeued = sum(self._reclaim(seat) for seat in owned if seat.expires <= self._now)
         for seat in list(self._seats.values()):
             if seat.epoch is None and seat.vacant_since + SEAT_KEPT <= self._now:
-                del self._seats[seat.name]
+                self._forget_seat(seat.name)
         return requeued
 
     def _strike_softly(self, seat: Seat) -> None:
@@ -177,4 +191,4 @@ class SeatRules(BoundRules):
     def _view(self, seat: Seat) -> SeatView:
         alive = seat.epoch is not None and seat.expires > self._now
         running, gauges = len(seat.running), dict(seat.gauges)
-        return SeatView(seat.name, alive, seat.figures, running, gauges, seat.summary, seat.owner)
+        return SeatView(seat.name, alive, seat.figures, running, gauges, seat.summary, seat.owner, seat.epoch or "")

@@ -12,11 +12,12 @@ import pytest
 from load.chaos import pool_history
 from load.chaos.aof import Transaction, read_transactions
 from services.errors import PoolUnavailable
-from services.messages import Commit, End, Exchange, NewSequence, Room, SeatGrant, Submission
+from services.messages import Commit, End, Exchange, NewSequence, Room, Submission
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import ServerBinary, find_servers
 from services.pool.server.pool_server import PoolServer
 from services.requests import FinishReason, SamplingParams
+from services.seats import SeatGrant
 
 ROOM = Room(8, 100, 16)
 OVER = End(FinishReason.LENGTH)

@@ -16,7 +16,7 @@ from services.pool.packing import unpack
 from services.pool.pool import RequestPool
 from services.pool.reference.pool import ReferencePool
 
-SEATS = ("x", "y")
+SEATS = ("c/0", "c/1")
 GATEWAYS = ("g", "h")
 TENANTS = ("default", "é", "b")
 LEASE = 1000.0  # longer than any run, so that no lease expires
@@ -131,6 +131,10 @@ class PoolPair(RuleBasedStateMachine):
         self.epochs[seat], self.calls[seat] = [grant.epoch for grant in pair], 0
         self.last.pop(seat, None)
 
+    def release_both(self, seat, struck=(), removed=False):
+        for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
+            self.loop.run_until_complete(pool.release(seat, epoch, struck, removed))
+
     def exchange_now(self, seat, commits, room, idle, leap=1, holds=None):
         self.calls[seat] += leap
         call = self.calls[seat]
@@ -154,7 +158,8 @@ class PoolPair(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         real, reference = self.each("overview")
-        by_name = [sorted(o.seats, key=lambda seat: seat.name) for o in (real, reference)]
+        seats = [[dataclasses.replace(seat, epoch="") for seat in o.seats] for o in (real, reference)]
+        by_name = [sorted(each, key=lambda seat: seat.name) for each in seats]
         assert by_name[0] == by_name[1]
         assert dataclasses.replace(real, seats=[]) == dataclasses.replace(reference, seats=[])
         assert real.waiting + real.running + real.ended <= self.submitted

@@ -21,7 +21,7 @@ SHARED = dataclasses.replace(
     LIMITS, max_waiting_tokens=60, max_streams=6, max_stored=5, tenant_share=0.7, tenants={"é": Bounds(4, stored=2)}
 )
 
-seats, gateways = st.sampled_from(["x", "x", "x", "y"]), st.sampled_from(GATEWAYS)
+seats, gateways = st.sampled_from(["c/0", "c/0", "c/0", "c/1"]), st.sampled_from(GATEWAYS)
 wide = Room(8, 100, 4)
 classes = st.integers(-2, 2) | st.just(BATCH_CLASS)
 tenants = st.sampled_from(TENANTS)
@@ -46,7 +46,7 @@ class PoolMachine(PoolPair):
         for gateway, prompt in zip(GATEWAYS, ([1, 2], range(15)), strict=True):
             self.both("submit", group(f"first-{gateway}", 2, gateway, prompt))
             self.submitted += 2
-        self.exchange_now("x", [], Room(3, 100, 4), idle=False)
+        self.exchange_now("c/0", [], Room(3, 100, 4), idle=False)
 
     # --- gateways ---
 
@@ -171,18 +171,24 @@ class PoolMachine(PoolPair):
     def release(self, seat, struck, data):
         held = self.epochs[seat]
         ids = data.draw(self.some_ids(seat)) if struck else []
-        for pool, epoch in zip((self.real, self.reference), held, strict=True):
-            self.loop.run_until_complete(pool.release(seat, epoch, ids))
+        self.release_both(seat, ids, removed=data.draw(st.booleans()))
         self.acquire(seat, None)
         return seat, held
+
+    @rule(engines=st.integers(0, 3), announce=st.sampled_from([None, False, True]))
+    def scale(self, engines, announce):
+        """Say how many engines there are to be, as an operator or (`announce`) as a configuration does."""
+        if announce is None:
+            self.both("scale", "c", engines)
+        seats = self.both("engines", "c", 2 + engines % 2, bool(announce))
+        assert seats.indices == [0, 1]
 
     @rule(seat=seats)
     def die_of_all(self, seat):
         """The engine dies repeatedly in an iteration of all sequences of the seat."""
         for _ in range(2):
             ids = sorted(self.reference._seats[seat].running)
-            for pool, epoch in zip((self.real, self.reference), self.epochs[seat], strict=True):
-                self.loop.run_until_complete(pool.release(seat, epoch, ids))
+            self.release_both(seat, ids)
             self.acquire(seat, None)
             self.exchange_now(seat, [], wide, False)
 

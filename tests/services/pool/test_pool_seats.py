@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from pool_helpers import FIGURES, SEAT, STOP, Owner, all_events, commit, counts, group, rung, stored
 
-from services.messages import Room, SeatGrant
+from services.messages import Room
+from services.seats import SeatGrant
 
 LEASE = 0.3  # seconds; half a lease is longer than any pause below
 

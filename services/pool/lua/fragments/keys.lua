@@ -5,7 +5,14 @@ local TURNS, ENDED, IDEMPOTENCY = P .. "turns", P .. "ended", P .. "idempotency"
 local HOLDERS = P .. "holders"
 local ABANDONED, ORPHANS, DEADLINES = P .. "abandoned", P .. "orphans", P .. "deadlines"
 local LEASES, SEATS, IDLE = P .. "leases", P .. "seats", P .. "idle"
+local WANTED, CONFIGURED = P .. "wanted", P .. "configured"
 local GATEWAYS = P .. "gateways"
+
+-- The cluster and the index of a seat, which is named <cluster>/<index>; nil for other names.
+local function cluster_of(seat)
+  local cluster, index = string.match(seat, "^(.*)/(%d+)$")
+  return cluster, tonumber(index)
+end
 
 local CHUNK = 4000 -- arguments of one command; unpack takes fewer than 8,000
 

@@ -8,6 +8,30 @@ local MAX_SOFT_STRIKES = 6
 local SUSPECT = 2 -- strikes of both kinds from which on a scheduler runs a sequence alone
 local BATCH_CLASS = 9 -- the class of lines of batches, which run only while nothing else does
 
+-- Whether a seat has an index from the number of wanted engines on: it gets no requests, and whoever owns it removes its
+-- engine.
+local function is_surplus(seat)
+  local cluster, index = cluster_of(seat)
+  local wanted = cluster and redis.call("HGET", WANTED, cluster)
+  return wanted and index >= tonumber(wanted) or false
+end
+
+-- Forgets a seat that has no owner, and with the last seat of its cluster how many engines that is to have.
+local function forget_seat(seat)
+  redis.call("DEL", P .. "seat:" .. seat)
+  redis.call("ZREM", SEATS, seat)
+  local cluster = cluster_of(seat)
+  for _, other in ipairs(cluster and redis.call("ZRANGE", SEATS, 0, -1) or {}) do
+    if cluster_of(other) == cluster then
+      return
+    end
+  end
+  if cluster then
+    redis.call("HDEL", WANTED, cluster)
+    redis.call("HDEL", CONFIGURED, cluster)
+  end
+end
+
 -- Returns a sequence's strikes of both kinds since its last token, how many of them are soft, the number of its tokens,
 -- and whether it is cancelled.
 local function strikes_of(id)
@@ -116,8 +140,7 @@ local function reclaim_expired_seats()
     requeued = requeued + reclaim_seat(seat)
   end
   for _, seat in ipairs(redis.call("ZRANGEBYSCORE", SEATS, "-inf", now)) do
-    redis.call("DEL", P .. "seat:" .. seat)
-    redis.call("ZREM", SEATS, seat)
+    forget_seat(seat)
   end
   return requeued
 end

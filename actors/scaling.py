@@ -1,0 +1,100 @@
+"""Scaling: how many engines a cluster is to have, and how many schedulers Serve runs for them.
+
+The number is kept in the pool, which all schedulers share and which outlives them. It comes from the configuration
+(the setting `engines`, or `user_config` of the deployment `scheduler`), from `orca engines`, or from autoscaling; the
+one that was given last counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import ray
+from ray import serve
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.exceptions import ExternalScalerDisabledError
+
+from services.errors import PoolUnavailable, UsageError
+from services.overview import Overview
+from services.seats import ClusterSeats
+
+REFRESH = 60.0  # seconds after which Serve is told the number again: deploying a config again resets it
+
+log = logging.getLogger(__name__)
+
+
+class Scales(Protocol):
+    """What `want_engines` and `wanted_engines` need of a pool."""
+
+    async def scale(self, cluster: str, engines: int) -> None: ...
+    async def overview(self) -> Overview: ...
+
+
+class Engines(Protocol):
+    """What `announce` and `follow` need of a pool."""
+
+    async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats: ...
+
+
+async def want_engines(pool: Scales, cluster: str, engines: int) -> None:
+    """Let a cluster have this number of engines. Raises UsageError for less than one, and PoolUnavailable."""
+    if engines < 1:
+        raise UsageError(f"a cluster needs at least 1 engine, not {engines}")
+    await pool.scale(cluster, engines)
+
+
+async def wanted_engines(pool: Scales, cluster: str) -> int | None:
+    """The number of engines that a cluster is to have; None while no scheduler of it has reached the pool."""
+    return (await pool.overview()).wanted.get(cluster)
+
+
+def scheduler_replicas(seats: ClusterSeats) -> int:
+    """The schedulers that a cluster needs: one for each engine that it is to have, or has until it is removed, and a
+    spare."""
+    return max(seats.wanted, len(seats.indices)) + 1
+
+
+async def announce(pool: Engines, cluster: str, configured: int, pause: float) -> None:
+    """Tell the pool the number of a configuration that was just read. While the pool is away, try again after `pause`
+    seconds."""
+    while True:
+        try:
+            await pool.engines(cluster, configured, announce=True)
+            return
+        except PoolUnavailable as error:
+            log.warning("waiting for the pool: %s", error)
+            await asyncio.sleep(pause)
+
+
+async def follow(pool: Engines, cluster: str, configured: Callable[[], int], period: float) -> None:
+    """Let Serve run as many schedulers as the cluster needs, looking every `period` seconds. To be called in a replica
+    of their deployment, for which Serve has the number for the `configured` engines. Returns if Serve does not allow
+    it: its application has no `external_scaler_enabled`, as with Serve's autoscaling."""
+    context = serve.get_replica_context()
+    running, told_at = configured() + 1, time.monotonic()
+    while True:
+        await asyncio.sleep(period)
+        try:
+            needed = scheduler_replicas(await pool.engines(cluster, configured()))
+            if needed != running or time.monotonic() - told_at > REFRESH:
+                await asyncio.to_thread(set_replicas, context.app_name, context.deployment, needed)
+                running, told_at = needed, time.monotonic()
+        except PoolUnavailable as error:
+            log.warning("waiting for the pool: %s", error)
+        except ExternalScalerDisabledError:
+            log.warning("Serve keeps its number of schedulers: set external_scaler_enabled in the application's config")
+            return
+
+
+def set_replicas(application: str, deployment: str, number: int) -> None:
+    """Let Serve run this number of replicas of a deployment. It starts or stops some; the others are not touched.
+
+    Raises ExternalScalerDisabledError if the application's config does not allow it, as with Serve's autoscaling.
+    """
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    ray.get(controller.update_deployment_replicas.remote(DeploymentID(deployment, application), number))
