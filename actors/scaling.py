@@ -19,7 +19,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.exceptions import ExternalScalerDisabledError
 
-from services.errors import PoolUnavailable, UsageError
+from services.errors import PoolUnavailable
 from services.overview import Overview
 from services.seats import ClusterSeats
 
@@ -42,9 +42,7 @@ class Engines(Protocol):
 
 
 async def want_engines(pool: Scales, cluster: str, engines: int) -> None:
-    """Let a cluster have this number of engines. Raises UsageError for less than one, and PoolUnavailable."""
-    if engines < 1:
-        raise UsageError(f"a cluster needs at least 1 engine, not {engines}")
+    """Let a cluster have this number of engines. Raises ValueError for less than one, and PoolUnavailable."""
     await pool.scale(cluster, engines)
 
 

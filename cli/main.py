@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk to a running server",
     "status": "what a running server is doing",
     "top": "the same in a terminal, iteration by iteration",
+    "engines": "show the engines of a cluster, or add and remove some",
 }
 FLAGS = {"--help": "this list; after a command, its flags", "--version": "the version of this program"}
 

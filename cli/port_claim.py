@@ -54,12 +54,17 @@ def own_url(settings: Settings) -> str:
 
 def running_servers(data_dir: Path) -> list[str]:
     """The URLs of the servers on `data_dir` whose cluster has processes, also if their `orca serve` was killed."""
-    found = []
-    for claim in sorted(data_dir.glob("serve-*")):
-        lines = _lines(claim)
-        if len(lines) == 2 and processes_of(Path(lines[0])):
-            found.append(lines[1])
-    return found
+    return list(_running(data_dir).values())
+
+
+def running_clusters(data_dir: Path) -> list[Path]:
+    """The folders of the files of the same clusters."""
+    return list(_running(data_dir))
+
+
+def _running(data_dir: Path) -> dict[Path, str]:
+    claims = map(_lines, sorted(data_dir.glob("serve-*")))
+    return {Path(lines[0]): lines[1] for lines in claims if len(lines) == 2 and processes_of(Path(lines[0]))}
 
 
 def _lines(claim: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.messages import EngineFigures
+from services.seats import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Overview:
     gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
     waiting_tokens: int = 0  # of the prompts of sequences that wait
     wanted: dict[str, int] = field(default_factory=dict)  # the number of engines that each cluster is to have
+
+    @property
+    def engines_wanted(self) -> int:
+        """The engines that the clusters with a living scheduler are to have."""
+        return sum(self.wanted.get(cluster, 0) for cluster in {cluster_of(s.name) for s in self.seats if s.alive})
 
     @property
     def ready(self) -> bool:

@@ -111,7 +111,7 @@ POOL_GAUGES: dict[str, str] = {
     "orca:pool_bytes_limit": "Most bytes of requests that the pool accepts: `max_pool_bytes`",
     "orca:pool_full": "1 while the memory of the pool's server is full and it refuses requests",
     "orca:engines": "Seats with a living scheduler",
-    "orca:engines_wanted": "Engines that the settings ask for",
+    "orca:engines_wanted": "Engines that there are to be, see docs/fault_tolerance.md",
     "orca:gateways": "Registered gateways",
     "orca:gateways_wanted": "Gateways that the settings ask for",
     "orca:numerics": "Kinds of numerics of the engines; tokens differ between them",

@@ -44,7 +44,8 @@ KNOWN: dict[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings ask for, beside which the page shows what there is."""
+    """What the settings ask for, beside which the page shows what there is. The number of engines counts while no
+    scheduler has told the pool another."""
 
     engines: int = 1
     gateways: int = 1
@@ -93,7 +94,7 @@ class _Collector:
             "orca:pool_bytes_limit": self._wanted.pool_bytes,
             "orca:pool_full": o.full,
             "orca:engines": sum(seat.alive for seat in o.seats),
-            "orca:engines_wanted": self._wanted.engines,
+            "orca:engines_wanted": o.engines_wanted or self._wanted.engines,
             "orca:gateways": o.gateways,
             "orca:gateways_wanted": self._wanted.gateways,
             "orca:numerics": len(set(numerics)),

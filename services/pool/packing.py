@@ -32,7 +32,7 @@ from services.messages import (
 )
 from services.overview import Overview, Seat
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
-from services.seats import SeatGrant
+from services.seats import ClusterSeats, SeatGrant
 
 assert array("I").itemsize == 4
 
@@ -111,6 +111,11 @@ def pack_counters(counters: dict[str, float]) -> bytes:
 def read_grant(reply: list[Any]) -> SeatGrant:
     granted, epoch, owner, surplus = reply
     return SeatGrant(granted == 1, epoch.decode(), owner.decode(), surplus == 1)
+
+
+def read_seats(reply: list[Any]) -> ClusterSeats:
+    wanted, indices = reply
+    return ClusterSeats(wanted, sorted(indices))
 
 
 def read_submit(reply: list[Any]) -> SubmitReply:

@@ -225,19 +225,18 @@ class RequestPool:
         """Give the seat back; what it ran waits again. Has no effect if the seat has another epoch.
 
         `struck` are the ids that were in an iteration when the seat's engine died. A sequence that is struck three
-        times with no token committed in between ends with an error. `removed`: the seat has no engine any more, and is
-        forgotten if it is still surplus.
+        times with no token committed in between ends with an error. A surplus seat whose engine is `removed` is gone.
         """
         await self._server.run("release", self._prefix, seat, epoch, pack(sorted(set(struck))), int(removed))
 
     async def engines(self, cluster: str, configured: int, announce: bool = False) -> ClusterSeats:
         """How many engines a cluster is to have, and its seats.
 
-        `configured` is the number in the caller's configuration. It counts while nobody has called `scale`, and, with
-        `announce`, replaces the number that `scale` has set if another number was announced last.
+        `configured`, the number in the caller's configuration, counts until `scale` is called, and again if it is
+        announced (`announce`) and differs from the number announced before.
         """
-        wanted, indices = await self._server.run("engines", self._prefix, cluster, configured, int(announce))
-        return ClusterSeats(wanted, sorted(indices))
+        args = cluster, configured, int(announce)
+        return packing.read_seats(await self._server.run("engines", self._prefix, *args))
 
     async def exchange(self, exchange: Exchange) -> ExchangeReply:
         """Commit tokens, renew the lease, reclaim expired seats and claim sequences, in one script; see `Exchange`.
@@ -277,7 +276,9 @@ class RequestPool:
     # --- observers ---
 
     async def scale(self, cluster: str, engines: int) -> None:
-        """Let a cluster have this number of engines. Surplus seats, those with an index from it on, claim nothing."""
+        """Let a cluster have this number of engines, at least one. Surplus seats, from this index on, claim nothing."""
+        if engines < 1:
+            raise ValueError(f"a cluster has at least 1 engine, not {engines}")
         await self._server.run("scale", self._prefix, cluster, engines)
 
     def broadcast(self) -> Broadcast:

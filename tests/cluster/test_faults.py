@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import make_tiny_model
 
 from load.chaos.aof import read_transactions
@@ -35,7 +39,7 @@ from load.chaos.site import (
 )
 from load.chaos.streams import Outcome, Streams
 from load.chaos.workload import poison, requests
-from load.server import OrcaServer
+from load.server import ROOT, OrcaServer, until
 from load.trace import HttpRequest
 from services.client.streaming import open_session
 
@@ -95,9 +99,22 @@ class Chaos:
             except NoTarget:
                 assert time.monotonic() < end, f"no target for {name}"
                 await asyncio.sleep(0.1)
+        await self.complete(open_)
+
+    async def complete(self, open_: list[Outcome]) -> None:
+        """Wait until these streams and several new ones have ended, and check them."""
         count = len(self.streams.outcomes)
         await self._until(lambda: all(o.end for o in open_) and self._ended_after(count) >= MORE)
         self.check([*open_, *self.streams.outcomes[count:]])
+
+    async def scale(self, engines: int) -> None:
+        """Let the server have this number of engines, and wait until it has, as an operator does."""
+        environment = os.environ | {"ORCA_DATA_DIR": str(self.site.server.data_dir), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "cli", "engines", str(engines)]
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+        said, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert process.returncode == 0
+        assert said.decode().splitlines()[-1] == f"{engines} of {engines} engines are ready"
 
     def _ended_after(self, count: int) -> int:
         return sum(o.end > 0 for o in self.streams.outcomes[count:])
@@ -182,6 +199,25 @@ async def test_a_scheduler_that_was_stopped_past_its_lease_writes_nothing(chaos:
     _, owners = await chaos.at_work()
     await chaos.inject("scheduler stopped")
     assert (await chaos.at_work())[1] != owners
+
+
+async def test_an_engine_is_added_and_removed(chaos: Chaos) -> None:
+    engine, _ = await chaos.at_work()
+    await chaos.scale(2)
+    await until(lambda: iterations(chaos.site.server, engine="1") > 0)
+    open_ = [o for o in chaos.streams.outcomes if not o.end]
+    await chaos.scale(1)
+    await chaos.complete(open_)
+    assert (await chaos.at_work())[0] == engine
+    await until(lambda: len(chaos.pids(ENGINE)) == 2)  # the engine and its spare
+    await until(lambda: len(chaos.pids(SCHEDULER)) == 2)
+
+
+def iterations(server: OrcaServer, engine: str) -> float:
+    """The iterations of one engine so far."""
+    page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+    samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    return sum(s.value for s in samples if s.name == "orca:iterations_total" and s.labels["engine"] == engine)
 
 
 async def test_while_the_pool_is_away_all_processes_wait(chaos: Chaos) -> None:

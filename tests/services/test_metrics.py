@@ -37,8 +37,8 @@ def page(*takes: dict[str, float], **gauges: float) -> Samples:
     return shown([Seat("c/0", True, None, 3, {"kv_usage": 0.5} | gauges, "")], sums)
 
 
-def shown(seats: list[Seat], sums: dict[str, float]) -> Samples:
-    overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS)
+def shown(seats: list[Seat], sums: dict[str, float], wanted: dict[str, int] | None = None) -> Samples:
+    overview = Overview(7, 3, 2, 99, None, seats, dict(sums), 1, gateway_gauges=GATEWAYS, wanted=wanted or {})
     families = text_string_to_metric_families(render(overview, "tiny", Wanted(2, 3, 1000)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
@@ -124,6 +124,17 @@ def test_what_the_settings_ask_for_stands_beside_what_there_is() -> None:
         samples[name, labels()] for name in ("orca:engines_wanted", "orca:gateways_wanted", "orca:pool_bytes_limit")
     ]
     assert (there, wanted) == ([1, 1, 99], [2, 3, 1000])
+
+
+def test_the_engines_that_living_clusters_are_to_have_take_the_place_of_the_setting() -> None:
+    """During an upgrade two clusters share the pool; of a cluster that died the pool still has the number."""
+    seats = [
+        Seat("a/0", True, None, 0, {}, ""),
+        Seat("b/0", True, None, 0, {}, ""),
+        Seat("c/0", False, None, 0, {}, ""),
+    ]
+    assert shown(seats, {}, {"a": 3, "b": 1, "c": 5})["orca:engines_wanted", labels()] == 4
+    assert shown(seats[2:], {}, {"c": 5})["orca:engines_wanted", labels()] == 2
 
 
 def test_engines_of_two_clusters_with_one_number_keep_their_gauges_apart() -> None:

@@ -165,6 +165,7 @@ class World:
         self.cost = IterationCost()
         self.tracer: Tracer | None = None
         self.observers: list[Observer] = []
+        self.drain_timeout = 10.0
 
     async def take_seat(self, owner: str = "me", dead_epoch: str | None = None, seat: str = SEAT) -> EngineLoop:
         """Acquire the seat, which is free. Returns the loop of its new owner."""
@@ -196,6 +197,7 @@ class World:
             self.counters,
             self.cost,
             observers=[*self.observers, *([TenureTraces(self.tracer, seat, epoch, now)] if self.tracer else [])],
+            drain_timeout=self.drain_timeout,
         )
         return self.loop
 

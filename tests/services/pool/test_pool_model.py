@@ -175,7 +175,7 @@ class PoolMachine(PoolPair):
         self.acquire(seat, None)
         return seat, held
 
-    @rule(engines=st.integers(0, 3), announce=st.sampled_from([None, False, True]))
+    @rule(engines=st.integers(1, 3), announce=st.sampled_from([None, False, True]))
     def scale(self, engines, announce):
         """Say how many engines there are to be, as an operator or (`announce`) as a configuration does."""
         if announce is None:
