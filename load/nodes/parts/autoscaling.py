@@ -17,13 +17,13 @@ from load.users.profile import Profile, Stage
 
 WORKERS = 3
 SETTINGS = {"engines": 1, "gateways": 1, "max_engines": 3, "upscale_delay": 3.0, "downscale_delay": 20.0}
-SETTLE = 45.0  # seconds after the load has ended in which the cluster is watched
+SETTLE = 30.0  # seconds after the load has ended in which the cluster is watched
 
 
 def run(options: NodeOptions) -> tuple[str, bool]:
     real = options.model != "null"
     low = 0.4 if real else 3.0  # requests/s
-    stages = (Stage(40, low, low), Stage(100, 3 * low, 3 * low), Stage(60, low, low))
+    stages = (Stage(30, low, low), Stage(80, 3 * low, 3 * low), Stage(40, low, low))
     settings = SETTINGS | (
         {"model": options.model, "threads": 1, "max_batch_size": 4, "dtype": "float32", "kv_blocks": 256}
         if real
