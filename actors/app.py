@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ray import serve
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import LoggingConfig
 
+from actors.autoscaling import gateway_scaling, scheduler_scaling
 from actors.front_door import IDLE_CONNECTIONS, max_requests
 from actors.gateway import GatewayReplica
 from actors.scheduler import SchedulerReplica
@@ -70,22 +72,28 @@ def application(args: dict[str, Any], count: Callable[[Settings], dict[str, int]
         "logging_config": serve_logs(settings),
     }
     first = count(settings)
+    schedulers = scheduler_scaling(settings, scheduler_values) if settings.max_engines else first["scheduler"]
+    gateways = gateway_scaling(settings) if settings.max_gateways else first["gateway"]
     scheduler: Any = serve.deployment(
         SchedulerReplica,
         name="scheduler",
-        num_replicas=first["scheduler"],
+        **_number(schedulers),
         user_config={"engines": settings.engines},  # Serve tells running replicas of another number
         **common,
     )
     gateway: Any = serve.deployment(
         GatewayReplica,
         name="gateway",
-        num_replicas=first["gateway"],
+        **_number(gateways),
         max_ongoing_requests=max_requests(settings) + IDLE_CONNECTIONS,  # Serve's default is 5
         **common,
     )
     bound: serve.Application = gateway.bind(gateway_values, scheduler.bind(scheduler_values))
     return bound
+
+
+def _number(replicas: int | AutoscalingConfig) -> dict[str, Any]:
+    return {"num_replicas" if isinstance(replicas, int) else "autoscaling_config": replicas}
 
 
 def serve_logs(settings: Settings) -> LoggingConfig:

@@ -20,7 +20,6 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.exceptions import ExternalScalerDisabledError
 
 from services.errors import PoolUnavailable
-from services.overview import Overview
 from services.seats import ClusterSeats
 
 REFRESH = 60.0  # seconds after which Serve is told the number again: deploying a config again resets it
@@ -29,10 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class Scales(Protocol):
-    """What `want_engines` and `wanted_engines` need of a pool."""
+    """What `want_engines` needs of a pool."""
 
     async def scale(self, cluster: str, engines: int) -> None: ...
-    async def overview(self) -> Overview: ...
 
 
 class Engines(Protocol):
@@ -50,12 +48,6 @@ async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> N
     for error in told:
         if error:
             raise error
-
-
-async def wanted_engines(pools: Sequence[Scales], cluster: str) -> int | None:
-    """The number of engines that a cluster is to have; None while no scheduler of it has reached a pool."""
-    overviews = await asyncio.gather(*(pool.overview() for pool in pools))
-    return max((overview.wanted.get(cluster, 0) for overview in overviews), default=0) or None
 
 
 def scheduler_replicas(pools: Sequence[ClusterSeats]) -> int:

@@ -37,6 +37,7 @@ class Overview:
     gateways: int
     full: bool = False  # the server's memory is full, and it refuses new requests
     gateway_gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # of the registered gateways, by id
+    waiting_tokens: int = 0  # of the prompts of sequences that wait
     wanted: dict[str, int] = field(default_factory=dict)  # the number of engines that each cluster is to have
 
     @property

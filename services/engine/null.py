@@ -1,4 +1,4 @@
-"""NullEngine: an engine without a model that answers at once, to measure everything around an engine."""
+"""NullEngine: an engine without a model that answers at once or after a set time, to measure all around an engine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class NullEngine:
     """Has the interface of Engine. A token is a function of request id and position, whatever the settings and the
     grammar of the request. Imports no torch."""
 
-    def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None) -> None:
+    def __init__(self, figures: EngineFigures, deadly: DeadlyToken | None = None, iteration: float = 0.0) -> None:
+        """An iteration takes at least `iteration` seconds, without using a processor."""
         self.figures = figures
+        self._iteration = iteration
         self._requests: dict[str, _Counters] = {}
         self._names = BlockNames(figures.block_size)
         self._deadly = deadly or DeadlyToken()
@@ -52,6 +54,7 @@ class NullEngine:
                 numerics="null",
             ),
             DeadlyToken(settings.deadly_token),
+            settings.null_iteration,
         )
 
     @property
@@ -95,6 +98,7 @@ class NullEngine:
                 if counters.request.sampling.logprobs is not None:
                     logprobs[id] = _logprobs(counters)
                 counters.num_tokens += 1
+        time.sleep(max(0.0, self._iteration - (time.perf_counter() - started)))
         return IterationResult(iteration.epoch, iteration.step, tokens, logprobs, elapsed=time.perf_counter() - started)
 
     def _token(self, counters: _Counters) -> int:

@@ -39,6 +39,7 @@ class EngineSettings:
     tp: int = 1  # tensor-parallel ranks of each pipeline stage
     pp: int = 1  # pipeline stages
     deadly_token: int = NO_TOKEN  # see DeadlyToken
+    null_iteration: float = 0.0  # seconds that an iteration of a null engine takes at least
 
 
 class DeadlyToken:

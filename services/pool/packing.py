@@ -244,7 +244,7 @@ def _unreadable(error: Unreadable) -> End:
 
 
 def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted = reply
+    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens = reply
     seats = [_seat(row) for row in rows]
     living = [seat.figures for seat in seats if seat.alive and seat.figures]
     return Overview(
@@ -257,6 +257,7 @@ def read_overview(reply: list[Any]) -> Overview:
         counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
         gateways=len(gateways) // 2,
         full=full == 1,
+        waiting_tokens=waiting_tokens,
         gateway_gauges={
             name.decode(): gauges
             for name, packed in zip(gateways[::2], gateways[1::2], strict=True)

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.files import user_cache, user_data
 from services.pool.shards import ShardUrl, parse_shards
 from services.settings.addresses import is_loopback, normalize
+from services.settings.autoscaling import AutoscalingSettings
 from services.settings.model import ModelSettings
 from services.settings.observability import ObservabilitySettings
 from services.settings.scheduling import SchedulingSettings
@@ -28,7 +29,9 @@ SECRETS = frozenset({"api_key", "api_keys", "api_keys_file", "redis_url", "redis
 NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the folder of the tests' schemas
 
 
-class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, ModelSettings, BaseSettings):
+class Settings(
+    ObservabilitySettings, BoundSettings, AutoscalingSettings, SchedulingSettings, ModelSettings, BaseSettings
+):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", extra="forbid", frozen=True)
@@ -122,6 +125,9 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, ModelSe
     null_engine: Annotated[
         bool, Section.TESTING, Field(description="run an engine without a model, to measure everything else")
     ] = False
+    null_iteration: Annotated[
+        float, Section.TESTING, Field(ge=0, description="seconds that an iteration of a null engine takes at least")
+    ] = 0.0
 
     lease: Annotated[
         float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
@@ -209,7 +215,10 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, ModelSe
             )
         if (shards := len(self.shards)) > self.engines:
             raise ValueError(f"redis_url names {shards} shards, engines={self.engines}: each shard needs an engine")
+        if self.max_engines and shards > self.min_engines:
+            raise ValueError(f"redis_url names {shards} shards, min_engines={self.min_engines}: each needs an engine")
         self.check_scheduling()
+        self.check_autoscaling(self.engines, self.gateways)
         if self.tp * self.pp > 1:
             self._check_ranks()
         for key in self.api_key:

@@ -26,6 +26,7 @@ class Section(StrEnum):
     API = "Model and API"
     ENGINE = "Engine"
     SCHEDULING = "Scheduling"
+    AUTOSCALING = "Autoscaling"
     POOL = "Pool and durability"
     LIMITS = "Limits and keys"
     OBSERVABILITY = "Logs and traces"

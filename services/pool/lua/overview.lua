@@ -4,7 +4,8 @@
 -- KEYS 1  the pool's prefix
 -- Reply   {waiting, ended, bytes, figures (opaque) or "", [gateway, gauges or "", ...], [name, sum, ...],
 --          [[seat, 1 if its lease is valid, running, figures or "", gauges or "", summary or "", owner or "", epoch or ""],
---          ...], 1 if the server's memory is full, [cluster, number of engines that it is to have, ...]}
+--          ...], 1 if the server's memory is full, [cluster, number of engines that it is to have, ...],
+--          tokens of the prompts that wait}
 local seats = {}
 for i, seat in ipairs(redis.call("ZRANGE", SEATS, 0, -1)) do
   local s = redis.call("HMGET", P .. "seat:" .. seat, "figures", "gauges", "summary", "owner", "epoch")
@@ -19,4 +20,5 @@ for _, gateway in ipairs(redis.call("ZRANGEBYSCORE", GATEWAYS, "(" .. string.for
 end
 local all = counts_at(META)
 return { all.waiting_sequences, all.ended, all.bytes, redis.call("HGET", META, "figures") or "",
-  gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0, redis.call("HGETALL", WANTED) }
+  gateways, redis.call("HGETALL", COUNTERS), seats, memory_full() and 1 or 0, redis.call("HGETALL", WANTED),
+  all.waiting_tokens }

@@ -278,5 +278,6 @@ class ReferencePool(SeatRules):
             counters=dict(self._counters),
             gateways=len(gateways),
             gateway_gauges={name: gateway.gauges for name, gateway in gateways.items() if gateway.gauges},
+            waiting_tokens=sum(len(sequence.new.prompt) for sequence in self._queues.sequences(None)),
             wanted=dict(self._wanted),
         )

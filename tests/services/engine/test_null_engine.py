@@ -32,6 +32,12 @@ def test_tokens_depend_on_request_and_position_alone() -> None:
     assert len({tuple(output) for output in expected}) == len(expected)
 
 
+def test_an_iteration_takes_at_least_the_time_that_is_set() -> None:
+    engine = NullEngine(FIGURES, iteration=0.05)
+    engine.reset("1:a")
+    assert engine.run(Iteration("1:a", 0, {})).elapsed >= 0.05
+
+
 def test_as_many_log_probabilities_as_asked_for() -> None:
     """For each token, and for the prompt with the first one, once, in any chunks."""
     asked = SamplingParams(3, logprobs=2, prompt_logprobs=1)

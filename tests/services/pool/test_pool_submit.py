@@ -22,6 +22,15 @@ async def test_a_claim_equals_what_was_submitted(pool):
     assert reply.claims[0].rank < reply.claims[1].rank
 
 
+async def test_the_overview_has_the_prompt_tokens_that_wait(pool):
+    await pool.submit(group("r", n=2, prompt=[5, 6, 7]))
+    await pool.submit(group("s", prompt=[5]))
+    owner = await Owner.take(pool)
+    assert (await pool.overview()).waiting_tokens == 7
+    await owner.claim()
+    assert (await pool.overview()).waiting_tokens == 0
+
+
 async def test_a_grammar_is_stored_once_per_group(pool):
     grammar = f'start: "{"x" * 10_000}"'
     await pool.submit(group("one", n=1, grammar=grammar))

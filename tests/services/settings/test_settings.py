@@ -221,3 +221,17 @@ def test_generated_documents_are_up_to_date() -> None:
 def test_the_earliest_class_of_a_tenant(asked, keys, expected):
     settings = Settings(api_keys={"1": "a"} | ({"2": "b"} if keys == 2 else {}), **asked)
     assert settings.earliest_class_of("a") == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"engines": 4, "max_engines": 3}, "engines=4 must be from min_engines=1 to max_engines=3"),
+        ({"engines": 1, "min_engines": 2, "max_engines": 3}, "engines=1 must be from min_engines=2"),
+        ({"engines": 2, "min_engines": 2}, "min_engines=2 needs max_engines"),
+        ({"gateways": 4, "max_gateways": 3}, "max_gateways=3 is less than gateways=4"),
+    ],
+)
+def test_bounds_of_autoscaling_that_contradict_are_named(given: dict[str, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Settings(**given)

@@ -1,0 +1,95 @@
+"""A machine: processes in namespaces of their own for network, processes and mounts, as those of a container.
+
+Whatever kills its first process ends all others of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from load.nodes.network import PREFIX, Network
+
+TIMEOUT = 30.0  # seconds
+NAMESPACES = ("--net", "--pid", "--mount")
+# `$1` is the address, `$2` the folder that is /tmp there, and what follows is the command. A command that ends is run
+# again, after what it left has been killed, as a container that is started again.
+INIT = f"""
+ip link set lo up
+until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
+ip address add "$1/{PREFIX}" dev eth0 && ip link set eth0 up || exit 1
+mount -t tmpfs tmpfs /dev/shm && mount --bind "$2" /tmp || exit 1
+shift 2
+while :; do
+  "$@"
+  echo "the command ended with status $?; it is run again"
+  kill -9 -1
+  sleep 1
+done
+"""
+
+
+class Machine:
+    """A machine on `network`. `folder` is its /tmp, where its output is as well: `machine.log`."""
+
+    def __init__(self, name: str, folder: Path, network: Network, environment: Mapping[str, str]) -> None:
+        self.name, self.folder = name, folder
+        self.address = network.reserve(name)
+        self._network, self._environment = network, dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._first = 0  # id of the machine's first process
+
+    def start(self, *command: str) -> None:
+        """Run the command there, again whenever it ends."""
+        self.folder.mkdir(parents=True)
+        unshare = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh", "-c", INIT, "sh"]
+        with (self.folder / "machine.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*unshare, self.address, str(self.folder), *command],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._first = _child_of(self._process.pid)
+        self._network.connect(self.name, self._first)
+
+    def run(self, command: Sequence[str]) -> str:
+        """Run a command on this machine to its end; returns its output. Raises CalledProcessError."""
+        enter = ["nsenter", "--target", str(self._first), *NAMESPACES, "--"]
+        done = subprocess.run([*enter, *command], env=self._environment, check=True, stdout=subprocess.PIPE, text=True)
+        return done.stdout
+
+    def cut(self) -> None:
+        self._network.cut(self.name)
+
+    def mend(self) -> None:
+        self._network.mend(self.name)
+
+    def end(self) -> None:
+        """Kill all processes of the machine."""
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._first, signal.SIGKILL)
+            self._process.wait()
+
+    def logs(self) -> str:
+        """All that processes of Ray, Serve and Orca have logged on this machine."""
+        files = sorted(self.folder.glob("ray/session_2*/logs/**/*"))
+        return "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
+
+
+def _child_of(pid: int) -> int:
+    """The child of `unshare`, which has the new namespaces."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.01)
+    raise TimeoutError(f"unshare (process {pid}) has started nothing")

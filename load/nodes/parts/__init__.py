@@ -1,0 +1,1 @@
+"""The parts of `python -m load.nodes`, one module each."""

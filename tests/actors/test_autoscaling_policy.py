@@ -1,0 +1,84 @@
+"""Ray Serve's policy for schedulers: Serve can take it along, and it writes what the load needs to the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray.serve.config import AutoscalingPolicy
+
+from actors.app import build
+from actors.autoscaling import EnginePolicy, decide
+from services.autoscaling import EngineCount, Scaling
+from services.messages import NewSequence, Submission
+from services.pool.pool import RequestPool
+from services.requests import SamplingParams
+
+CLUSTER = "cluster"
+AT_ONCE = Scaling(1, 3, requests_per_engine=4, upscale_delay=0.0, downscale_delay=0.0)
+
+
+async def submit(pool: RequestPool, requests: int) -> None:
+    for number in range(requests):
+        sequence = NewSequence(f"r{number}/0", [1, 2, 3], SamplingParams(max_new_tokens=4))
+        assert (await pool.submit(Submission(f"r{number}", "gateway", [sequence], "default"))).refused is None
+
+
+async def test_waiting_requests_add_engines_and_their_end_removes_them(pool: RequestPool) -> None:
+    count = EngineCount(AT_ONCE, 1)
+    assert await decide([pool], CLUSTER, count, 1) == 2  # an engine's scheduler, and the spare
+    await submit(pool, 9)
+    assert await decide([pool], CLUSTER, count, 1) == 4
+    assert (await pool.overview()).wanted == {CLUSTER: 3}
+    for number in range(9):
+        await pool.cancel(f"r{number}")
+    assert await decide([pool], CLUSTER, count, 1) == 2
+    assert (await pool.overview()).wanted == {CLUSTER: 1}
+
+
+async def test_a_draining_seat_keeps_its_scheduler(pool: RequestPool) -> None:
+    count = EngineCount(AT_ONCE, 2)
+    await decide([pool], CLUSTER, count, 2)
+    for index in range(3):
+        assert (await pool.acquire(f"{CLUSTER}/{index}", f"owner-{index}", lease=60.0)).granted
+    assert count.wanted == 1
+    assert await decide([pool], CLUSTER, count, 2) == 4
+
+
+async def test_another_number_that_was_written_is_replaced(pool: RequestPool) -> None:
+    await pool.scale(CLUSTER, 3)
+    assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1) == 2
+    assert (await pool.overview()).wanted == {CLUSTER: 1}
+
+
+def test_serve_takes_the_policy_along() -> None:
+    """Serve pickles a policy by value, and its controller makes it of the pickle."""
+    policy = AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs={"max_engines": 3})
+    copy: Any = AutoscalingPolicy.from_serialized_policy_def(policy.model_dump(), policy.get_serialized_policy_def())
+    assert copy.policy_function == "actors.autoscaling.EnginePolicy"
+    assert copy.get_policy().__name__ == "EnginePolicy"
+
+
+@pytest.mark.parametrize(
+    ("args", "scheduler", "gateway"),
+    [
+        ({"engines": 2}, 3, 2),
+        ({"engines": 2, "max_engines": 5}, (2, 3, 6), 2),
+        ({"gateways": 3, "max_gateways": 7}, 2, (3, 3, 7)),
+    ],
+)
+def test_the_application_has_the_bounds_of_the_settings(
+    args: dict[str, Any], scheduler: object, gateway: object
+) -> None:
+    application = build({"redis_url": "redis://127.0.0.1:1/0", "null_engine": True} | args)
+    ingress: Any = application._bound_deployment
+    (other,) = [arg for arg in ingress.init_args if not isinstance(arg, dict)]
+    assert _replicas(other._bound_deployment) == scheduler
+    assert _replicas(ingress) == gateway
+
+
+def _replicas(deployment: Any) -> object:
+    scaling = deployment._deployment_config.autoscaling_config
+    if scaling is None:
+        return deployment.num_replicas
+    return scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas
