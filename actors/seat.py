@@ -61,7 +61,7 @@ async def take_seat(pools: Sequence[Acquires], cluster: str, engines: int, owner
     holders = SeatHolders(node=owner.rpartition(":")[0])
     try:
         while True:
-            away: list[Acquires] = []
+            away, asked = [], []  # pools that do not answer, seats of those that do
             for index in range(engines):
                 name, noticed = f"{cluster}/{index}", time.time()
                 if (pool := of_seat(pools, index)) in away:
@@ -75,7 +75,8 @@ async def take_seat(pools: Sequence[Acquires], cluster: str, engines: int, owner
                 if grant.granted:
                     return Seat(name, index, grant.epoch, noticed, time.time())
                 holders.watch(name, grant)
-            await holders.wait(lease / 3)
+                asked.append(name)
+            await holders.wait(asked, lease / 3)
     finally:
         holders.close()
 
@@ -102,11 +103,10 @@ class SeatHolders:
         epoch, death = self._watches.get(seat, ("", None))
         return epoch if death and death.done() else None
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until a holder is dead, for at most `timeout` seconds. Returns at once if one is dead already: it may
-        have died while the pool was asked for its seat."""
-        deaths = [death for _, death in self._watches.values()]
-        if deaths:
+    async def wait(self, seats: Sequence[str], timeout: float) -> None:
+        """Wait until a holder of these seats is dead, for at most `timeout` seconds. Returns at once if one is dead
+        already: it may have died while the pool was asked for its seat."""
+        if deaths := [self._watches[seat][1] for seat in seats]:
             await asyncio.wait(deaths, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(timeout)
