@@ -1,4 +1,4 @@
-"""The processes of the part `live`: a gateway, and a scheduler whose engine keeps a pace."""
+"""The processes of the parts `live` and `shards`: a gateway, and a scheduler whose engine keeps a pace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.messages import Iteration, IterationResult
 from services.metrics import Counters
 from services.models import ModelInfo
 from services.pool.pool import RequestPool
-from services.pool.shards import PoolShard
+from services.pool.shards import PoolShard, parse_shards
 from services.scheduling import Knobs, Scheduler
 from services.settings.settings import Settings
 from services.text import TextTables, Tokenizer
@@ -68,10 +68,11 @@ async def closed(connection: Connection) -> None:
 
 
 async def gateway(connection: Connection, redis_url: str, folder: Path, files: Path) -> None:
-    """Sends its URL."""
-    settings = Settings(files_dir=str(files))
-    pool, info = RequestPool(redis_url, POOL, limits_of(settings)), ModelInfo.load(folder)
-    app = create_app([PoolShard(pool)], ServedModel("bench", Tokenizer.load(folder), info, 1), settings)
+    """Sends its URL. `redis_url` may name several shards."""
+    settings, info = Settings(files_dir=str(files)), ModelInfo.load(folder)
+    limits = limits_of(settings)
+    pools = [PoolShard(RequestPool(shard.url, POOL, limits), shard.number) for shard in parse_shards(redis_url)]
+    app = create_app(pools, ServedModel("bench", Tokenizer.load(folder), info, 1), settings)
     prepare_process()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -100,21 +101,23 @@ class PacedEngine:
         return self._engine.run(iteration)
 
 
-async def scheduler(connection: Connection, redis_url: str, folder: Path, seconds: float, recorded: bool) -> None:
+async def scheduler(
+    connection: Connection, redis_url: str, folder: Path, seconds: float, recorded: bool, seat: str = SEAT
+) -> None:
     """`recorded`: with a recorder and its publisher, as a served one. Sends None when its loop runs."""
     pool = RequestPool(redis_url, POOL)
-    epoch = (await pool.acquire(SEAT, "bench", LEASE)).epoch
+    epoch = (await pool.acquire(seat, "bench", LEASE)).epoch
     null = NullEngine.load(folder, EngineSettings())
     null.reset(epoch)
     knobs = Knobs(max_batch_size=256)
     made = Scheduler(epoch=epoch, figures=null.figures, knobs=knobs, text=TextTables.load(folder))
-    recorder = Recorder(SEAT, epoch, made) if recorded else None
+    recorder = Recorder(seat, epoch, made) if recorded else None
     loop = EngineLoop(
         pool,
         made,
         PacedEngine(null, seconds),
         RealClock(),
-        LocalSeat(SEAT, epoch),
+        LocalSeat(seat, epoch),
         LEASE,
         null.figures,
         Counters(),
@@ -129,5 +132,5 @@ async def scheduler(connection: Connection, redis_url: str, folder: Path, second
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    await pool.release(SEAT, epoch)
+    await pool.release(seat, epoch)
     await pool.close()

@@ -99,7 +99,7 @@ async def run(folder: Path, given: argparse.Namespace) -> bool:
         finally:
             await asyncio.to_thread(orca.__exit__)
     records = list(history.read(folder / "clients.jsonl"))
-    print(_faults_table(faults, streams.outcomes, _shards(records)) + "\n")
+    print(faults_table(faults, streams.outcomes, shards_of(records)) + "\n")
     found = [_judge(server, shard, records, streams.outcomes, seen, draw) for shard, server in enumerate(servers)]
     return all(found)
 
@@ -134,7 +134,7 @@ async def _watch(orca: OrcaServer, seen: dict[int, float]) -> None:
         await asyncio.sleep(0.25)
 
 
-def _shards(records: Sequence[Record]) -> dict[int, int]:
+def shards_of(records: Sequence[Record]) -> dict[int, int]:
     """The shard of each request of a client that was accepted."""
     return {record.request: shard_of(record.pool_id) for record in records if isinstance(record, Delivery | End)}
 
@@ -148,7 +148,7 @@ def _judge(
     draw: random.Random,
 ) -> bool:
     """Check the history of a shard, print what became of its requests, and return whether all rules held."""
-    of = _shards(records)
+    of = shards_of(records)
     own = [record for record in records if of.get(record.request, 0) == shard]
     transactions = list(read_transactions(server.data_dir))
     verdict = check(own, transactions, Least(10, 100), Circumstances(seen=seen))
@@ -167,7 +167,7 @@ def _complaints(verdict: Verdict, outcomes: Sequence[Outcome]) -> list[str]:
     return found + [str(violation) for violation in verdict.violations]
 
 
-def _faults_table(faults: Sequence[Fault], outcomes: Sequence[Outcome], shards: dict[int, int]) -> str:
+def faults_table(faults: Sequence[Fault], outcomes: Sequence[Outcome], shards: dict[int, int]) -> str:
     """The longest gap between two tokens of a stream around each fault, in its shard and in the others."""
     head = ["fault", "shard", "for, s", "longest gap in its streams, s", "in those of other shards, s"]
     rows: list[Sequence[object]] = []

@@ -134,3 +134,25 @@ async def test_a_spare_without_any_pool_waits_for_one(pool: RequestPool, monkeyp
 
     monkeypatch.setattr(pool, "acquire", fail_once)
     assert (await asyncio.wait_for(spare(pool, 1, SHORT), 30)).name == "c/0"
+
+
+async def test_a_spare_does_not_ask_a_pool_again_and_again_that_is_away(
+    pool: RequestPool, holder: LifelineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's server and the holder of its seat die together."""
+    await pool.acquire("c/0", holder.owner, NEVER)
+    acquire, calls = pool.acquire, []
+
+    async def fail_after_the_first(seat: str, owner: str, lease: float, dead_epoch: str | None = None) -> SeatGrant:
+        calls.append(dead_epoch)
+        if dead_epoch is not None:
+            raise PoolUnavailable("away")
+        return await acquire(seat, owner, lease)
+
+    monkeypatch.setattr(pool, "acquire", fail_after_the_first)
+    waiting = spare(pool, 1, NEVER)
+    await until(lambda: len(calls) == 1)
+    holder.kill()
+    await until(lambda: len(calls) == 2)
+    await still_waits(waiting)
+    assert len(calls) == 2

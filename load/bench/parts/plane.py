@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from load.bench.figures import Figures, rounds_of
-from load.bench.spent import Spent, spend
+from load.bench.spent import spend
 from load.options import Options
 from load.over_http import OverHttp, run_over_http
 from load.server import OrcaServer
@@ -81,20 +81,15 @@ def _streams(server: OrcaServer, requests: list[Request], gateways: int) -> tupl
         "exchange, ms": means[EXCHANGES] * 1e3,
         "others, cores": spent.others,
     }
-    return rates, spent.per_token(1e-6), priced(spent, exchanges_of(before, after), gateways)
+    exchanges = after[f"{EXCHANGES}_count"] - before.get(f"{EXCHANGES}_count", 0.0)
+    return rates, spent.per_token(1e-6), _priced(len(requests), run.tokens, exchanges, gateways, spent.seconds["Redis"])
 
 
-def exchanges_of(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """The number of exchanges between two readings of the metrics."""
-    return after[f"{EXCHANGES}_count"] - before.get(f"{EXCHANGES}_count", 0.0)
-
-
-def priced(spent: Spent, exchanges: float, gateways: int, engines: int = 1) -> dict[str, float]:
-    """The processor time of the pools' servers in a run, and the time that the simulator's price gives for it, if each
-    exchange commits tokens of all streams of an engine."""
-    streams, measured = len(spent.run.answers), spent.seconds["Redis"]
-    price, each = Price(), spent.run.tokens / exchanges
-    commits = min(streams / engines, each)
+def _priced(streams: int, tokens: int, exchanges: float, gateways: int, measured: float) -> dict[str, float]:
+    """The processor time of the pool's server in a run, and the time that the simulator's price gives for it, if each
+    exchange commits tokens of all streams."""
+    price, each = Price(), tokens / exchanges
+    commits = min(streams, each)
     seconds = streams * price.submit + exchanges * price.seconds(commits, each - commits, gateways)
     return {
         "exchanges": exchanges,

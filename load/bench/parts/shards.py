@@ -1,31 +1,44 @@
-"""One, two and four pools behind one API: processor time of the pools' servers and of the gateways for a token."""
+"""One, two and four pools behind one API: processor time of the pools' servers and of the gateways for a token.
+
+There are as many engines, gateways and streams in each row. The engines compute nothing but keep a pace, so an exchange
+has as many commits in each row too, and what differs is how the work is divided.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
+import redis
+
 from load.bench.figures import Figures, rounds_of
-from load.bench.parts.plane import FLAGS, exchanges_of, priced
-from load.bench.spent import Spent, spend
-from load.options import Options
+from load.bench.live_processes import gateway, process, scheduler
+from load.options import Options, model_folder
 from load.over_http import run_over_http
-from load.processes import processor_seconds
-from load.server import OrcaServer, pool_servers, urls_of
-from load.trace import Request
+from load.processes import busy_seconds, processor_seconds
+from load.server import metrics, pool_servers, urls_of
+from load.simulation.plan import CHUNK
+from load.simulation.pool import Price
+from load.trace import Request, Run
 from services.pool.server.pool_server import PoolServer
 
-ROUNDS = 1
+ROUNDS = 3
 SHARDS = (1, 2, 4)
-ENGINES, GATEWAYS, STREAMS, TOKENS = 4, 2, 128, 1024
-WARM_UP = [Request([5] * 32, 32)] * 64
+ENGINES, GATEWAYS, STREAMS, TOKENS = 4, 2, 128, 512
+PACE = 0.020  # seconds of an iteration
+WARM_UP = [Request([5] * 32, 16)] * 16
+MICRO = 1e-6
 
-SPENT, PRICED = "Processor time of a token, µs", "Processor time of the pools' servers, beside its price"
+SPENT, PREDICTED = "Processor time of a token, µs", "The same beside the simulator's price"
 ABOUT = (
-    f"{ENGINES} engines that answer at once, {GATEWAYS} gateways and {STREAMS} streams of {TOKENS:,} tokens in all; "
-    "servers and client on the same cores. The price is that of the simulator's plans, for exchanges of the measured "
-    "number and size. Others: the cores that other work on the machine had meanwhile."
+    f"{ENGINES} engines of {PACE * 1e3:.0f} ms an iteration, {GATEWAYS} gateways and {STREAMS} streams of {TOKENS} "
+    "tokens in all; servers and client on the same cores. The price is that of the simulator's plans, for the measured "
+    "numbers of exchanges and chunks. Others: the cores of what no other column shows, the client included."
 )
 
 
@@ -34,41 +47,80 @@ def run(options: Options) -> str:
 
 
 def measure(options: Options) -> Figures:
-    figures: Figures = {SPENT: {}, PRICED: {}}
+    figures: Figures = {SPENT: {}, PREDICTED: {}}
+    model = model_folder(options)
     for shards in SHARDS:
         name = f"{shards} shard{'s' * (shards > 1)}"
-        figures[SPENT][name], figures[PRICED][name] = asyncio.run(_measure(options, shards))
+        figures[SPENT][name], figures[PREDICTED][name] = asyncio.run(_measure(model, shards))
     return figures
 
 
-async def _measure(options: Options, shards: int) -> tuple[dict[str, float], dict[str, float]]:
+async def _measure(model: Path, shards: int) -> tuple[dict[str, float], dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         async with pool_servers(Path(folder), shards) as servers:
-            return await asyncio.to_thread(_with_server, options, servers)
+            return await asyncio.to_thread(_with_processes, model, Path(folder) / "files", servers)
 
 
-def _with_server(options: Options, servers: list[PoolServer]) -> tuple[dict[str, float], dict[str, float]]:
-    flags = ["--model", options.model, *FLAGS, "--engines", str(ENGINES), "--gateways", str(GATEWAYS)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        OrcaServer(Path(folder), *flags, "--redis-url", urls_of(servers)) as server,
-    ):
-        asyncio.run(run_over_http(server.url, WARM_UP))
-        pools = [pool.pid for pool in servers]
-        before, first = server.metrics(), processor_seconds(pools)
+def _with_processes(model: Path, files: Path, servers: list[PoolServer]) -> tuple[dict[str, float], dict[str, float]]:
+    with ExitStack() as exits:
+        url = urls_of(servers)
+        seats = [(servers[index % len(servers)].url, f"bench/{index}") for index in range(ENGINES)]
+        schedulers = [exits.enter_context(process(scheduler, at, model, PACE, False, seat))[0] for at, seat in seats]
+        gateways = dict(exits.enter_context(process(gateway, url, model, files)) for _ in range(GATEWAYS))
+        urls = list(gateways.values())
+        _until_ready(urls)
+        asyncio.run(_stream(urls, WARM_UP))
 
-        def processes() -> dict[int, float]:
-            return server.processor_seconds() | processor_seconds(pools)
+        pids, first = [*gateways, *schedulers], metrics(urls[0])
+        before, pools, busy = processor_seconds(pids), _server_seconds(servers), busy_seconds()
+        runs, seconds = asyncio.run(_stream(urls, [Request([5] * 32, TOKENS)] * STREAMS))
+        after, worked, busy = processor_seconds(pids), _server_seconds(servers), busy_seconds() - busy
+        last = metrics(urls[0])
+    spent = {pid: after[pid] - before[pid] for pid in pids}
+    served = [end - begin for begin, end in zip(pools, worked, strict=True)]
+    of_gateways, of_schedulers = (sum(spent[pid] for pid in kind) for kind in (gateways, schedulers))
+    tokens, chunks = sum(run.tokens for run in runs), sum(answer.chunks for run in runs for answer in run.answers)
+    figures = {
+        "servers": sum(served) / tokens / MICRO,
+        "busiest server": max(served) / tokens / MICRO,
+        "gateways": of_gateways / tokens / MICRO,
+        "schedulers": of_schedulers / tokens / MICRO,
+        "busiest server, % of the time": 100 * max(served) / seconds,
+        "tokens/s": tokens / seconds,
+        "others, cores": (busy - sum(served) - of_gateways - of_schedulers) / seconds,
+    }
+    exchanges = last["orca:exchange_seconds_count"] - first["orca:exchange_seconds_count"]
+    priced = STREAMS * Price().submit + exchanges * Price().seconds(tokens / exchanges, 0, GATEWAYS)
+    predicted = {
+        "tokens of an exchange": tokens / exchanges,
+        "servers, by the price": priced / tokens / MICRO,
+        "servers, measured / price": sum(served) / priced,
+        "chunks a token": chunks / tokens,
+        "gateways, by the price": CHUNK * chunks / tokens / MICRO,
+        "gateways, measured / price": of_gateways / (CHUNK * chunks),
+    }
+    return figures, predicted
 
-        spent = spend(server.url, [Request([5] * 32, TOKENS)] * STREAMS, processes)
-        after, last = server.metrics(), processor_seconds(pools)
-    busiest = max(last[pid] - first[pid] for pid in pools)
-    return _per_token(spent, busiest), priced(spent, exchanges_of(before, after), GATEWAYS, ENGINES)
+
+async def _stream(urls: Sequence[str], requests: Sequence[Request]) -> tuple[list[Run], float]:
+    """Run the requests, each gateway its share of them; also returns the seconds that it took."""
+    began = time.perf_counter()
+    runs = await asyncio.gather(*(run_over_http(url, requests[i :: len(urls)]) for i, url in enumerate(urls)))
+    return runs, time.perf_counter() - began
 
 
-def _per_token(spent: Spent, busiest: float) -> dict[str, float]:
-    """`busiest`: the processor seconds of the server that worked most."""
-    each = spent.per_token(1e-6)
-    own = {"busiest server": busiest / spent.run.tokens * 1e6}
-    rates = {"tokens/s": spent.run.throughput, "others, cores": spent.others}
-    return {"servers": each["Redis"], **own, "gateways": each["gateways"], "schedulers": each["schedulers"]} | rates
+def _until_ready(urls: Sequence[str]) -> None:
+    """Wait until each gateway knows of an engine in each shard."""
+    for url in urls:
+        while (reply := httpx.get(f"{url}/ready")).status_code != 200 or reply.text:
+            time.sleep(0.05)
+
+
+def _server_seconds(servers: Sequence[PoolServer]) -> list[float]:
+    """Processor seconds of each server so far."""
+    seconds = []
+    for server in servers:
+        with redis.Redis.from_url(server.url) as client:
+            cpu = client.info("cpu")
+        seconds.append(float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]))
+    return seconds
