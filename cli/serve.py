@@ -72,6 +72,8 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
         say(warning)
     server = None
     if not settings.redis_url:
+        if settings.wait_replicas:
+            raise SettingsError("wait_replicas: the pool's server that Orca starts has no replicas; set redis_url")
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
     keep = [await server.join()] if server else []
     supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings), say)
@@ -106,7 +108,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
     else:
-        await _check_pool(url, say)
+        await _check_pool(settings, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))
@@ -129,12 +131,12 @@ async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> As
         await demo.stop()
 
 
-async def _check_pool(url: str, say: Progress) -> None:
+async def _check_pool(settings: Settings, say: Progress) -> None:
     """Raises SettingsError if the pool's server refuses the password. If it does not answer, the processes of the
     cluster wait for it later."""
     from services.pool.pool import RequestPool
 
-    pool = RequestPool(url)
+    pool = RequestPool(settings.redis_url.get_secret_value(), wait_replicas=settings.wait_replicas)
     try:
         await pool.connect()
     except PoolDenied as error:
