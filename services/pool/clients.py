@@ -6,6 +6,7 @@ that matters is set here.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any
 
@@ -13,14 +14,14 @@ import redis.asyncio as redis
 from redis import exceptions
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from services.pool.address import Address, parse
 
 CONNECT_TIMEOUT = 2.0  # seconds
-SENTINEL_TIMEOUT = 1.0  # seconds for a Sentinel's answer, before the next one is asked
+SENTINEL_TIMEOUT = 1.0  # seconds for a Sentinel's answer
 NodeAddress = tuple[str, int]
 
 
@@ -71,6 +72,28 @@ class NodeTLSConnection(NodeConnection, redis.SSLConnection):
     """The same with TLS."""
 
 
+class NewestSentinel(Sentinel):
+    """Believes the Sentinel that knows of the latest failover. One that was cut off with an earlier master does not."""
+
+    async def discover_master(self, service_name: str) -> NodeAddress:
+        """The master's host and port. Raises MasterNotFoundError if no Sentinel that answers in time knows one."""
+        asked: list[Any] = list(self.sentinels)
+        answers = await asyncio.gather(*(one.sentinel_masters() for one in asked), return_exceptions=True)
+        found = [
+            (state["config-epoch"], state["ip"], state["port"])
+            for masters in answers
+            if not isinstance(masters, BaseException)
+            if (state := masters.get(service_name)) and self.check_master_state(state, service_name)
+        ]
+        if not found:
+            errors = ", ".join(str(answer) for answer in answers if isinstance(answer, BaseException))
+            raise MasterNotFoundError(
+                f"no Sentinel knows a living master {service_name!r}" + (errors and f": {errors}")
+            )
+        _, host, port = max(found)
+        return host, port
+
+
 def open_clients(url: str, count: int) -> list[Any]:
     """Return `count` of redis-py's clients for the server at a URL, which connect at the first call and repeat none.
 
@@ -101,7 +124,7 @@ def open_clients(url: str, count: int) -> list[Any]:
 
 def _of_sentinels(address: Address, options: dict[str, Any], tls: bool) -> Any:
     shared = {name: value for name, value in options.items() if name.startswith(("ssl_", "retry", "maint"))}
-    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+    sentinels = NewestSentinel(  # type: ignore[no-untyped-call]
         address.hosts,
         sentinel_kwargs={
             **shared,
@@ -121,6 +144,20 @@ async def close_client(client: Any) -> None:
     await client.connection_pool.disconnect()
     if sentinels := getattr(client.connection_pool, "sentinel_manager", None):
         await sentinels.aclose()
+
+
+async def master_of(client: Any) -> NodeAddress | None:
+    """The master that the Sentinels of a client name; None if none of them names one."""
+    pool = client.connection_pool
+    try:
+        found: NodeAddress = await pool.sentinel_manager.discover_master(pool.service_name)
+        return found
+    except (exceptions.RedisError, OSError):
+        return None
+
+
+def has_sentinels(client: Any) -> bool:
+    return hasattr(client.connection_pool, "sentinel_manager")
 
 
 def nodes_of(client: Any) -> Nodes | None:

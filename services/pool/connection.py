@@ -8,14 +8,16 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from redis import exceptions
 
+from services.background import start
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
 from services.pool.address import without_password
-from services.pool.clients import close_client, nodes_of, open_clients
+from services.pool.clients import close_client, has_sentinels, master_of, nodes_of, open_clients
 from services.pool.kept_connections import Command, KeptConnections
 from services.pool.server.binaries import OLDEST_SERVER
 
@@ -23,6 +25,7 @@ SCRIPT_TIMEOUT = 5.0  # seconds for one script
 WAIT_TIMEOUT = 2.0  # seconds of it for the replicas
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
+LOOK_PERIOD = 1.0  # seconds between questions to the Sentinels, while there are calls
 
 # Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
 TEMPORARY = (
@@ -56,7 +59,7 @@ class Connection:
 
     Raises `PoolUnavailable` if the server cannot be reached or replies that it cannot serve now, `PoolFault` for any
     other error reply. Logs one line when calls of a kind begin to fail or fail for another reason, and one when they
-    succeed again. After a failure, all connections are opened again, because another server may serve by then.
+    succeed again. After a failure, and when the Sentinels name another master, all connections are opened again.
 
     With `wait_replicas` above 0, the reply to a script is returned only when so many replicas have what the server had
     written by then. If they do not within `WAIT_TIMEOUT`, PoolUnavailable is raised, although the script has run.
@@ -70,6 +73,8 @@ class Connection:
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
         self._scripts, self._blocking = open_clients(url, 2)
         self._nodes = nodes_of(self._scripts)
+        self._master: tuple[str, int] | None = None  # that the Sentinels named last
+        self._looked = -inf if has_sentinels(self._scripts) else inf  # when they were asked
         self._to_scripts = KeptConnections(self._scripts.connection_pool, self._on_error, SCRIPT_CONNECTIONS)
         self._to_blocking = KeptConnections(self._blocking.connection_pool, self._on_error)
 
@@ -139,6 +144,9 @@ class Connection:
         ASK is not followed: while a slot migrates, neither of two nodes has all of the pool's keys, and a script must
         not run on some of them. The caller waits for the end of the migration.
         """
+        if self.last_call > self._looked + LOOK_PERIOD:
+            self._looked = self.last_call
+            start(self._look_for_failover(), "the question to the Sentinels")
         node = self._nodes.current if self._nodes else None
         try:
             return await kept.pipeline(seconds, *commands)
@@ -152,12 +160,24 @@ class Connection:
                 self._nodes.failed(node)
             raise
 
+    async def _look_for_failover(self) -> None:
+        """Leave an earlier master that still answers: after a failover it takes writes, which are lost, until the
+        Sentinels have made it a replica, which takes them ten seconds."""
+        found = await master_of(self._scripts)
+        if found and self._master and found != self._master:
+            log.warning("the pool's master is %s:%d after a failover", *found)
+            await self._reopen()
+        self._master = found or self._master
+
     async def _on_error(self, error: Exception) -> None:
         """After a call that failed: the next calls open new connections if this one shows that another server may serve
         by now."""
         if not isinstance(error, exceptions.ResponseError) or code_of(error) in LEFT:
-            await self._to_scripts.reopen()
-            await self._to_blocking.reopen()
+            await self._reopen()
+
+    async def _reopen(self) -> None:
+        await self._to_scripts.reopen()
+        await self._to_blocking.reopen()
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
@@ -181,7 +201,9 @@ class Connection:
             self._failed(kind, reason, error)
             denied = isinstance(error, _DENIED) or isinstance(error.__cause__, _DENIED)
             kind_of_error = PoolDenied if denied else PoolUnavailable
-            raise kind_of_error(f"the pool's server does not answer: {error or type(error).__name__}") from error
+            text = str(error) or type(error).__name__
+            shown = text if reason in text or not code_of(error) else f"{reason} {text}"
+            raise kind_of_error(f"the pool's server does not answer: {shown}") from error
         if task.cancelling() > cancelled:
             raise asyncio.CancelledError
         if self._failing.pop(kind, None):

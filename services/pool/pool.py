@@ -45,9 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class RequestPool:
     """One pool, which serves one model. Bound to the event loop it is used in.
 
-    `url`: see `address`. `name` matches [A-Za-z0-9_.-]{1,64}. With `wait_replicas` above 0, a call that changes the pool
-    returns, and events are returned, only when so many replicas of the server have what the call wrote or the events
-    tell; otherwise it raises PoolUnavailable, like a call whose reply was lost.
+    `url`: see `address`. `name` matches [A-Za-z0-9_.-]{1,64}. With `wait_replicas` above 0, a call that changes the
+    pool returns, and events are returned, only when so many replicas of the server have what the call wrote or the
+    events tell; otherwise it raises PoolUnavailable, like a call whose reply was lost.
     """
 
     def __init__(self, url: str, name: str = "default", limits: Limits | None = None, wait_replicas: int = 0) -> None:

@@ -62,9 +62,7 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
     ] = "everysec"
     wait_replicas: Annotated[
         int,
-        Field(
-            ge=0, description="replicas of redis_url's server that have a request or a token before a client sees it"
-        ),
+        Field(ge=0, description="replicas of redis_url's server that have a token before a client sees it; 0: none"),
     ] = 0
     data_dir: Annotated[
         Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
