@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from load.server import free_port
 from services.pool.server.binaries import ServerBinary
@@ -88,8 +90,7 @@ class Sentinels:
                 self.servers.append(Server(host, free_port(), free_port(), folder))
             for server in self.servers:
                 self.start_server(server, None if server is self.servers[0] else self.servers[0])
-            replicas = len(self.servers) - 1
-            _until(lambda: self.replicas_online(self.servers[0]) == replicas, "the replicas follow the master")
+            self.wait_until_online(self.servers[0], len(self.servers) - 1)
             for server in self.servers:
                 self._start_sentinel(server)
             _until(lambda: all(self._knows_all(server) for server in self.servers), "the Sentinels know all servers")
@@ -153,9 +154,6 @@ class Sentinels:
 
     # --- what they say ---
 
-    def client(self, server: Server) -> redis.Redis:
-        return redis.Redis(server.host, server.port, password=self.password or None, socket_timeout=2)
-
     def ask(self, server: Server, *command: str) -> Any:
         """A server's reply; None if it does not answer or refuses."""
         return _ask(server.host, server.port, self.password, *command)
@@ -171,6 +169,17 @@ class Sentinels:
     def replicas_online(self, master: Server) -> int:
         said = self.ask(master, "INFO", "replication") or b""
         return bytes(said).count(b"state=online")
+
+    def wait_until_online(self, master: Server, replicas: int) -> None:
+        """Return when so many replicas follow it, and their files are written anew."""
+
+        def whole() -> bool:
+            if self.replicas_online(master) < replicas:
+                return False
+            said = (self.ask(server, "INFO", "persistence") or b"" for server in self.servers)
+            return not any(b"aof_rewrite_in_progress:1" in one or b"aof_rewrite_scheduled:1" in one for one in said)
+
+        _until(whole, f"{replicas} replicas follow {master.host}")
 
     def fail_over(self) -> None:
         """Tell a Sentinel to make a replica the master."""
@@ -199,7 +208,8 @@ class Sentinels:
 
 def _ask(host: str, port: int, password: str, *command: str) -> Any:
     try:
-        with redis.Redis(host, port, password=password or None, socket_timeout=1, protocol=2) as client:
+        once = Retry(NoBackoff(), 0)
+        with redis.Redis(host, port, password=password or None, socket_timeout=1, protocol=2, retry=once) as client:
             client.response_callbacks.clear()
             return client.execute_command(*command)
     except (redis.RedisError, OSError):
