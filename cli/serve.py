@@ -68,12 +68,11 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
         shutil.rmtree(claim.folder, ignore_errors=True)
         claim.folder = None
     _check_port(settings)
+    _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):
         say(warning)
     server = None
     if not settings.redis_url:
-        if settings.wait_replicas:
-            raise SettingsError("wait_replicas: the pool's server that Orca starts has no replicas; set redis_url")
         server = PoolServer(choose_server(), settings.data_dir, settings.durability, max_bytes=settings.max_pool_bytes)
     keep = [await server.join()] if server else []
     supervisor = Supervisor(settings, claim, keep, lambda: _until_ready(settings), say)
@@ -129,6 +128,12 @@ async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> As
         yield f"#{await demo.start()}"
     finally:
         await demo.stop()
+
+
+def _check_replicas(settings: Settings) -> None:
+    if settings.wait_replicas and not settings.redis_url:
+        asked = f"wait_replicas={settings.wait_replicas}"
+        raise SettingsError(f"{asked}: the pool's server that Orca starts has no replicas; set redis_url")
 
 
 async def _check_pool(settings: Settings, say: Progress) -> None:
