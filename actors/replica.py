@@ -59,7 +59,9 @@ def open_shards(settings: Settings, model: ModelInfo) -> list[PoolShard]:
     name = f"{settings.pool}.{LAYOUT}.{kind}"
     names = {shard.number: f"{name}.{shard.number}" if shard.number else name for shard in settings.shards}
     return [
-        PoolShard(RequestPool(shard.url, names[shard.number], limits), shard.number, shard.state)
+        PoolShard(
+            RequestPool(shard.url, names[shard.number], limits, settings.wait_replicas), shard.number, shard.state
+        )
         for shard in settings.shards
     ]
 

@@ -7,11 +7,11 @@ import json
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from services.pool.address import parse
 from services.pool.shards import parse_shards
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -69,16 +69,7 @@ def digest_of(key: str) -> str:
 def _pool_url(url: SecretStr) -> SecretStr:
     """Check the URL, or those of several shards, with an error that does not repeat any part of them."""
     for shard in parse_shards(url.get_secret_value()):
-        try:
-            parts = urlsplit(shard.url)
-            readable = parts.port is None or parts.port > 0
-        except ValueError:
-            readable = False
-        if not (readable and parts.scheme in ("redis", "rediss", "unix")):
-            raise ValueError(
-                "is not 'redis://', 'rediss://' or 'unix://' with a host or a path, nor several of them as "
-                "'0=URL 1=URL'; in a user's name or password write /, ?, #, @, : and % as %XX"
-            )
+        parse(shard.url)
     return url
 
 
