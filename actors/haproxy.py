@@ -4,7 +4,8 @@ configuration that Serve wrote, then executes HAProxy.
 Serve's configuration has these faults. A request without a route gets a 404 or a 500 in plain text, which clients do
 not retry. A client may send half a request and keep the connection for ever. A connection above the bound waits
 without an answer. Everybody can read the statistics. There is no TLS and no IPv6. Replicas and Serve's own proxy
-listen on the host that Serve is given, so HAProxy takes the public address as HOST instead.
+listen on the host that Serve is given, so HAProxy takes the public address as HOST instead. A connection to a gateway
+whose node is cut off stays open for ever.
 
 Serve has no option for any of this but the path of the program (`RAY_SERVE_HAPROXY_BINARY_PATH`). Serve writes the
 file anew before each start.
@@ -30,6 +31,11 @@ RETRY_AFTER = 5  # seconds; ten tries of a client take longer than a start of th
 HEAD_TIMEOUT = 10  # seconds for the head of a request, from the start of the connection or the first byte of the head
 CHECK_TIMEOUT = 5  # seconds for a gateway to answer a health check; a dead one refuses the connection at once
 CLIENT_TIMEOUT = 60  # seconds without a byte from a client that sends a body, or to one that receives an answer
+NODE_IDLE, NODE_INTERVAL, NODE_PROBES = (
+    5,
+    2,
+    5,
+)  # seconds until a silent gateway's node is probed, between probes; tries
 UNSERVED = "no_gateway"  # `code` of the error
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"  # names this program to Serve
 MARK = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"  # its value identifies the processes of a cluster
@@ -69,6 +75,8 @@ def patch_config(config: str, folder: Path, host: str = "", certificate: Path | 
         (
             r"^(defaults\n    mode http\n)",
             rf"\g<1>    timeout http-request {HEAD_TIMEOUT}s\n    timeout check {CHECK_TIMEOUT}s\n"
+            f"    option srvtcpka\n    srvtcpka-idle {NODE_IDLE}s\n    srvtcpka-intvl {NODE_INTERVAL}s\n"
+            f"    srvtcpka-cnt {NODE_PROBES}\n"
             "    option disable-h2-upgrade\n"  # the bounds count connections, and HTTP/2 has 100 requests on one
             rf"    errorfile 400 {folder / 'malformed.http'}\n",
         ),

@@ -84,6 +84,23 @@ def test_a_gateway_that_answers_health_checks_slowly_does_not_count_as_dead(tmp_
         assert ask(port).status_code == 200
 
 
+def test_the_kernel_probes_the_node_of_a_gateway_that_is_silent(tmp_path: Path) -> None:
+    """A node that is cut off closes no connection: without probes, its streams would stand still for ever."""
+    timers: list[str] = []
+
+    def look(connection: socket.socket, _: str) -> None:
+        ends = f":{connection.getpeername()[1]:04X}", f":{connection.getsockname()[1]:04X}"
+        for row in Path("/proc/net/tcp").read_text().splitlines():
+            _, local, remote, _, _, timer, *_ = row.split()
+            if local.endswith(ends[0]) and remote.endswith(ends[1]):
+                timers.append(timer.partition(":")[0])
+        connection.sendall(EMPTY)
+
+    with backend(look) as place, running(tmp_path, place) as port:
+        ask(port)
+    assert timers == ["02"]  # that of keepalive
+
+
 def test_half_a_request_is_answered_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "HEAD_TIMEOUT", 1)
     with running(tmp_path, changed=True) as port, socket.create_connection(("127.0.0.1", port)) as half:

@@ -22,7 +22,7 @@ SETTLE = 30.0  # seconds after the load has ended in which the cluster is watche
 
 def run(options: NodeOptions) -> tuple[str, bool]:
     real = options.model != "null"
-    low = 0.4 if real else 3.0  # requests/s
+    low = 2.0 if real else 3.0  # requests/s
     stages = (Stage(30, low, low), Stage(80, 3 * low, 3 * low), Stage(40, low, low))
     settings = SETTINGS | (
         {"model": options.model, "threads": 1, "max_batch_size": 4, "dtype": "float32", "kv_blocks": 256}
