@@ -114,6 +114,7 @@ async def _hurt(
         await asyncio.sleep(given.every / 2)
         await until(lambda: streams.open >= (given.streams + 1) // 2, PATIENCE)
         shard, what, began = draw.randrange(len(servers)), FAULTS[len(faults) % 2], time.monotonic()
+        print(f"shard {shard}: {what} under {streams.open} streams", file=sys.stderr, flush=True)
         if what == "killed":
             os.kill(servers[shard].pid, signal.SIGKILL)
         else:
@@ -121,7 +122,6 @@ async def _hurt(
             await asyncio.sleep(given.outage)
             os.kill(stopped, signal.SIGCONT)
         faults.append(Fault(shard, what, began, time.monotonic()))
-        print(f"shard {shard}: {what} under {streams.open} streams", file=sys.stderr, flush=True)
         await asyncio.sleep(given.every / 2)
     return faults
 

@@ -27,7 +27,7 @@ from load.simulation.pool import Price
 from load.trace import Request, Run
 from services.pool.server.pool_server import PoolServer
 
-ROUNDS = 3
+ROUNDS = 1
 SHARDS = (1, 2, 4)
 ENGINES, GATEWAYS, STREAMS, TOKENS = 4, 2, 128, 512
 PACE = 0.020  # seconds of an iteration
