@@ -18,8 +18,10 @@ import pytest
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 START = 60.0  # seconds for the daemon to answer
-NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGTERM")
-NEEDED = ("unshare", "dockerd", "containerd", "runc", "iptables", "podman", "mmdebstrap")
+# the daemon ends with this process, whatever ends that
+NAMESPACES = ("setpriv", "--pdeathsig=KILL")
+NAMESPACES += ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGTERM")
+NEEDED = ("setpriv", "unshare", "dockerd", "containerd", "runc", "iptables", "podman", "mmdebstrap")
 
 
 @dataclass(frozen=True, slots=True)
