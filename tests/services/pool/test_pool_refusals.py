@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,8 @@ async def a_failed_save(server_url):
             await client.delete("a key")
 
 
+COMMAND = re.compile(rb"(?:^|\r\n)\*\d+\r\n")  # how one begins on the wire
+
 STATES = {
     "OOM": full_memory,
     "NOREPLICAS": too_few_replicas,
@@ -125,8 +128,9 @@ async def test_any_error_reply_of_a_server_in_trouble_is_unavailable(answer):
     """Replies that need a cluster, and invalid ones, from a listener that sends them for every command."""
 
     async def say(reader, writer):
-        while await reader.read(65536):
-            writer.write(answer)
+        while asked := await reader.read(65536):
+            commands = len(COMMAND.findall(asked)) if answer.startswith(b"-") else 1
+            writer.write(answer * commands)
             await writer.drain()
             if not answer.startswith(b"-"):
                 writer.close()
