@@ -50,7 +50,8 @@ def open_pool(settings: Settings, model: ModelInfo) -> RequestPool:
     version of the key layout: a build with another layout could not read the keys.
     """
     kind = "null" if settings.null_engine else model.revision
-    return RequestPool(settings.redis_url.get_secret_value(), f"{settings.pool}.{LAYOUT}.{kind}", limits_of(settings))
+    url, name = settings.redis_url.get_secret_value(), f"{settings.pool}.{LAYOUT}.{kind}"
+    return RequestPool(url, name, limits_of(settings), settings.wait_replicas)
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -68,6 +68,7 @@ async def _serve(settings: Settings, claim: PortClaim, say: Progress) -> None:
         shutil.rmtree(claim.folder, ignore_errors=True)
         claim.folder = None
     _check_port(settings)
+    _check_replicas(settings)
     if warning := file_limit_warning(settings, raise_file_limit()):
         say(warning)
     server = None
@@ -106,7 +107,7 @@ async def _run(supervisor: Supervisor, settings: Settings, server: PoolServer | 
         say(f"starting the pool's server, {server.binary.path}")
         url = await server.start()
     else:
-        await _check_pool(url, say)
+        await _check_pool(settings, say)
     say("starting Ray")
     async with _demo(supervisor, settings, say) as fragment:
         await supervisor.run(url, model, _ready_line(settings, fragment))
@@ -129,12 +130,18 @@ async def _demo(supervisor: Supervisor, settings: Settings, say: Progress) -> As
         await demo.stop()
 
 
-async def _check_pool(url: str, say: Progress) -> None:
+def _check_replicas(settings: Settings) -> None:
+    if settings.wait_replicas and not settings.redis_url:
+        asked = f"wait_replicas={settings.wait_replicas}"
+        raise SettingsError(f"{asked}: the pool's server that Orca starts has no replicas; set redis_url")
+
+
+async def _check_pool(settings: Settings, say: Progress) -> None:
     """Raises SettingsError if the pool's server refuses the password. If it does not answer, the processes of the
     cluster wait for it later."""
     from services.pool.pool import RequestPool
 
-    pool = RequestPool(url)
+    pool = RequestPool(settings.redis_url.get_secret_value(), wait_replicas=settings.wait_replicas)
     try:
         await pool.connect()
     except PoolDenied as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from redis import exceptions
 
 from services.errors import PoolUnavailable
-from services.pool.connection import open_client
+from services.pool.clients import close_client, open_clients
 
 TIMEOUT = 2.0  # seconds for a call
 SILENCE = 30.0  # seconds without a message after which a listener asks whether its connection is alive
@@ -27,7 +27,7 @@ class Broadcast:
 
     def __init__(self, url: str, prefix: str) -> None:
         """`prefix` is that of the pool's keys; the names of its channels begin with it too."""
-        self._client = open_client(url)
+        (self._client,) = open_clients(url, 1)
         self._prefix = prefix
 
     async def publish(self, channel: str, message: bytes) -> None:
@@ -56,8 +56,7 @@ class Broadcast:
             await subscriber.aclose()
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._client.connection_pool.disconnect()
+        await close_client(self._client)
 
 
 @contextmanager

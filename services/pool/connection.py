@@ -1,8 +1,4 @@
-"""Connections to the pool's server: some for scripts, others for reads that block.
-
-redis-py's defaults would send a slow script a second time and let a blocking read hang for a minute. So every option
-that matters is set here.
-"""
+"""Connections to the pool's server: some for scripts, others for reads that block. They follow a failover."""
 
 from __future__ import annotations
 
@@ -12,23 +8,24 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
-import redis.asyncio as redis
 from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.maint_notifications import MaintNotificationsConfig
 
+from services.background import start
 from services.errors import PoolDenied, PoolFault, PoolUnavailable
 from services.pool import scripts
-from services.pool.kept_connections import KeptConnections
+from services.pool.address import without_password
+from services.pool.clients import close_client, has_sentinels, master_of, nodes_of, open_clients
+from services.pool.kept_connections import Command, KeptConnections
 from services.pool.server.binaries import OLDEST_SERVER
 
 SCRIPT_TIMEOUT = 5.0  # seconds for one script
-CONNECT_TIMEOUT = 2.0
+WAIT_TIMEOUT = 2.0  # seconds of it for the replicas
 BLOCK_SLACK = 5.0  # seconds after its timeout at which a blocking read fails
 SCRIPT_CONNECTIONS = 16
+LOOK_PERIOD = 1.0  # seconds between questions to the Sentinels, while there are calls
 
 # Error codes of temporary states of the server: full memory or disk, a failover, a script that runs too long.
 TEMPORARY = (
@@ -45,7 +42,8 @@ TEMPORARY = (
     "TRYAGAIN",
     "UNBLOCKED",  # a blocking command, when the server becomes a replica
 )
-DEMOTED = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})  # the server is a replica of another one
+# Another server may serve by now: this one is a replica, has lost its replicas, or does not have the pool's slot.
+LEFT = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED", "NOREPLICAS", "MOVED", "CLUSTERDOWN"})
 # If a command inside a script fails, Redis 6.2 puts its code after a minus sign in the middle of the message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
 _KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
@@ -56,40 +54,29 @@ log = logging.getLogger(__name__)
 _SELF_TEST = 'return cmsgpack.unpack(cmsgpack.pack({1, "a"}))[2] .. #redis.call("TIME")'
 
 
-def open_client(url: str) -> Any:
-    """Return redis-py's client for a server, which connects at the first call and repeats none."""
-    options: dict[str, Any] = {"socket_keepalive": True} if not url.startswith("unix://") else {}
-    pool: Any = redis.ConnectionPool.from_url(
-        url,
-        protocol=2,
-        decode_responses=False,
-        socket_timeout=None,  # each call is limited as a whole
-        socket_connect_timeout=CONNECT_TIMEOUT,
-        retry=Retry(NoBackoff(), 0),
-        retry_on_error=[],
-        health_check_interval=0,
-        maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        **options,
-    )
-    return redis.Redis.from_pool(pool)
-
-
 class Connection:
-    """Connections to the server at a URL: `redis://`, `rediss://` or `unix://`.
+    """Connections to the server at a URL, whose forms are those of `address`.
 
     Raises `PoolUnavailable` if the server cannot be reached or replies that it cannot serve now, `PoolFault` for any
     other error reply. Logs one line when calls of a kind begin to fail or fail for another reason, and one when they
-    succeed again.
+    succeed again. After a failure, and when the Sentinels name another master, all connections are opened again.
+
+    With `wait_replicas` above 0, the reply to a script is returned only when so many replicas have what the server had
+    written by then. If they do not within `WAIT_TIMEOUT`, PoolUnavailable is raised, although the script has run.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, wait_replicas: int = 0) -> None:
         self.url = url
+        self.wait_replicas = wait_replicas
         self.last_call = time.monotonic()  # when the last call began
-        self._shown = _without_password(url)
+        self._shown = without_password(url)
         self._failing: dict[str, str] = {}  # kind of call -> why the last one failed
-        self._scripts, self._blocking = open_client(url), open_client(url)
-        self._to_scripts = KeptConnections(self._scripts.connection_pool, _is_demoted, SCRIPT_CONNECTIONS)
-        self._to_blocking = KeptConnections(self._blocking.connection_pool, _is_demoted)
+        self._scripts, self._blocking = open_clients(url, 2)
+        self._nodes = nodes_of(self._scripts)
+        self._master: tuple[str, int] | None = None  # that the Sentinels named last
+        self._looked = -inf if has_sentinels(self._scripts) else inf  # when they were asked
+        self._to_scripts = KeptConnections(self._scripts.connection_pool, self._on_error, SCRIPT_CONNECTIONS)
+        self._to_blocking = KeptConnections(self._blocking.connection_pool, self._on_error)
 
     async def check(self) -> None:
         """Raise PoolUnavailable unless the server answers, is new enough and runs Lua with cmsgpack."""
@@ -117,24 +104,80 @@ class Connection:
         script = scripts.script(name)
         with self._calling(name):
             try:
-                return await self._to_scripts.call(SCRIPT_TIMEOUT, "EVALSHA", script.sha, 1, prefix, *args)
+                return await self._confirmed("EVALSHA", script.sha, 1, prefix, *args)
             except exceptions.NoScriptError:
-                return await self._to_scripts.call(SCRIPT_TIMEOUT, "EVAL", script.text, 1, prefix, *args)
+                return await self._confirmed("EVAL", script.text, 1, prefix, *args)
 
     async def command(self, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it."""
         with self._calling(str(args[0])):
-            return await self._to_scripts.call(SCRIPT_TIMEOUT, *args)
+            (reply,) = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args)
+            return reply
 
     async def block(self, timeout: float, *args: str | bytes | int) -> Any:
         """Run a command that blocks for at most `timeout` seconds, as its arguments state."""
         with self._calling(str(args[0])):
-            return await self._to_blocking.call(timeout + BLOCK_SLACK, *args)
+            (reply,) = await self._follow(self._to_blocking, timeout + BLOCK_SLACK, args)
+            return reply
 
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
-            await client.aclose()
-            await client.connection_pool.disconnect()
+            await close_client(client)
+
+    async def _confirmed(self, *args: str | bytes | int) -> Any:
+        """The reply to a script, when `wait_replicas` replicas have what it wrote."""
+        if not self.wait_replicas:
+            (reply,) = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args)
+            return reply
+        wait = ("WAIT", self.wait_replicas, round(WAIT_TIMEOUT * 1000))
+        reply, count = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args, wait)
+        if count < self.wait_replicas:
+            what = f"NOREPLICAS {count} of {self.wait_replicas} replicas had a write after {WAIT_TIMEOUT:.0f} s"
+            error = exceptions.ResponseError(what)
+            await self._on_error(error)
+            raise error
+        return reply
+
+    async def _follow(self, kept: KeptConnections, seconds: float, *commands: Command) -> list[Any]:
+        """The replies to commands, from the node of a Cluster that has the pool's slot.
+
+        ASK is not followed: while a slot migrates, neither of two nodes has all of the pool's keys, and a script must
+        not run on some of them. The caller waits for the end of the migration.
+        """
+        if self.last_call > self._looked + LOOK_PERIOD:
+            self._looked = self.last_call
+            start(self._look_for_failover(), "the question to the Sentinels")
+        node = self._nodes.current if self._nodes else None
+        try:
+            return await kept.pipeline(seconds, *commands)
+        except exceptions.MovedError as error:  # the node did nothing
+            if self._nodes is None:
+                raise
+            self._nodes.move_to(error.host, error.port)
+            return await kept.pipeline(seconds, *commands)
+        except (TimeoutError, exceptions.ClusterDownError):
+            if self._nodes and node:
+                self._nodes.failed(node)
+            raise
+
+    async def _look_for_failover(self) -> None:
+        """Leave an earlier master that still answers: after a failover it takes writes, which are lost, until the
+        Sentinels have made it a replica, which takes them ten seconds."""
+        found = await master_of(self._scripts)
+        if found and self._master and found != self._master:
+            log.warning("the pool's master is %s:%d after a failover", *found)
+            await self._reopen()
+        self._master = found or self._master
+
+    async def _on_error(self, error: Exception) -> None:
+        """After a call that failed: the next calls open new connections if this one shows that another server may serve
+        by now."""
+        if not isinstance(error, exceptions.ResponseError) or code_of(error) in LEFT:
+            await self._reopen()
+
+    async def _reopen(self) -> None:
+        await self._to_scripts.reopen()
+        await self._to_blocking.reopen()
 
     @contextmanager
     def _calling(self, kind: str) -> Iterator[None]:
@@ -158,7 +201,9 @@ class Connection:
             self._failed(kind, reason, error)
             denied = isinstance(error, _DENIED) or isinstance(error.__cause__, _DENIED)
             kind_of_error = PoolDenied if denied else PoolUnavailable
-            raise kind_of_error(f"the pool's server does not answer: {error or type(error).__name__}") from error
+            text = str(error) or type(error).__name__
+            shown = text if reason in text or not code_of(error) else f"{reason} {text}"
+            raise kind_of_error(f"the pool's server does not answer: {shown}") from error
         if task.cancelling() > cancelled:
             raise asyncio.CancelledError
         if self._failing.pop(kind, None):
@@ -170,12 +215,6 @@ class Connection:
             log.warning("the pool's server does not answer %s (%s): %s", kind, reason, error)
 
 
-def _without_password(url: str) -> str:
-    """The URL without user and password, and without its query, which may contain them too."""
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
 def code_of(error: Exception) -> str | None:
     """The server's error code in an error that redis-py raised, if it is one of `TEMPORARY`."""
     code = getattr(error, "status_code", None)
@@ -183,10 +222,6 @@ def code_of(error: Exception) -> str | None:
         return str(code)
     found = _CODE.search(str(error))
     return found[1] if found else None
-
-
-def _is_demoted(error: Exception) -> bool:
-    return code_of(error) in DEMOTED
 
 
 def _why_unavailable(error: Exception) -> str | None:

@@ -7,55 +7,81 @@ write, and records figures about all of it. For a call per token of a stream thi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis import exceptions
 
 LONGEST_WAIT = 20.0  # seconds for a connection, while all are in use
 
+Command = tuple[str | bytes | int, ...]
+
 
 class KeptConnections:
     """`pool` is one of redis-py's, without a socket timeout. `most`: the number of calls at a time; None: any.
-    `demoted`: whether an error reply says that another server serves now; then all connections are opened again."""
 
-    def __init__(self, pool: Any, demoted: Callable[[Exception], bool], most: int | None = None) -> None:
+    `on_error` is awaited with the error of each call that failed, also with an error reply, but not after a
+    cancellation. It calls `reopen` if another server may serve now.
+    """
+
+    def __init__(self, pool: Any, on_error: Callable[[Exception], Awaitable[None]], most: int | None = None) -> None:
         self._pool = pool
-        self._demoted = demoted
+        self._on_error = on_error
         self._slots = asyncio.Semaphore(most) if most else None
         self._kept: list[Any] = []
+        self._round = 0  # increments when all connections are to be opened again
 
     async def call(self, seconds: float, *args: str | bytes | int) -> Any:
         """The reply to a command, as the server sent it, within `seconds` once there is a connection for it. Raises
         what redis-py raises, and TimeoutError."""
+        (reply,) = await self.pipeline(seconds, args)
+        return reply
+
+    async def pipeline(self, seconds: float, *commands: Command) -> list[Any]:
+        """The replies to commands that are sent at once on one connection. Raises the first one that is an error."""
         if self._slots is None:
-            return await self._timed(seconds, args)
+            return await self._timed(seconds, commands)
         if self._slots.locked():
             async with asyncio.timeout(LONGEST_WAIT):
                 await self._slots.acquire()
         else:
             await self._slots.acquire()
         try:
-            return await self._timed(seconds, args)
+            return await self._timed(seconds, commands)
         finally:
             self._slots.release()
 
-    async def _timed(self, seconds: float, args: tuple[str | bytes | int, ...]) -> Any:
-        async with asyncio.timeout(seconds):
-            connection = await self._take()
-            try:
-                await connection.send_command(*args)
-                reply = await connection.read_response()
-            except exceptions.ResponseError as error:  # a reply too
-                self._kept.append(connection)
-                if self._demoted(error):
-                    await self._drop_kept()
-                raise
-            except BaseException:  # its reply may still arrive
-                await self._drop(connection)
-                raise
+    async def reopen(self) -> None:
+        """Close all connections, those in use after their calls. The next calls open new ones."""
+        self._round += 1
+        while self._kept:
+            await self._drop(self._kept.pop())
+
+    async def _timed(self, seconds: float, commands: tuple[Command, ...]) -> list[Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._exchange(commands)
+        except (exceptions.RedisError, OSError) as error:  # OSError: also TimeoutError
+            await self._on_error(error)
+            raise
+
+    async def _exchange(self, commands: tuple[Command, ...]) -> list[Any]:
+        round = self._round
+        connection = await self._take()
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            replies = [await _reply(connection) for _ in commands]
+        except BaseException:  # a reply may still arrive
+            await self._drop(connection)
+            raise
+        if round == self._round:
             self._kept.append(connection)
-            return reply
+        else:
+            await self._drop(connection)
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+        return replies
 
     async def _take(self) -> Any:
         while self._kept:
@@ -65,13 +91,17 @@ class KeptConnections:
             await self._drop(connection)
         return await self._pool.get_connection()
 
-    async def _drop_kept(self) -> None:
-        while self._kept:
-            await self._drop(self._kept.pop())
-
     async def _drop(self, connection: Any) -> None:
         await connection.disconnect(nowait=True)
         await self._pool.release(connection)
+
+
+async def _reply(connection: Any) -> Any:
+    """The next reply; an error reply is returned, because replies may follow it."""
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 def _is_open(connection: Any) -> bool:

@@ -43,15 +43,20 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RequestPool:
-    """One pool, which serves one model. `name` matches [A-Za-z0-9_.-]{1,64}. Bound to the event loop it is used in."""
+    """One pool, which serves one model. Bound to the event loop it is used in.
 
-    def __init__(self, url: str, name: str = "default", limits: Limits | None = None) -> None:
+    `url`: see `address`. `name` matches [A-Za-z0-9_.-]{1,64}. With `wait_replicas` above 0, a call that changes the
+    pool returns, and events are returned, only when so many replicas of the server have what the call wrote or the
+    events tell; otherwise it raises PoolUnavailable, like a call whose reply was lost.
+    """
+
+    def __init__(self, url: str, name: str = "default", limits: Limits | None = None, wait_replicas: int = 0) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"a pool's name is 1 to 64 of A-Z a-z 0-9 _ . -; got {name!r}")
         self.name = name
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
-        self._server = Connection(url)
+        self._server = Connection(url, wait_replicas)
         self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
         self._gaps: set[str] = set()  # gateways whose stream was trimmed before they had read it
 
@@ -182,6 +187,8 @@ class RequestPool:
         reply = await self._server.block(timeout, "XREAD", "COUNT", 128, "BLOCK", wait, "STREAMS", stream, after)
         if not reply:
             return after, []
+        if self._server.wait_replicas:
+            await self._server.run("confirm", self._prefix)
         events: list[TokenEvent] = []
         for entry, (_, packed) in reply[0][1]:
             cursor = entry.decode()

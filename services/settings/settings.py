@@ -60,6 +60,10 @@ class Settings(ObservabilitySettings, BoundSettings, SchedulingSettings, BaseSet
         Literal["everysec", "strict"],
         Field(description="when the started pool server syncs its file: each second, or at each write"),
     ] = "everysec"
+    wait_replicas: Annotated[
+        int,
+        Field(ge=0, description="replicas of redis_url's server that have a token before a client sees it; 0: none"),
+    ] = 0
     data_dir: Annotated[
         Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
     ] = user_data()

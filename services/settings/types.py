@@ -7,10 +7,11 @@ import json
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
+
+from services.pool.address import parse
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -65,16 +66,8 @@ def digest_of(key: str) -> str:
 
 def _pool_url(url: SecretStr) -> SecretStr:
     """Check the URL, with an error that does not repeat any part of it."""
-    try:
-        parts = urlsplit(url.get_secret_value())
-        readable = parts.port is None or parts.port > 0
-    except ValueError:
-        readable = False
-    if url and not (readable and parts.scheme in ("redis", "rediss", "unix")):
-        raise ValueError(
-            "is not 'redis://', 'rediss://' or 'unix://' with a host or a path; "
-            "in a user's name or password write /, ?, #, @, : and % as %XX"
-        )
+    if url:
+        parse(url.get_secret_value())
     return url
 
 

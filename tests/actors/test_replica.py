@@ -14,7 +14,8 @@ MODEL = ModelInfo("tiny", "rev1", "LlamaForCausalLM", 512, 1000, frozenset())
 async def test_its_bounds_and_its_order_are_those_of_the_settings() -> None:
     asked = {"max_waiting": 7, "keep_ended": 8, "grace": 9, "order": "priority", "ageing": 10, "ttft_target": 11}
     asked |= {"max_waiting_tokens": 12, "max_streams": 13, "max_stored": 14, "max_queue_wait": 15}
-    pool = open_pool(Settings(redis_url="redis://nowhere", max_pool_bytes=1 << 21, **asked), MODEL)
+    pool = open_pool(Settings(redis_url="redis://nowhere", wait_replicas=2, max_pool_bytes=1 << 21, **asked), MODEL)
+    assert pool._server.wait_replicas == 2
     assert pool.limits == Limits(max_bytes=1 << 21, **asked)
     assert pool.name == f"default.{LAYOUT}.rev1"
     await pool.close()

@@ -16,7 +16,7 @@ import pytest
 from cli import main as orca
 from cli.arguments import Parser, parse_serve
 from cli.port_claim import own_url
-from cli.serve import _check_port
+from cli.serve import _check_port, _check_replicas
 from cli.server import add_server, headers
 from load.server import ROOT
 from services.errors import SettingsError, UsageError
@@ -264,3 +264,9 @@ def test_values_of_secret_flags_become_stars(arguments: str, shown: str, flags: 
     command = [sys.executable, "-c", HIDING, *arguments.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().split("|") == [str(flags), str(arguments.split()), str(shown.split())]
+
+
+def test_replicas_are_waited_for_only_where_there_may_be_some() -> None:
+    _check_replicas(Settings(wait_replicas=1, redis_url="redis://h"))
+    with pytest.raises(SettingsError, match="wait_replicas=2: the pool's server that Orca starts has no replicas"):
+        _check_replicas(Settings(wait_replicas=2))

@@ -1,0 +1,8 @@
+-- Writes something, so that WAIT on the same connection waits for all that the server has written before. A command that
+-- only reads would not do: WAIT then waits for the connection's last write.
+-- include: begin
+--
+-- KEYS 1  the pool's prefix
+-- Reply   1
+begin()
+return 1
