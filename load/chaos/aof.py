@@ -6,7 +6,7 @@ the server was killed; an incomplete transaction never happened, as for the serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -28,9 +28,14 @@ def read_transactions(data_dir: Path) -> Iterator[Transaction]:
 
     Raises ValueError for a file that was rewritten, and so has lost its history.
     """
+    return parse_transactions(_files(data_dir))
+
+
+def parse_transactions(files: Iterable[Path]) -> Iterator[Transaction]:
+    """The transactions in these files, one after the other. Raises ValueError for a binary snapshot."""
     number, time = 0, 0
     open_commands: list[list[bytes]] | None = None
-    for path in _files(data_dir):
+    for path in files:
         for command in _commands(path):
             name = command[0].upper()
             if name == b"#TS":
