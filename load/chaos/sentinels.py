@@ -6,6 +6,7 @@ it off.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -39,6 +40,12 @@ WRITTEN = {
 }
 
 
+def own_addresses(count: int) -> tuple[str, ...]:
+    """Loopback addresses of this process, which servers of other processes do not have."""
+    pid = os.getpid()
+    return tuple(f"127.{1 + pid // 250 % 250}.{pid % 250}.{number}" for number in range(1, count + 1))
+
+
 @dataclass(slots=True)
 class Server:
     """A server and its Sentinel, as processes."""
@@ -70,7 +77,7 @@ class Sentinels:
     password: str = ""
     sentinel_password: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
-    hosts: tuple[str, ...] = ("127.0.10.1", "127.0.10.2", "127.0.10.3")
+    hosts: tuple[str, ...] = field(default_factory=lambda: own_addresses(3))
     servers: list[Server] = field(default_factory=list)
 
     @property
