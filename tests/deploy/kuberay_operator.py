@@ -36,6 +36,7 @@ def worker_pod(service: Object, group_index: int = 0) -> Object:
         "args": [WAIT_FOR_GCS],
         "env": [*given["env"], *_token(), {"name": "FQ_RAY_IP", "value": HEAD_SERVICE}],  # and no envFrom
         "volumeMounts": given["volumeMounts"],
+        "resources": {key: {"cpu": "200m", "memory": "256Mi"} for key in ("requests", "limits")},
     }
     ready = " && ".join(
         f"wget --tries 1 -T 10 -q -O- http://localhost:{where} | grep success"
@@ -66,6 +67,8 @@ def _pod(template: Object, group: str, parameters: dict[str, str], start: str, a
         "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
     }
     container["env"] += [{"name": name, "value": value} for name, value in added.items()] + _token()
+    probe = {"httpGet": {"path": "/api/healthz", "port": int(AGENT_PORT)}}
+    container |= {"livenessProbe": probe, "readinessProbe": probe}
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "shared-mem", "mountPath": "/dev/shm"}]
     pod["spec"]["volumes"] = [*pod["spec"]["volumes"], {"name": "shared-mem", "emptyDir": {"medium": "Memory"}}]
     return pod

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 KEY, RAY_TOKEN = "sk-of-a-test", "0" * 64
 SECRETS = {"orca-pool": {"password": "abc123"}, "orca-keys": {"keys": f"default: {KEY}\n"}}
 QUICK = {"ORCA_MODEL": "/var/cache/orca/tiny", "ORCA_DTYPE": "float32", "ORCA_KV_BLOCKS": "1024", "ORCA_THREADS": "1"}
-BODY = {"messages": [{"role": "user", "content": "hello world"}], "ignore_eos": True}
+BODY = {"messages": [{"role": "user", "content": "hello world"}], "temperature": 0, "ignore_eos": True}
 
 
 class Run:
