@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,34 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy.conftest import ROOT
+from tests.deploy.namespaces import BRIDGE, NODE, SUBNET, Namespace, run
 from tests.deploy.policies import Neighbour, rules
 
 Object = dict[str, Any]
 
-BRIDGE, SUBNET, NODE = "orca-pods", "10.231.7", "10.231.7.1"
 TIMEOUT = 180.0  # seconds, for machines with much else to do
-TOOLS = ("ip", "iptables-restore", "unshare", "setpriv", "mount")
-
-
-def missing() -> str:
-    """Why pods cannot run here; empty if they can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if lacking:
-        return f"not installed: {', '.join(lacking)}"
-    tried = subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True, text=True)
-    if tried.returncode:
-        return f"no bridge can be made: {tried.stderr.strip()}"
-    run("ip", "link", "delete", BRIDGE)
-    return ""
-
-
-def run(*command: str | Path, **options: Any) -> str:
-    """The output of a command that must succeed."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
-    return done.stdout
+RESTARTS = 3  # of a container that ends; Ray gives a raylet 30 s to start, which a busy machine may exceed
 
 
 class Cluster:
@@ -91,15 +69,15 @@ class Cluster:
         hosts = "127.0.0.1 localhost\n" + "".join(f"{pod.address} {name}\n" for name, pod in known.items())
         neighbours = [Neighbour(pod.labels, pod.address) for pod in self.pods.values()]
         for pod in self.pods.values():
-            # written in place, as the file is mounted into the pod
-            (pod.etc / "hosts").write_text(hosts + f"{pod.address} {pod.name}\n")
+            pod.write_hosts(hosts)
             pod.enter("iptables-restore", input=rules(self.policies, pod.labels, neighbours, NODE))
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for `condition`; fails with the end of all logs after a while, or when a container has ended."""
+        """Wait for `condition`. A container that ends is started again, as the kubelet does. Fails with the end of all
+        logs after a while, or when a container ends too often."""
         end = time.monotonic() + TIMEOUT
         while not condition():
-            ended = [pod.name for pod in self.pods.values() if pod.has_ended]
+            ended = [pod.name for pod in self.pods.values() if pod.has_ended and not pod.restart()]
             assert not ended, f"{ended} ended while waiting: {what}\n{self.logs()}"
             assert time.monotonic() < end, f"not within {TIMEOUT} s: {what}\n{self.logs()}"
             time.sleep(0.2)
@@ -115,37 +93,28 @@ class Pod:
         self._cluster, self.name, self.address = cluster, name, address
         self.labels: dict[str, str] = manifest["metadata"].get("labels", {})
         self._spec: Object = manifest.get("spec", {})
-        self._space = f"orca-{name}"
-        self.etc = Path("/etc/netns", self._space)  # `ip netns exec` mounts its files over those of /etc
+        self._namespace = Namespace(name, address)
         self._running: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
 
     def create(self) -> None:
-        inside, outside = "eth0", f"op-{self.name}"
-        self.etc.mkdir(parents=True)
-        (self.etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once what is not in hosts
-        run("ip", "netns", "add", self._space)
-        run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", self._space)
-        run("ip", "link", "set", outside, "master", BRIDGE, "up")
-        self.enter("ip", "address", "add", f"{self.address}/24", "dev", inside)
-        self.enter("ip", "link", "set", inside, "up")
-        self.enter("ip", "link", "set", "lo", "up")
-        self.enter("ip", "route", "add", "default", "via", NODE)  # by which Ray finds its own address
+        self._namespace.create()
         for each in self._spec.get("securityContext", {}).get("sysctls", ()):
             self.enter("sysctl", "-qw", f"{each['name']}={each['value']}")
 
     def delete(self) -> None:
-        """Take it down: its processes, also an init container's that did not end, and its network."""
-        for pid in run("ip", "netns", "pids", self._space).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        run("ip", "link", "delete", f"op-{self.name}")
-        run("ip", "netns", "delete", self._space)
-        shutil.rmtree(self.etc, ignore_errors=True)
+        """Take it down with all its processes, also an init container that did not end."""
+        self._namespace.delete()
         del self._cluster.pods[self.name]
 
     def enter(self, *command: str, **options: Any) -> str:
         """Run a command of this machine in the pod's network, as root."""
-        return run("ip", "netns", "exec", self._space, *command, **options)
+        return self._namespace.enter(*command, **options)
+
+    def write_hosts(self, names: str) -> None:
+        """The pod's /etc/hosts: `names`, and its own."""
+        # written in place, as the file is mounted into the pod
+        (self._namespace.etc / "hosts").write_text(f"{names}{self.address} {self.name}\n")
 
     def start(self) -> None:
         """Run the init containers, then start the container."""
@@ -154,6 +123,14 @@ class Pod:
             assert status == 0, f"{container['name']} of {self.name} ended with {status}\n{self._cluster.logs()}"
         (container,) = self._spec["containers"]
         self._running = self._process(container)
+
+    def restart(self) -> bool:
+        """Start the container again, in the same pod; False if that was done too often."""
+        self._restarts += 1
+        if self._restarts <= RESTARTS:
+            (container,) = self._spec["containers"]
+            self._running = self._process(container)
+        return self._restarts <= RESTARTS
 
     def probe(self, kind: str) -> bool:
         """Whether the container's own probe succeeds, run in it."""
@@ -210,7 +187,7 @@ class Pod:
         script = self._mounts(container) + self._as_user(container, expanded)
         with (self._cluster.folder / f"{self.name}-{container['name']}.log").open("ab") as log:
             return subprocess.Popen(
-                ["ip", "netns", "exec", self._space, "unshare", *namespaces, "sh", "-ec", script],
+                [*self._namespace.prefix, "unshare", *namespaces, "sh", "-ec", script],
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ import yaml
 
 from services.pool.server.binaries import choose_server
 from services.settings.settings import Settings
-from tests.deploy import kuberay_operator, pods
+from tests.deploy import kuberay_operator, namespaces, pods
 from tests.deploy.conftest import kustomize
 from tests.deploy.policies import open_ports
 from tests.tiny_models import make_tiny_model
@@ -111,7 +111,7 @@ def _outsider(labels: dict[str, str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Run]:
-    if reason := pods.missing():
+    if reason := namespaces.missing():
         pytest.skip(reason)
     objects = kustomize("base")
     with tempfile.TemporaryDirectory(prefix="orca-pods-", ignore_cleanup_errors=True) as name:
