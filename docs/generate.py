@@ -1,4 +1,5 @@
-"""Writes docs/settings.md from the settings in the code, and the tables of docs/observability.md.
+"""Writes docs/settings.md from the settings in the code, the tables of metrics and alerts in other documents, and the
+alerts as an object of Kubernetes.
 
 python docs/generate.py
 """
@@ -16,7 +17,9 @@ from services.settings.names import VLLM_FLAGS, VLLM_REFUSED
 from services.settings.settings import FILE, Settings, sections
 
 ROOT = Path(__file__).parents[1]
-OBSERVABILITY, ALERTS = ROOT / "docs" / "observability.md", ROOT / "deploy" / "monitoring" / "alerts.yml"
+OBSERVABILITY, OPERATIONS = ROOT / "docs" / "observability.md", ROOT / "docs" / "operations.md"
+ALERTS = ROOT / "deploy" / "monitoring" / "alerts.yml"
+PROMETHEUS_RULE = ALERTS.with_name("prometheusrule.yaml")
 
 
 SETTINGS = f"""# Settings
@@ -72,12 +75,28 @@ def settings() -> str:
 
 
 def observability() -> str:
-    """docs/observability.md, with the tables of metrics and alerts between their marks made anew."""
-    text = OBSERVABILITY.read_text()
-    for name, rows in (("metrics", _metrics()), ("alerts", _alerts())):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        text = text[: text.index(begin) + len(begin)] + "\n" + rows + "\n" + text[text.index(end) :]
-    return text
+    """docs/observability.md with its table of metrics made anew."""
+    return _with_table(OBSERVABILITY, "metrics", _metrics())
+
+
+def operations() -> str:
+    """docs/operations.md with its table of alerts made anew."""
+    return _with_table(OPERATIONS, "alerts", _alerts())
+
+
+def prometheus_rule() -> str:
+    """The rules of alerts.yml as an object for the Prometheus Operator."""
+    rules = ALERTS.read_text()
+    groups = "".join(f"  {line}" for line in rules[rules.index("groups:") :].splitlines(keepends=True))
+    head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: orca\nspec:\n"
+    return f"# Written by docs/generate.py from {ALERTS.name}.\n{head}{groups}"
+
+
+def _with_table(document: Path, name: str, rows: str) -> str:
+    """The text of a document with `rows` between the marks of that name."""
+    text = document.read_text()
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    return text[: text.index(begin) + len(begin)] + "\n" + rows + "\n" + text[text.index(end) :]
 
 
 def _metrics() -> str:
@@ -96,11 +115,13 @@ def _metrics() -> str:
 def _alerts() -> str:
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     rows = (
-        f"| `{rule['alert']}` | {rule['labels']['severity']} | {rule['annotations']['meaning']} | "
-        f"{rule['annotations']['action']} |\n"
+        f"| `{rule['alert']}` | {rule['labels']['severity']} | "
+        + " | ".join(rule["annotations"][part] for part in ("meaning", "look", "action"))
+        + " |\n"
         for rule in rules
     )
-    return "| alert | severity | what it means | what to do |\n|---|---|---|---|\n" + "".join(rows)
+    head = "| alert | severity | what it means | what to look at | what to do |\n|---|---|---|---|---|\n"
+    return head + "".join(rows)
 
 
 def _with_code(text: str) -> str:
@@ -129,3 +150,5 @@ def _meaning(name: str) -> str:
 if __name__ == "__main__":
     (ROOT / "docs" / "settings.md").write_text(settings())
     OBSERVABILITY.write_text(observability())
+    OPERATIONS.write_text(operations())
+    PROMETHEUS_RULE.write_text(prometheus_rule())

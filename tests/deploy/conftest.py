@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,8 +19,8 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def kustomize(folder: str) -> list[dict[str, Any]]:
-    """The objects of a kustomization, as `kubectl` builds them."""
+def kustomize(folder: str | Path) -> list[dict[str, Any]]:
+    """The objects of a kustomization, as `kubectl` builds them. A relative folder is one of deploy/kuberay."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl on the PATH to build the kustomization with")
@@ -30,10 +31,19 @@ def kustomize(folder: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(built.stdout))
 
 
-@pytest.fixture(scope="session", params=["base", "overlays/gpu"])
-def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Base and overlay in turn: their objects by `Kind/name`."""
-    return {f"{o['kind']}/{o['metadata']['name']}": o for o in kustomize(request.param)}
+@pytest.fixture(scope="session", params=["base", "overlays/cpu", "overlays/gpu", "overlays/dev", "everything"])
+def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Base and overlays in turn, and the base with all components: their objects by `Kind/name`."""
+    folder = Path(request.param)
+    if request.param == "everything":
+        folder = tmp_path_factory.mktemp("everything").resolve()
+        parts = ("kuberay/components/autoscaling", "kuberay/components/gcs-store", "monitoring")
+        parts_from_there = [os.path.relpath(ROOT / "deploy" / part, folder) for part in parts]
+        base = os.path.relpath(ROOT / "deploy/kuberay/base", folder)
+        (folder / "kustomization.yaml").write_text(
+            yaml.safe_dump({"resources": [base], "components": parts_from_there})
+        )
+    return {f"{o['kind']}/{o['metadata']['name']}": o for o in kustomize(folder)}
 
 
 @pytest.fixture(scope="session")

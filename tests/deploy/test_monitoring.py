@@ -138,8 +138,26 @@ def test_every_alert_is_tested_and_says_what_it_means_and_what_to_do() -> None:
     tested = (FOLDER / "alerts_test.yml").read_text()
     for rule in ALERTS:
         assert f'alertname="{rule["alert"]}"' in tested
-        assert rule["annotations"].keys() == {"summary", "meaning", "action"}
+        assert rule["annotations"].keys() == {"summary", "meaning", "look", "action"}
         assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_operations_tell_of_every_alert_and_kubernetes_has_the_same_rules() -> None:
+    generate = runpy.run_path(str(ROOT / "docs/generate.py"))
+    document = (ROOT / "docs/operations.md").read_text()
+    assert generate["operations"]() == document
+    assert all(f"| `{rule['alert']}` |" in document for rule in ALERTS)
+    text = (FOLDER / "prometheusrule.yaml").read_text()
+    assert generate["prometheus_rule"]() == text
+    assert yaml.safe_load(text)["spec"]["groups"][0]["rules"] == ALERTS
+
+
+def test_kubernetes_scrapes_what_prometheus_does() -> None:
+    (job,) = _yaml("prometheus.yml")["scrape_configs"]
+    (endpoint,) = _yaml("podmonitor.yaml")["spec"]["podMetricsEndpoints"]
+    (relabeling,) = endpoint["relabelings"]
+    assert relabeling == {"targetLabel": "job", "replacement": job["job_name"]}
+    assert endpoint["path"] == job.get("metrics_path", "/metrics")
 
 
 @needs_promtool

@@ -70,12 +70,12 @@ def test_serve_config_of_the_ray_service_answers_a_chat(deployed: ComposeCluster
     (server,) = pool["spec"]["template"]["spec"]["containers"]
     folder = deployed.folder / "orca-pool"
     folder.mkdir()
-    command = [part.replace("$(POOL_PASSWORD)", PASSWORD) for part in server["command"]]
-    deployed.containers.start("orca-pool", [*command, "--port", str(deployed.other_pool_port), "--dir", str(folder)])
+    of_this_machine = {"$(POOL_PASSWORD)": PASSWORD, "/data": str(folder)}
+    command = [of_this_machine.get(part, part) for part in server["command"]]
+    deployed.containers.start("orca-pool", [*command, "--port", str(deployed.other_pool_port)])
 
     config = yaml.safe_load(ray_service["spec"]["serveConfigV2"])
     (app,) = config["applications"]
-    del app["args"]["model"]  # of the environment, as are the settings that make the test quick
     (url,) = [v["value"] for v in pod_variables(ray_service) if v["name"] == "ORCA_REDIS_URL"]
     url = url.replace("$(POOL_PASSWORD)", PASSWORD).replace("orca-pool:6379", f"127.0.0.1:{deployed.other_pool_port}")
     file = deployed.folder / "redis-url"  # the pool's variable is that of the other test

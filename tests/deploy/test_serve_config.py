@@ -73,14 +73,16 @@ def test_schedulers_get_no_keys_and_gateways_hashes_alone(monkeypatch: pytest.Mo
         assert load(**given).redis_url.get_secret_value() == "redis://:abc123@nowhere"
 
 
-def test_what_others_reach_says_that_it_wants_no_keys(compose: dict[str, Any]) -> None:
+def test_what_others_reach_has_keys_or_says_that_it_wants_none(compose: dict[str, Any]) -> None:
     text = (ROOT / "deploy/kuberay/base/ray.env").read_text()
     in_pods = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
-    for environment in (in_pods, interpolated(compose)["services"]["head"]["environment"]):
-        said = {name: environment[f"ORCA_{name.upper()}"] for name in ("host", "allow_no_keys")}
-        exposure.check(Settings(**said))
+    assert in_pods["ORCA_API_KEYS_FILE"]
+    assert "ORCA_ALLOW_NO_KEYS" not in in_pods
+    in_compose = interpolated(compose)["services"]["head"]["environment"]
+    exposure.check(Settings(host=in_compose["ORCA_HOST"], allow_no_keys=in_compose["ORCA_ALLOW_NO_KEYS"]))
+    for environment in (in_pods, in_compose):
         with pytest.raises(SettingsError, match="without an API key"):
-            exposure.check(Settings(host=said["host"]))
+            exposure.check(Settings(host=environment["ORCA_HOST"]))
 
 
 def test_they_name_the_deployments_of_the_code(in_service: dict[str, Any]) -> None:

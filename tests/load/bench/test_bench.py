@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from load.bench import __main__ as bench
-from load.bench.parts import scheduling
+from load.bench.parts import pool_memory, scheduling
 from load.in_process import Setup, run_in_process
 from load.workloads import paper
 from services.engine.null import NullEngine
 from services.errors import EngineLost
 from services.messages import EngineFigures, Iteration, IterationResult
+from services.pool.server.binaries import choose_server
 from services.scheduling import Knobs
 
 
@@ -40,3 +41,12 @@ def test_parts_are_found_and_an_unknown_one_is_refused(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         bench.main(["--part", "nothing"])
     assert "'nothing'" in capsys.readouterr().err
+
+
+async def test_a_request_takes_more_memory_the_longer_it_is() -> None:
+    short, long = [await pool_memory.measure(choose_server(), 20, prompt, 16) for prompt in (16, 4096)]
+    for name, sizes in (("short", short), ("long", long)):
+        empty, waiting, running, _ = sizes
+        assert empty.memory < waiting.memory < running.memory, name
+        assert empty.counted < waiting.counted, name
+    assert long[1].memory - long[0].memory > short[1].memory - short[0].memory
