@@ -61,18 +61,10 @@ class Generations:
     async def open(
         self, validated: ValidatedRequest, position: Position | None, receive: Receive | None, received: float
     ) -> Generation:
-        """Submit a request, or resume it if the client has a position in its stream. Raises as these do.
-
-        A request whose idempotency key names one that asked for the same follows that one, also if it had become
-        another: its prompt may depend on the date.
-        """
-        if position is not None:
-            return await self.resume(validated, position, receive, received)
-        try:
+        """Submit a request, or resume it if the client has a position in its stream. Raises as these do."""
+        if position is None:
             return await self.submit(validated, receive, received)
-        except _Earlier as earlier:
-            plan = Plan.unpack(earlier.group.body)
-            return await self._follow(earlier.group, _as_requested(plan, validated), receive)
+        return await self.resume(validated, position, receive, received)
 
     async def submit(
         self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
@@ -80,10 +72,20 @@ class Generations:
         """Submit a request and follow it. `received`: the time of the loop's clock at which it arrived; None: its
         latency is not measured. `queue`: the queue for work on its answer; by default the tenant's.
 
-        If the idempotency key is known, the earlier request with that key is followed from its first token.
-        Raises ApiError if the pool is full, the wait too long, the idempotency key that of another request, or the
-        request has too many followers; PoolUnavailable.
+        If the idempotency key is known, the earlier request with that key is followed from its first token, also if
+        the same body has become another prompt since. Raises ApiError if the pool is full, the wait too long, the
+        idempotency key that of another request, or the request has too many followers; PoolUnavailable.
         """
+        try:
+            return await self._submit(validated, receive, received, queue)
+        except _Earlier as earlier:
+            plan = Plan.unpack(earlier.group.body)
+            return await self._follow(earlier.group, _as_requested(plan, validated), receive)
+
+    async def _submit(
+        self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
+    ) -> Generation:
+        """The same; raises _Earlier if the idempotency key names a request with another id."""
         submission, plan = validated.submission, validated.plan
         request = submission.request
         self._check_followers(request)
@@ -151,7 +153,7 @@ class Generations:
         submission = validated.submission
         if position.request == submission.request:
             try:
-                return await self.submit(validated, receive, received)
+                return await self._submit(validated, receive, received)
             except _Earlier:
                 raise _not_found(position.request) from None
         group = await self._group(position.request, submission.tenant)
