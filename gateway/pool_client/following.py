@@ -65,9 +65,8 @@ class Generations:
         latency is not measured. `queue`: the queue for work on its answer; by default the tenant's.
 
         If the idempotency key is known, the earlier request with that key is followed from its first token, also if
-        it asked for the same and became another request: a prompt may depend on the date.
-        Raises ApiError if the pool is full, the wait too long, the idempotency key that of another request, or the
-        request has too many followers; PoolUnavailable.
+        the same body has become another prompt since. Raises ApiError if the pool is full, the wait too long, the
+        idempotency key that of another request, or the request has too many followers; PoolUnavailable.
         """
         try:
             return await self._submit(validated, receive, received, queue)
@@ -78,7 +77,7 @@ class Generations:
     async def _submit(
         self, validated: ValidatedRequest, receive: Receive | None, received: float | None, queue: str | None = None
     ) -> Generation:
-        """As `submit`, but raises _Earlier where it follows another request."""
+        """The same; raises _Earlier if the idempotency key names a request with another id."""
         submission, plan = validated.submission, validated.plan
         request = submission.request
         self._check_followers(request)

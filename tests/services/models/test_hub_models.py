@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,3 +157,21 @@ def test_a_repository_of_gguf_files_only_lists_them(hub: Hub, tmp_path: Path) ->
     output = ask("some/tiny-llama", hub.url, tmp_path)
     assert output.startswith("ModelError: some/tiny-llama has neither safetensors nor .bin weights")
     assert "tiny.Q4_1.gguf" in output
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_without_weights(hub: Hub, tiny: Path, tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from services.models.replaced import Replaced, resolve_replaced
+folder = resolve_replaced(sys.argv[1], Replaced(tokenizer="some/tiny-llama@%s"), Path("cache"))
+print(folder.name, sorted(file.name for file in folder.iterdir() if not file.is_symlink()))
+"""
+    model = Path(shutil.copytree(tiny, tmp_path / "own-model"))
+    (model / "chat_template.jinja").unlink()
+    for url in (hub.url, "http://127.0.0.1:9"):  # a commit that was fetched needs no hub
+        found = ask(str(model), url, tmp_path, program % hub.revision).splitlines()[-1]
+        assert found == "own-model ['chat_template.jinja', 'tokenizer.json', 'tokenizer_config.json']"
+    assert "tokenizer.json" in hub.served
+    assert not [name for name in hub.served if name.endswith((".safetensors", ".bin"))]
+    assert ask("some/tiny-llama", "http://127.0.0.1:9", tmp_path).startswith("ModelError")  # it is no model
