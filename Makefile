@@ -8,6 +8,7 @@
 # make evaluate   the evaluation of docs/evaluation: plots and tables; EVALUATE="--part NAME ..." for some parts
 # make locust     Locust's web page on port 8089, for the server at HOST; or without it, LOCUST="--headless --users 8 ..."
 # make browser    the live page in a real Chromium: processes are killed by its buttons; draws the pictures of docs/live
+# make families   each family of models that is served, tiny and random: its tokens are those of generate(); writes docs/models.md
 # make clients    clients that people use, each in an environment of its own, against a real server; CLIENTS="NAME ..." for some
 # make image      the images `orca` and `orca-bench`, by Docker, Podman or Buildah; IMAGE="--build-arg NAME=VALUE ..."
 # make cluster-test  docker-compose.yml run from these images: a chat, a death under streams, Prometheus, Locust
@@ -25,13 +26,14 @@ PIP := $(BIN)/pip --disable-pip-version-check install --no-compile --constraint 
 # images of containers often set it; without it, each process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast chaos browser fuzz lint verify bench evaluate locust clients image cluster-test simulate schemas clean
+.PHONY: serve test test-fast chaos families browser fuzz lint verify bench evaluate locust clients image cluster-test \
+	simulate schemas clean
 
 serve: .venv/serve
 	@exec $(BIN)/orca serve
 
 test: .venv/test lint
-	$(BIN)/python -m pytest -m 'not chaos and not containers' --numprocesses 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not chaos and not containers and not families' --numprocesses 3 --no-loadscope-reorder
 
 test-fast: .venv/test
 	$(BIN)/python -m pytest -m 'not chaos and not cluster' --hypothesis-profile=fast --numprocesses 2 $(FAST)
@@ -39,6 +41,9 @@ test-fast: .venv/test
 chaos: .venv/test
 	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m load.chaos
+
+families: .venv/test
+	ORCA_FAMILIES=1 $(BIN)/python -m pytest -m families tests/services/engine/families/test_every_family.py
 
 browser: .venv/test
 	ORCA_SCREENSHOTS=docs/live $(BIN)/python -m pytest tests/browser -m 'chaos or not chaos'

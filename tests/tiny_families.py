@@ -1,10 +1,11 @@
-"""Every causal language model of transformers, by its `model_type`: tested, refused, or untested.
+"""Tiny random models of the families that are served, by transformers' `model_type`.
 
-A tiny model of a family has the fields of SMALL that its config knows, and those of its row here.
+A tiny model has the fields of SMALL that its config knows, and those of its family here.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 WINDOW = 8  # tokens, shorter than the prompts of tests
@@ -60,22 +61,44 @@ LONG_ROPE = {
     "original_max_position_embeddings": 4,
 }
 
-# by `model_type`; the fields that SMALL lacks or has otherwise
+LATENT_EXPERTS = {**LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LONGEST_SHORT = 4  # tokens of a prompt that `longrope` still computes with its short factors
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0],
+    "original_max_position_embeddings": LONGEST_SHORT,
+}
+
+# families that need nothing more
+PLAIN = """
+afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone_moe
+flex_olmo flint gemma glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox granite granite_swa granitemoe
+granitemoe_swa granitemoeshared helium hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna
+llama mellum mimo_v2_flash minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo olmo2 olmoe
+opt persimmon phi qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
+"""
+# the fields that SMALL lacks, or has otherwise
 TESTED: dict[str, dict[str, Any]] = {
-    "gemma2": MIXED,
-    "gemma3_text": MIXED,
+    **{family: {} for family in PLAIN.split()},
+    **dict.fromkeys(("gemma2", "gemma3_text", "gpt_oss", "olmo3", "cohere2", "exaone4", "ministral"), MIXED),
+    **dict.fromkeys(("deepseek_v3", "axk1", "glm4_moe_lite", "youtu"), LATENT_EXPERTS),
+    "deepseek_v2": {**LATENT_EXPERTS, "topk_method": "greedy", "q_lora_rank": None},
+    "minicpm3": {**LATENT, "dim_model_base": 16},
+    "longcat_flash": {
+        **LATENT,
+        "num_layers": 1,  # of two attention layers each
+        "ffn_hidden_size": 64,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
+    },
+    "dots1": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     "gemma3n_text": {**SHARING, "laurel_rank": 8},
     "gemma4_text": {**SHARING, "global_head_dim": 32},
-    "gemma4_unified_text": {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "head_dim": 16,
-        "global_head_dim": 32,
-    },
-    "gpt_oss": MIXED,
-    "olmo3": MIXED,
-    "cohere2": MIXED,
-    "exaone4": MIXED,
-    "ministral": MIXED,
+    "gemma4_unified_text": {**MIXED, "head_dim": 16, "global_head_dim": 32},
     "llama4_text": {
         "layer_types": ["chunked_attention", "full_attention"],
         "no_rope_layers": [1, 0],
@@ -83,20 +106,15 @@ TESTED: dict[str, dict[str, Any]] = {
         "intermediate_size_mlp": 128,
         "moe_layers": [1],
     },
-    "phi3": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 4},
+    "phi3": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": LONGEST_SHORT},
     "phimoe": {"rope_parameters": {**LONG_ROPE, "short_mscale": 1.1, "long_mscale": 1.2}},
-    "deepseek_v2": {**LATENT, **ROUTED, "topk_method": "greedy", "q_lora_rank": None},
-    "deepseek_v3": {**LATENT, **ROUTED},
-    "axk1": {**LATENT, **ROUTED},
-    "glm4_moe_lite": {**LATENT, **ROUTED},
-    "dots1": {**ROUTED},
-    "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "hunyuan_v1_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "granitemoehybrid": {"layer_types": ["full_attention"] * 2, "mamba_n_heads": 8, "num_local_experts": 0},
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2},
-        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    "cohere_compass_text": {
+        **MIXED,
+        "rope_parameters": {"full_attention": PLAIN_ROPE, "sliding_attention": PLAIN_ROPE},
     },
+    "hunyuan_v1_dense": {"rope_parameters": PLAIN_ROPE},
+    "hunyuan_v1_moe": {"rope_parameters": PLAIN_ROPE},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 2, "mamba_n_heads": 8, "num_local_experts": 0},
 }
 
 
@@ -104,9 +122,26 @@ def small_config(family: str, vocab_size: int = 200, **changes: Any) -> Any:
     """The transformers config of a tiny model of `family`."""
     from transformers import AutoConfig
 
-    known = AutoConfig.for_model(family)
-    fields = {name: value for name, value in SMALL.items() if name in known.to_dict()}
+    config = AutoConfig.for_model(family)
+    known = {*config.to_dict(), *config.attribute_map}
+    fields = {name: value for name, value in SMALL.items() if name in known}
     ids = {"vocab_size": vocab_size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": vocab_size - 1}
-    return AutoConfig.for_model(
-        family, **{**ids, "initializer_range": 0.2, **fields, **TESTED.get(family, {}), **changes}
-    )
+    own = TESTED.get(family, {})
+    return AutoConfig.for_model(family, **{**ids, "initializer_range": 0.2, **fields, **own, **changes})
+
+
+def make_tiny_family(folder: Path, family: str, **changes: Any) -> Path:
+    """Save a random model of `family` with a vocabulary of 200, without a tokenizer. Its vectors are drawn too, as in
+    `make_tiny_model`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(small_config(family, **changes), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder

@@ -43,8 +43,8 @@ def generate(folder: Path, jobs: list[Job]) -> list[list[int]]:
 
 
 def check_family(folder: Path, settings: EngineSettings = STOCK, shortest: int = 1) -> Engine:
-    """Jobs in arrival order; in random order, batches and chunks, over scattered blocks; preempted; and continued by
-    another engine with other blocks. Returns the engine."""
+    """Jobs in order; in random batches and chunks, over scattered blocks and with preemptions; and interrupted and
+    continued by another engine with other blocks. Returns the engine."""
 
     def jobs() -> list[Job]:
         return make_jobs(random.Random(7), shortest=shortest)
@@ -52,18 +52,17 @@ def check_family(folder: Path, settings: EngineSettings = STOCK, shortest: int =
     engine = Engine.load(folder, settings)
     expected = generate(folder, jobs())
     assert len({token for output in expected for token in output}) > 10  # one token again and again proves little
-    for rng in (None, random.Random(1), random.Random(2)):
-        assert [job.output for job in Driver(engine, rng).run(jobs())] == expected
-    assert [job.output for job in _preempted(engine, jobs(), random.Random(3))] == expected
+    assert [job.output for job in Driver(engine).run(jobs())] == expected
+    assert [job.output for job in _preempted(engine, jobs(), random.Random(1))] == expected
     other = Engine.load(folder, replace(settings, block_size=5))
-    assert [job.output for job in _after_a_crash(engine, other, jobs(), random.Random(4))] == expected
+    assert [job.output for job in _after_a_crash(engine, other, jobs(), random.Random(2))] == expected
     return engine
 
 
 def _preempted(engine: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
     driver = Driver(engine, rng)
-    while any(not job.done for job in jobs):
-        driver.iterate([job for job in jobs if not job.done])
+    while ready := [job for job in jobs if not job.done]:
+        driver.iterate(ready)
         for job in jobs:
             if job.sent and rng.random() < 0.1:
                 driver.release(job)
@@ -72,8 +71,9 @@ def _preempted(engine: Engine, jobs: list[Job], rng: random.Random) -> list[Job]
 
 def _after_a_crash(engine: Engine, other: Engine, jobs: list[Job], rng: random.Random) -> list[Job]:
     driver = Driver(engine, rng)
-    for _ in range(10):
-        driver.iterate([job for job in jobs if not job.done] or jobs)
+    for _ in range(12):
+        driver.iterate([job for job in jobs if not job.done])
+    assert any(job.output and not job.done for job in jobs)
     for job in jobs:
         job.sent, job.computed, job.blocks = False, 0, []
     return Driver(other, rng).run(jobs)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from services.engine.backends.stock.attention import NAME, PROBE, attending
 from services.engine.backends.stock.masks import LayerMask, MaskRequest
@@ -57,6 +58,8 @@ def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
     if there.layers != list(range(num_layers)):
         raise ModelError(f"{kind}: {_missing(model, there.layers, num_layers)}")
     masks = [_mask_of(kind, extras) for extras in there.extras]
+    if not _agree(masks, DynamicCache(config=model.config)):
+        raise ModelError(f"{kind}: a window that its masks lack is not served")
     if not all(_equal(one, other.flip(0)) for one, other in zip(there.seen, back.seen, strict=True)):
         raise ModelError(
             f"{kind}: its layers mix tokens by more than attention, or place them by more than their positions, so it "
@@ -112,6 +115,12 @@ def _mask_of(kind: str, extras: Extras) -> LayerMask:
     if extras.get("sliding_window") not in (None, False, mask.window):
         raise ModelError(f"{kind}: a sliding window of {extras['sliding_window']} whose mask has {mask} is not served")
     return mask
+
+
+def _agree(masks: list[LayerMask], cache: Any) -> bool:
+    """Whether transformers' own cache keeps what these masks show. Layers that read the keys of others have a dummy."""
+    layers = zip(masks, cache.is_sliding, cache.is_dummy, strict=False)
+    return all(dummy or mask.limited == limited for mask, limited, dummy in layers)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -31,8 +31,8 @@ def load_stock(
     Decoder. Raises ModelError."""
     config = load_config(folder)
     model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
-    place_by_position(model, length)
-    return StockDecoder(model, check_attention(model, config.num_hidden_layers), path)
+    chosen = place_by_position(model, length)
+    return StockDecoder(model, check_attention(model, config.num_hidden_layers), f"{path} {chosen}".rstrip())
 
 
 def import_family(folder: Path) -> None:

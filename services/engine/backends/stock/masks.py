@@ -11,6 +11,7 @@ from transformers import AttentionMaskInterface
 
 from services.engine.backends.stock.attention import PROBE
 
+CPU = torch.device("cpu")
 Position = TypeVar("Position", int, torch.Tensor)
 MaskFunction = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]  # of batch, head, query and key indices
 
@@ -25,6 +26,11 @@ class LayerMask:
 
     window: int = 0
     chunk: int = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether a token of a long request does not attend to the first one."""
+        return self != LayerMask()
 
     def first(self, position: Position) -> Position:
         """The first position that a token at `position` attends to; with a window it may be negative."""
@@ -48,12 +54,13 @@ class MaskRequest:
 
     function: MaskFunction
     local_size: int | None  # the window or chunk, if transformers made the mask for one
+    device: torch.device = CPU  # of the tensors that `function` reads
 
     def read(self) -> LayerMask | None:
         """The LayerMask that shows the same keys; None if there is none."""
         sizes = (self.local_size,) if self.local_size else ()
         wanted = [EVERYTHING, *(LayerMask(window=size) for size in sizes), *(LayerMask(chunk=size) for size in sizes)]
-        positions = _telling_positions(self.local_size or 1)
+        positions = _telling_positions(self.local_size or 1).to(self.device)
         try:
             shown = self.function(0, 0, positions[:, None], positions[None, :])
         except (IndexError, TypeError, ValueError, RuntimeError):  # it needs more than positions
@@ -67,9 +74,11 @@ def _telling_positions(size: int) -> torch.Tensor:
     return torch.tensor(sorted({position for position in near | {1000, 100_000} if position >= 0}))
 
 
-def _request(*, mask_function: MaskFunction, local_size: int | None = None, **_: Any) -> MaskRequest:
+def _request(
+    *, mask_function: MaskFunction, device: torch.device = CPU, local_size: int | None = None, **_: Any
+) -> MaskRequest:
     """As transformers calls it for a mask. Padding is left out, because the tokens of a check have none."""
-    return MaskRequest(mask_function, local_size)
+    return MaskRequest(mask_function, local_size, device)
 
 
 AttentionMaskInterface.register(PROBE, _request)

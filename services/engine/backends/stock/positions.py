@@ -10,21 +10,26 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from services.errors import ModelError
 
 
-def place_by_position(model: Any, max_model_len: int) -> None:
-    """Change a loaded model for requests of up to `max_model_len` tokens. Raises ModelError.
+def place_by_position(model: Any, max_model_len: int) -> str:
+    """Change a loaded model for requests of up to `max_model_len` tokens. Returns a name of what was chosen by this
+    length, on which tokens depend. Raises ModelError.
 
     - Rotary embeddings that transformers chooses by the longest position of a batch are chosen once (`_fix_rotary`).
     - Llama 4 scales queries by their index in the batch, which is their position only for whole prompts.
     """
+    chosen = ""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        if isinstance(kinds, str):
-            module.rope_type = _fix_rotary(module, kinds, None, max_model_len)
-        elif isinstance(kinds, dict):
-            module.rope_type = {one: _fix_rotary(module, kind, one, max_model_len) for one, kind in kinds.items()}
+        by_layer_type = kinds if isinstance(kinds, dict) else {None: kinds} if isinstance(kinds, str) else {}
+        fixed = {one: _fix_rotary(module, kind, one, max_model_len) for one, kind in by_layer_type.items()}
+        if "longrope" in by_layer_type.values():
+            chosen = f"longrope-{max_model_len}"
+        if fixed:
+            module.rope_type = fixed if isinstance(kinds, dict) else fixed[None]
     scaled = [one for one in model.modules() if getattr(one, "attn_temperature_tuning", False) and not one.use_rope]
     if scaled:
         _scale_by_position(model, scaled)
+    return chosen
 
 
 def _fix_rotary(module: Any, kind: str, layer_type: str | None, max_model_len: int) -> str:

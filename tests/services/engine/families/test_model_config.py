@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_tiny_model
+from transformers import AutoConfig
 
 from services.engine.engine import Engine
+from services.engine.families.config import load_config
 from services.engine.settings import EngineSettings
 from services.errors import ModelError, SettingsError
 
@@ -30,6 +32,12 @@ def test_unsupported_attention_is_refused(family: str, config: dict[str, Any], n
     folder = make_tiny_model(tmp_path, family, 64, with_tokenizer=False, **config)
     with pytest.raises(ModelError, match=named):
         Engine.load(folder, CPU)
+
+
+def test_models_with_an_encoder_and_a_decoder_are_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("t5").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="t5: models with an encoder and a decoder"):
+        load_config(tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
