@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Literal
 
+from services.pool.packing import pack
 from services.requests import BATCH_CLASS
 
 # Seconds (about 95 years) added to the rank of lines of batches, which puts them behind all other requests. Ranks in
@@ -78,6 +79,22 @@ class Limits:
             own_most = getattr(given, bound.name) or share
             own[bound.name] = 0 if own_most >= most > 0 else own_most
         return Bounds(**own)
+
+
+class PackedBounds:
+    """The bounds of tenants as the script `submit` reads them. They are packed once, and again for other limits."""
+
+    def __init__(self) -> None:
+        self._limits: Limits | None = None
+        self._packed: dict[str, bytes] = {}  # by tenant
+
+    def of(self, limits: Limits, tenant: str) -> bytes:
+        if self._limits is not limits:
+            self._limits, self._packed = limits, {}
+        if tenant not in self._packed:
+            all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
+            self._packed[tenant] = pack([all, own, limits.max_queue_wait])
+        return self._packed[tenant]
 
 
 def behind(priority: int) -> float:

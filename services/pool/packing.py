@@ -22,7 +22,6 @@ from services.messages import (
     Claim,
     Commit,
     End,
-    EngineFigures,
     ExchangeReply,
     Group,
     Logprobs,
@@ -30,7 +29,6 @@ from services.messages import (
     SubmitReply,
     TokenEvent,
 )
-from services.overview import Overview, Seat
 from services.requests import FinishReason, Refusal, SamplingParams, Tenure
 from services.seats import ClusterSeats, SeatGrant
 
@@ -225,6 +223,24 @@ def read_events(entry: bytes) -> list[TokenEvent]:
     return events
 
 
+def read_stream(after: str, entries: list[list[Any]]) -> tuple[str, list[TokenEvent], bool]:
+    """The cursor after these entries of a gateway's stream, their events, and whether entries between the cursor
+    `after`, "0" at first, and these are missing."""
+    events: list[TokenEvent] = []
+    gap = False
+    for entry, (_, packed) in entries:
+        cursor = entry.decode()
+        gap = gap or (after != "0" and not _follows(cursor, after))
+        events += read_events(packed)
+        after = cursor
+    return after, events, gap
+
+
+def _follows(entry: str, cursor: str) -> bool:
+    """Whether the stream entry `<tick>-<n>` directly follows the cursor, an entry too."""
+    return int(entry.partition("-")[2]) == int(cursor.partition("-")[2]) + 1
+
+
 def _events(id: str, index: int, tokens: list[int], logprobs: Any, end: Any) -> list[TokenEvent]:
     """The events of one item of a batch. If it cannot be read, the sequence ends, for this reader only."""
     events: list[TokenEvent] = []
@@ -241,54 +257,3 @@ def _events(id: str, index: int, tokens: list[int], logprobs: Any, end: Any) -> 
 
 def _unreadable(error: Unreadable) -> End:
     return End(FinishReason.ERROR, error=str(error))
-
-
-def read_overview(reply: list[Any]) -> Overview:
-    waiting, ended, total_bytes, last_figures, gateways, counters, rows, full, wanted, waiting_tokens = reply
-    seats = [_seat(row) for row in rows]
-    living = [seat.figures for seat in seats if seat.alive and seat.figures]
-    return Overview(
-        waiting=waiting,
-        running=sum(seat.running for seat in seats),
-        ended=ended,
-        bytes=total_bytes,
-        figures=max(living, key=lambda f: f.num_slots, default=_figures(last_figures)),
-        seats=seats,
-        counters={name.decode(): float(value) for name, value in zip(counters[::2], counters[1::2], strict=True)},
-        gateways=len(gateways) // 2,
-        full=full == 1,
-        waiting_tokens=waiting_tokens,
-        gateway_gauges={
-            name.decode(): gauges
-            for name, packed in zip(gateways[::2], gateways[1::2], strict=True)
-            if (gauges := _gauges(packed))
-        },
-        wanted={name.decode(): int(number) for name, number in zip(wanted[::2], wanted[1::2], strict=True)},
-    )
-
-
-def _seat(row: list[Any]) -> Seat:
-    name, alive, running, figures, gauges, summary, owner, epoch = row
-    return Seat(
-        name=name.decode(),
-        alive=alive == 1,
-        figures=_figures(figures),
-        running=running,
-        gauges=_gauges(gauges),
-        summary=summary.decode(),
-        owner=owner.decode(),
-        epoch=epoch.decode(),
-    )
-
-
-def _gauges(data: bytes) -> dict[str, float]:
-    return {key.decode(): value for key, value in unpack(data).items()} if data else {}
-
-
-def _figures(data: bytes) -> EngineFigures | None:
-    """None if there are none, or if this build cannot read them: gateways then know of no engine."""
-    try:
-        return wire.unpack(EngineFigures, data) if data else None
-    except Unreadable as error:
-        log.warning("an engine's figures: %s", error)
-        return None

@@ -11,7 +11,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import astuple
 
 from services import wire
 from services.messages import (
@@ -28,7 +27,8 @@ from services.pool import packing
 from services.pool.broadcast import Broadcast
 from services.pool.connection import Connection
 from services.pool.group_packing import pack_group
-from services.pool.limits import Limits, behind
+from services.pool.limits import Limits, PackedBounds, behind
+from services.pool.overview_packing import read_overview
 from services.pool.packing import micros, pack, pack_counters
 from services.requests import Refusal
 from services.seats import ClusterSeats, SeatGrant
@@ -57,7 +57,7 @@ class RequestPool:
         self.limits = limits or Limits()
         self._prefix = f"orca:{{{name}}}:"
         self._server = Connection(url, wait_replicas)
-        self._packed_bounds: tuple[Limits, dict[str, bytes]] = self.limits, {}  # by tenant
+        self._packed_bounds = PackedBounds()
         self._gaps: set[str] = set()  # gateways whose stream was trimmed before they had read it
 
     @property
@@ -96,7 +96,7 @@ class RequestPool:
             "" if key is None else f"{submission.tenant}\0{key}",
             submission.body,
             packed.message,
-            self._bounds_of(submission.tenant),
+            self._packed_bounds.of(self.limits, submission.tenant),
             micros(self.limits.keep_ended),
             submission.tenant,
             int(submission.resumable),
@@ -111,15 +111,6 @@ class RequestPool:
             submission.trace,
         )
         return packing.read_submit(reply)
-
-    def _bounds_of(self, tenant: str) -> bytes:
-        limits, (known, packed) = self.limits, self._packed_bounds
-        if known is not limits:
-            self._packed_bounds = limits, (packed := {})
-        if tenant not in packed:
-            all, own = astuple(limits.bounds), astuple(limits.bounds_of(tenant))
-            packed[tenant] = pack([all, own, limits.max_queue_wait])
-        return packed[tenant]
 
     async def cancel(self, request: str) -> bool:
         """Cancel a group; False if it is unknown or has ended. What runs ends when its seat commits the end."""
@@ -198,14 +189,10 @@ class RequestPool:
             return after, []
         if self._server.wait_replicas:
             await self._server.run("confirm", self._prefix)
-        events: list[TokenEvent] = []
-        for entry, (_, packed) in reply[0][1]:
-            cursor = entry.decode()
-            if after != "0" and not _follows(cursor, after):
-                self._gaps.add(gateway)
-            events += packing.read_events(packed)
-            after = cursor
-        return after, events
+        cursor, events, gap = packing.read_stream(after, reply[0][1])
+        if gap:
+            self._gaps.add(gateway)
+        return cursor, events
 
     async def unregister(self, gateway: str) -> None:
         """Forget a gateway that shuts down."""
@@ -302,15 +289,10 @@ class RequestPool:
         return Broadcast(self._server.url, self._prefix)
 
     async def overview(self) -> Overview:
-        return packing.read_overview(await self._server.run("overview", self._prefix))
+        return read_overview(await self._server.run("overview", self._prefix))
 
 
 def _gateway(name: str) -> str:
     if not name:
         raise ValueError("a gateway's name is empty")
     return name
-
-
-def _follows(entry: str, cursor: str) -> bool:
-    """Whether the stream entry `<tick>-<n>` directly follows the cursor, an entry too."""
-    return int(entry.partition("-")[2]) == int(cursor.partition("-")[2]) + 1

@@ -9,18 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.files import user_cache, user_data
-from services.pool.shards import ShardUrl, parse_shards
+from services.files import user_cache
 from services.settings.addresses import is_loopback, normalize
 from services.settings.autoscaling import AutoscalingSettings
 from services.settings.model import ModelSettings
 from services.settings.observability import ObservabilitySettings
+from services.settings.pool import PoolSettings
 from services.settings.scheduling import SchedulingSettings
 from services.settings.tenants import BoundSettings
-from services.settings.types import Keys, PoolUrl, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
+from services.settings.types import Keys, ReasoningParser, Section, TenantOfKey, ToolCallParser, Words
 
 FILE = "orca.toml"
 DEFAULT_TENANT = "default"
@@ -30,7 +30,13 @@ NOT_SETTINGS = frozenset({"ORCA_SCHEMAS"})  # a variable with our prefix: the fo
 
 
 class Settings(
-    ObservabilitySettings, BoundSettings, AutoscalingSettings, SchedulingSettings, ModelSettings, BaseSettings
+    ObservabilitySettings,
+    BoundSettings,
+    PoolSettings,
+    AutoscalingSettings,
+    SchedulingSettings,
+    ModelSettings,
+    BaseSettings,
 ):
     """All settings with their defaults. `sources.load` reads files and variables, this class does not."""
 
@@ -50,34 +56,6 @@ class Settings(
             description="names accepted in Host headers besides localhost; '*': any; none: any, unless host is loopback"
         ),
     ] = []
-    redis_url: Annotated[
-        PoolUrl,
-        Section.POOL,
-        Field(
-            description="URL of the pool's server, or of several shards: '0=URL 1=URL'; empty: start one as a child "
-            "process"
-        ),
-    ] = SecretStr("")
-    redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
-    pool: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in the server")
-    ] = "default"
-    durability: Annotated[
-        Literal["everysec", "strict"],
-        Field(description="when the started pool server syncs its file: each second, or at each write"),
-    ] = "everysec"
-    wait_replicas: Annotated[
-        int,
-        Field(ge=0, description="replicas of redis_url's server that have a token before a client sees it; 0: none"),
-    ] = 0
-    data_dir: Annotated[
-        Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
-    ] = user_data()
-    files_dir: Annotated[
-        str,
-        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
-        Field(description="folder of files and batches, shared by all nodes; empty: files in data_dir"),
-    ] = ""
     cache_dir: Annotated[Path, Section.ENGINE, Field(description="folder of converted models and compiled kernels")] = (
         user_cache()
     )
@@ -133,18 +111,6 @@ class Settings(
         float, Section.TESTING, Field(ge=0, description="seconds that an iteration of a null engine takes at least")
     ] = 0.0
 
-    lease: Annotated[
-        float, Section.POOL, Field(ge=3, description="seconds for which a seat is held without renewal")
-    ] = 5.0
-    keep_ended: Annotated[
-        float, Section.POOL, Field(ge=1, description="seconds for which an ended request can be read")
-    ] = 600.0
-    grace: Annotated[
-        float,
-        Field(
-            ge=1, description="seconds for which a resumable request, or one whose gateway died, runs without a client"
-        ),
-    ] = 60.0
     api_key: Annotated[
         Keys,
         Section.LIMITS,
@@ -213,14 +179,7 @@ class Settings(
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if self.redis_url and self.durability == "strict":
-            raise ValueError(
-                "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
-            )
-        if (shards := len(self.shards)) > self.engines:
-            raise ValueError(f"redis_url names {shards} shards, engines={self.engines}: each shard needs an engine")
-        if self.max_engines and shards > self.min_engines:
-            raise ValueError(f"redis_url names {shards} shards, min_engines={self.min_engines}: each needs an engine")
+        self.check_pool(self.engines, self.min_engines if self.max_engines else self.engines)
         self.check_scheduling()
         self.check_autoscaling(self.engines, self.gateways)
         if self.tp * self.pp > 1:
@@ -237,16 +196,6 @@ class Settings(
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
-
-    @property
-    def shards(self) -> tuple[ShardUrl, ...]:
-        """The pools that `redis_url` names; none if a server is to be started."""
-        return parse_shards(self.redis_url.get_secret_value())
-
-    @property
-    def files_folder(self) -> Path:
-        """The folder of files and batches."""
-        return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
 
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"

@@ -1,0 +1,76 @@
+"""Settings of the pool: its server or its shards, its files, and how long it keeps what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings
+
+from services.files import user_data
+from services.pool.shards import ShardUrl, parse_shards
+from services.settings.types import PoolUrl, Section
+
+
+class PoolSettings(BaseSettings):
+    """The part of `Settings` about the pool."""
+
+    redis_url: Annotated[
+        PoolUrl,
+        Section.POOL,
+        Field(
+            description="URL of the pool's server, or of several shards: '0=URL 1=URL'; empty: start one as a child "
+            "process"
+        ),
+    ] = SecretStr("")
+    redis_url_file: Annotated[str, Field(description="file that holds redis_url")] = ""
+    pool: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,48}$", description="first part of the pool's name in the server")
+    ] = "default"
+    durability: Annotated[
+        Literal["everysec", "strict"],
+        Field(description="when the started pool server syncs its file: each second, or at each write"),
+    ] = "everysec"
+    wait_replicas: Annotated[
+        int,
+        Field(ge=0, description="replicas of redis_url's server that have a token before a client sees it; 0: none"),
+    ] = 0
+    data_dir: Annotated[
+        Path, AfterValidator(Path.absolute), Field(description="folder of the started pool server's file")
+    ] = user_data()
+    files_dir: Annotated[
+        str,
+        AfterValidator(lambda folder: folder and str(Path(folder).absolute())),  # working folders of processes differ
+        Field(description="folder of files and batches, shared by all nodes; empty: files in data_dir"),
+    ] = ""
+    lease: Annotated[float, Field(ge=3, description="seconds for which a seat is held without renewal")] = 5.0
+    keep_ended: Annotated[float, Field(ge=1, description="seconds for which an ended request can be read")] = 600.0
+    grace: Annotated[
+        float,
+        Field(
+            ge=1, description="seconds for which a resumable request, or one whose gateway died, runs without a client"
+        ),
+    ] = 60.0
+
+    @property
+    def shards(self) -> tuple[ShardUrl, ...]:
+        """The pools that `redis_url` names; none if a server is to be started."""
+        return parse_shards(self.redis_url.get_secret_value())
+
+    @property
+    def files_folder(self) -> Path:
+        """The folder of files and batches."""
+        return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
+
+    def check_pool(self, engines: int, fewest: int) -> None:
+        """Raises ValueError for contradictions, and if `engines`, or the `fewest` that autoscaling leaves, are fewer
+        than the shards."""
+        if self.redis_url and self.durability == "strict":
+            raise ValueError(
+                "durability=strict is for the server that Orca starts; with redis_url, set it in that server"
+            )
+        if (shards := len(self.shards)) > engines:
+            raise ValueError(f"redis_url names {shards} shards, engines={engines}: each shard needs an engine")
+        if shards > fewest:
+            raise ValueError(f"redis_url names {shards} shards, min_engines={fewest}: each shard needs an engine")
