@@ -38,7 +38,7 @@ def features(engine: Engine, folder: Path) -> str:
     if fields.get("num_kv_shared_layers"):
         found.append("shared keys")
     if fields.get("kv_lora_rank"):
-        found.append("latent keys, kept expanded")
+        found.append("latent keys")
     if "longrope" in str(fields.get("rope_parameters")):
         found.append("`longrope`")
     path = "CPU and CUDA" if spec_of(config) else "stock"

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from services.engine.backends.stock.latent import LATENT, Latent
+
 NAME = "orca"
 PROBE = "orca-probe"  # the same, but masks are what the model asks for: see `masks`
 
@@ -60,13 +62,16 @@ def _attention(
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     """As transformers calls it: query [1, heads, total_tokens, dim]; returns [1, total_tokens, heads, dim]."""
-    flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer = getattr(module, "layer_idx", None)
+    latent: Latent | None = getattr(module, LATENT, None)
+    if latent:
+        query = latent.queries(query)
+    flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     extras["attention_mask"] = attention_mask
     if extras.get("is_causal") is None:
         extras["is_causal"] = getattr(module, "is_causal", True)
     output = _backend.get().attend(layer, flat_query, flat_key, flat_value, scaling, extras)
-    return output[None], None
+    return (latent.outputs(output) if latent else output)[None], None
 
 
 for name in (NAME, PROBE):

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from services.engine.backends.stock.attention import NAME
 from services.engine.backends.stock.check import check_attention
 from services.engine.backends.stock.decoder import StockDecoder
+from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.positions import place_by_position
 from services.engine.families.config import load_config
 from services.engine.families.tensors import Tensors
@@ -31,6 +32,7 @@ def load_stock(
     Decoder. Raises ModelError."""
     config = load_config(folder)
     model = make_model(config, tensors, dtype, device) if tensors else load_model(folder, dtype, device)
+    keep_latent(model)
     chosen = place_by_position(model, length)
     return StockDecoder(model, check_attention(model, config.num_hidden_layers), f"{path} {chosen}".rstrip())
 

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from services.engine.backends.stock.attention import NAME
 from services.engine.backends.stock.check import check_attention
+from services.engine.backends.stock.latent import keep_latent
 from services.engine.backends.stock.masks import LayerMask
+from services.engine.batch.kv_cache import LayerShape
 from services.errors import ModelError
 
 
@@ -23,6 +25,15 @@ def test_each_layer_has_its_mask() -> None:
     layers = check_attention(tiny("gemma2", layer_types=["sliding_attention", "full_attention"]), 2)
     assert [layer.mask for layer in layers] == [LayerMask(window=8), LayerMask()]
     assert [layer.shape.numbers for layer in layers] == [2 * (16 + 16)] * 2
+
+
+def test_latent_attention_keeps_one_vector_of_each_token() -> None:
+    model = tiny("deepseek_v3")
+    expanded = check_attention(model, 2)
+    keep_latent(model)
+    latent = check_attention(model, 2)
+    assert [layer.shape for layer in expanded] == [LayerShape(heads=4, key_dim=16 + 8, value_dim=12)] * 2
+    assert [layer.shape for layer in latent] == [LayerShape(heads=1, key_dim=24 + 8, value_dim=24)] * 2
 
 
 def test_a_checked_model_makes_no_more_masks() -> None:
