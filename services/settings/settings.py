@@ -219,6 +219,11 @@ class Settings(ObservabilitySettings, BoundSettings, AutoscalingSettings, Schedu
         return self
 
     @property
+    def most_engines(self) -> int:
+        """The largest number of engines that the settings allow."""
+        return max(self.engines, self.max_engines)
+
+    @property
     def files_folder(self) -> Path:
         """The folder of files and batches."""
         return Path(self.files_dir) if self.files_dir else self.data_dir / "files"
