@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from engine_seats import (
     SETTINGS,
     WAIT,
@@ -27,7 +28,7 @@ from engine_seats import (
 from actors import engine_processes
 from actors.engine_link import EngineLink
 from actors.engine_processes import SeatEngine
-from actors.placement import find_engine
+from actors.placement import engine_indices, ensure_engine, find_engine
 from load.server import until
 from services.errors import EngineLost, StaleEpoch
 from services.messages import Iteration
@@ -168,3 +169,24 @@ async def test_engines_of_another_build_are_replaced() -> None:
     assert new.status.build != old.status.build
     await asyncio.wait_for(old.dead, WAIT)
     assert (await new.start(iteration("2:b"))).tokens.keys() == {"r/0"}
+
+
+async def test_a_removed_engine_leaves_no_process_and_frees_its_place() -> None:
+    engine = seat()
+    link = await attach_with_spare("1:a")
+    pids = [link.status.pid, (await status_of(spare_name(link))).pid]
+    assert engine_indices() == [0]
+    await engine.remove()
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), WAIT)
+    await until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], WAIT)
+    assert engine_indices() == []
+    await engine.remove()  # by the next owner, after the first one died
+    again = await attach(seat(), "2:b")
+    assert again.status.pid not in pids
+
+
+@pytest.mark.parametrize(("given", "strategy"), [({}, "STRICT_PACK"), ({"placement_group_strategy": "PACK"}, "PACK")])
+async def test_ranks_stay_on_one_node_unless_told_otherwise(given: dict[str, Any], strategy: str) -> None:
+    await asyncio.to_thread(ensure_engine, load(null_engine=True, **given), 0)
+    group = ray.util.get_placement_group("engine-0")
+    assert ray.util.placement_group_table(group)["strategy"] == strategy

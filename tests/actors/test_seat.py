@@ -11,7 +11,7 @@ from lifeline_process import HERE, LifelineProcess
 
 from actors.seat import Seat, SeatHolders, hold, renew, take_seat
 from load.server import until
-from services.errors import StaleEpoch
+from services.errors import NotWanted, StaleEpoch
 from services.pool.pool import RequestPool
 from services.seats import SeatGrant
 
@@ -112,3 +112,54 @@ async def test_a_seat_is_not_ready_while_its_engine_is_not_attached(pool: Reques
     assert pool.last_call > before  # a scheduler is healthy as long as it calls the pool
     (seat,) = (await pool.overview()).seats
     assert (seat.gauges["ready"], seat.gauges["engine_pid"]) == (0, 7)
+
+
+async def test_a_spare_waits_for_no_more_seats_than_are_wanted(pool: RequestPool, holder: LifelineProcess) -> None:
+    await pool.acquire("c/0", holder.owner, NEVER)
+    waiting = spare(pool, 1, SHORT)
+    await still_waits(waiting)
+    await pool.scale("c", 2)
+    seat = await asyncio.wait_for(waiting, 30)
+    assert (seat.name, seat.surplus) == ("c/1", False)
+
+
+async def test_a_surplus_seat_of_a_dead_process_is_taken_to_be_removed(
+    pool: RequestPool, make_holder: Callable[[], LifelineProcess]
+) -> None:
+    first, second = make_holder(), make_holder()
+    await pool.acquire("c/0", first.owner, NEVER)
+    await pool.acquire("c/1", second.owner, NEVER)
+    waiting = spare(pool, 2, SHORT)
+    await still_waits(waiting)
+    await pool.scale("c", 1)
+    second.kill()
+    seat = await asyncio.wait_for(waiting, 30)
+    assert (seat.name, seat.surplus) == ("c/1", True)
+    await pool.release(seat.name, seat.epoch, removed=True)
+    await still_waits(spare(pool, 2, SHORT))  # nothing is left to be done
+
+
+async def test_a_spare_forgets_the_holders_of_seats_that_are_gone(holder: LifelineProcess) -> None:
+    """Otherwise the death of a process that held one earlier would end each of its waits at once."""
+    holders = SeatHolders(node=HERE)
+    holders.watch("c/1", SeatGrant(False, "1:a", holder.owner))
+    holder.kill()
+    await until(lambda: holders.dead_epoch("c/1") == "1:a")
+    holders.keep(["c/0"])
+    assert holders.dead_epoch("c/1") is None
+    holders.close()
+
+
+async def test_a_seat_that_becomes_surplus_while_its_engine_loads_is_given_up(
+    pool: RequestPool, holder: LifelineProcess
+) -> None:
+    await pool.engines("c", 2)
+    held = await pool.acquire("c/1", holder.owner, SHORT)
+    holding = asyncio.create_task(hold(pool, Seat("c/1", 1, held.epoch), SHORT))
+    await pool.scale("c", 1)
+    with pytest.raises(NotWanted):
+        await asyncio.wait_for(holding, 30)
+    again = await pool.acquire("c/1", holder.owner, SHORT, dead_epoch=held.epoch)
+    removing = asyncio.create_task(hold(pool, Seat("c/1", 1, again.epoch, surplus=True), SHORT))
+    await still_waits(removing)
+    removing.cancel()
