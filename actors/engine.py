@@ -280,5 +280,9 @@ class EngineActor:
         context = ray.get_runtime_context()
         group = ray.util.get_current_placement_group()
         if group is not None:
+            # waits while the head cannot be reached; meanwhile Ray may have moved the engine to another node
+            place = ray.util.placement_group_table(group)["bundles_to_node_id"].get(self._layout.rank)
+            if place != context.get_node_id():
+                os._exit(os.EX_OK)  # the group and the actor are those of the engine's new processes
             ray.util.remove_placement_group(group)
         ray.kill(context.current_actor, no_restart=True)

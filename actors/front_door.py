@@ -42,7 +42,7 @@ class ConnectionLimits:
 def max_requests(settings: Settings) -> int:
     """The most requests that can be under way, one per sequence: all that may wait in each pool, and all that run. Each
     gateway accepts that many, since it may be the only one left."""
-    return max(1, len(settings.shards)) * settings.max_waiting + settings.engines * settings.max_batch_size
+    return max(1, len(settings.shards)) * settings.max_waiting + settings.most_engines * settings.max_batch_size
 
 
 def connection_limits(settings: Settings, files: int) -> ConnectionLimits:

@@ -134,7 +134,7 @@ def _start_ray(settings: Settings, folder: Path) -> None:
     use_small_head()
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, settings.engines * size),
+        num_cpus=max(os.cpu_count() or 1, settings.most_engines * size),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
         log_to_driver=False,

@@ -197,6 +197,11 @@ class Settings(
             raise ValueError("dtype=float16 is not served on device=cpu; use bfloat16 or float32")
         return self
 
+    @property
+    def most_engines(self) -> int:
+        """The largest number of engines that the settings allow."""
+        return max(self.engines, self.max_engines)
+
     def _check_ranks(self) -> None:
         asked = f"tp={self.tp}, pp={self.pp}"
         if self.lookahead:

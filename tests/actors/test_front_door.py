@@ -26,6 +26,10 @@ def test_the_bound_of_the_pool_is_reached_first(max_waiting: int) -> None:
     assert file_limit_warning(settings, 1 << 20) == ""
 
 
+def test_engines_that_autoscaling_may_add_count() -> None:
+    assert max_requests(Settings(engines=1, max_engines=4)) == max_requests(Settings(engines=4))
+
+
 def test_open_files_limit_it_and_the_user_is_warned() -> None:
     limits = connection_limits(Settings(), 20_000)
     assert limits.maxconn * FILES_PER_CONNECTION + OTHER_FILES <= 20_000
