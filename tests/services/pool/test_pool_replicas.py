@@ -28,11 +28,13 @@ def master_and_replica(request, tmp_path_factory):
     options = ("--port", str(free_port()), "--dir", str(folder), "--logfile", f"{folder}/log")
     command = [str(request.param.path), *options, "--replicaof", "127.0.0.1", str(port), "--save", ""]
     replica = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    asyncio.run(in_sync(url))
-    yield url, replica
-    replica.kill()
-    replica.wait()
-    asyncio.run(server.stop())
+    try:
+        asyncio.run(in_sync(url))
+        yield url, replica
+    finally:
+        replica.kill()
+        replica.wait()
+        asyncio.run(server.stop())
 
 
 async def in_sync(url):
