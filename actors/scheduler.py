@@ -128,14 +128,17 @@ class SchedulerReplica:
             task.cancel()
 
     async def _announce(self, cluster: str) -> None:
-        """Whenever the configuration was read, tell the pools its number of engines."""
+        """Tell all pools the number of engines of each configuration that is read; a pool that is away, later."""
+        telling: list[asyncio.Task[None]] = []
         while True:
             await self._configured.wait()
             self._configured.clear()
-            telling = [announce(pool, cluster, self._engines, self._settings.lease / 3) for pool in self._pools]
-            for told in asyncio.as_completed(telling):
-                await told
-                self._announced.set()
+            for task in telling:
+                task.cancel()
+            calls = (announce(pool, cluster, self._engines, self._settings.lease / 3) for pool in self._pools)
+            telling = [start(call, "announcing the number of engines") for call in calls]
+            await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
+            self._announced.set()
 
 
 def _log_end(life: asyncio.Task[None]) -> None:
