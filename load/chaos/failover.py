@@ -43,6 +43,7 @@ from services.pool.server.binaries import find_servers
 
 OUTAGE = 12.0  # seconds for which a master is stopped or cut off: longer than a failover
 AGAIN = 30.0  # seconds until the earlier master is a replica of the new one
+PLANS = 3  # times that a planned failover is asked for
 NEVER = 49_000  # a token that no answer contains
 
 
@@ -85,8 +86,14 @@ class Failover:
             os.kill(master.pid, signal.SIGCONT)
 
     async def _plan(self, master: Server) -> None:
-        self._sentinels.fail_over()
-        await self._next_master(master)
+        """Sentinels give a failover up if the replica that they chose is not ready in time; then it is asked for again."""
+        for tries in range(PLANS):
+            self._sentinels.fail_over()
+            try:
+                return await self._next_master(master)
+            except TimeoutError:
+                if tries == PLANS - 1:
+                    raise
 
     async def _cut_off(self, master: Server, clients: bool) -> None:
         others = [""] if clients else [server.host for server in self._sentinels.servers if server is not master]
