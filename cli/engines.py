@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import re
 import sys
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Cluster:
 
 def run(arguments: list[str]) -> None:
     hide_secrets()
+    logging.getLogger("services").addHandler(logging.NullHandler())  # what fails is printed once, as an error
     parser = Parser("orca engines", "The engines of a cluster. With a number: let it have as many, and wait for that.")
     parser.add_argument("engines", nargs="?", type=_number, metavar="N", help="the number of engines to have")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the cluster has N engines")
