@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import sys
+import time
 from dataclasses import dataclass
 
 from cli.arguments import Parser, hide_secrets
@@ -26,6 +27,11 @@ from services.settings.settings import Settings
 from services.settings.sources import from_values, read_values
 
 POLL = 0.2  # seconds between two looks at the pool
+PATIENCE = 30.0  # seconds without a change after which the user is told what the cluster may wait for
+HINT = (
+    "still waiting: an engine that is not ready loads its model, or waits for a free CPU or GPU of the Ray cluster for "
+    "each of its ranks. A further node gives it one, a lower number gives it up. Ctrl-C ends this command only"
+)
 Overviews = dict[tuple[str, str], Overview]  # by URL of the server, and name of the pool
 COLUMNS = "{:>4}  {:36}  {:>5}  {:24}  {:>8}  {:>14}"
 
@@ -154,16 +160,21 @@ async def _scale(urls: list[str], options: argparse.Namespace) -> None:
 
 
 async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
-    """Print the state of the cluster each time that it has changed, until it has the engines that it is to have."""
-    said, name = "", scaled.name
+    """Print the state of the cluster each time that it has changed, until it has the engines that it is to have; and
+    what it may wait for, if nothing has changed for `PATIENCE` seconds."""
+    said, hinted, name, since = "", False, scaled.name, time.monotonic()
     while True:
         overviews = [await pool.overview() for pool in pools]
         cluster = _cluster(name, dict(zip(scaled.pools, overviews, strict=True)))
         line = _summary(cluster) if cluster else f"cluster {name} has no scheduler"
         if line != said:
             print(said := line, flush=True)
+            since = time.monotonic()
         if cluster and cluster.settled:
             return
+        if not hinted and time.monotonic() - since >= PATIENCE:
+            hinted = True
+            print(HINT, file=sys.stderr, flush=True)
         await asyncio.sleep(POLL)
 
 

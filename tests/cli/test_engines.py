@@ -60,10 +60,15 @@ async def test_it_shows_each_seat(pool: RequestPool, url: str, capsys: pytest.Ca
 
 
 async def test_it_waits_until_the_engines_are_ready(
-    pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]
+    pool: RequestPool, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "test_it_waits_until_the_engines_are_ready"
+    """And says what it may wait for."""
+    name, said = "test_it_waits_until_the_engines_are_ready", ""
+    monkeypatch.setattr(engines, "PATIENCE", 0.0)
     running = asyncio.create_task(run(url, "2"))
+    while engines.HINT not in said:
+        await asyncio.sleep(0.01)
+        said += capsys.readouterr().err
     while (await pool.engines(name, 1)).wanted < 2:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)
     epoch = await take(pool, f"{name}/1")
