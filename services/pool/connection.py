@@ -46,6 +46,7 @@ TEMPORARY = (
 LEFT = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED", "NOREPLICAS", "MOVED", "CLUSTERDOWN"})
 # If a command inside a script fails, Redis 6.2 puts its code after a minus sign in the middle of the message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
+_NO_MASTER = "WAIT cannot be used with replica"  # after a script that has written nothing; it has no code of its own
 _KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
 _DENIED = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 
@@ -220,6 +221,8 @@ def code_of(error: Exception) -> str | None:
     code = getattr(error, "status_code", None)
     if code in TEMPORARY:
         return str(code)
+    if _NO_MASTER in str(error):
+        return "READONLY"
     found = _CODE.search(str(error))
     return found[1] if found else None
 

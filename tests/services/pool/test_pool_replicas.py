@@ -107,6 +107,15 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
     await pool._server.run("confirm", pool._prefix)
 
 
+async def test_a_replica_is_no_pool_also_for_what_only_reads(master_and_replica):
+    """After a failover an earlier master may be one. WAIT on it is an error without a code."""
+    arguments = master_and_replica[1].args
+    pool = RequestPool(f"redis://127.0.0.1:{arguments[arguments.index('--port') + 1]}", "shared", wait_replicas=1)
+    with pytest.raises(PoolUnavailable, match="READONLY"):
+        await pool.overview()
+    await pool.close()
+
+
 async def test_a_server_without_replicas_serves_nobody_who_waits_for_some(server_url, monkeypatch):
     monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.05)
     pool = RequestPool(server_url, "no-replicas", wait_replicas=2)
