@@ -86,14 +86,14 @@ class Failover:
             os.kill(master.pid, signal.SIGCONT)
 
     async def _plan(self, master: Server) -> None:
-        """Sentinels give a failover up if the replica that they chose is not ready in time; then it is asked for again."""
-        for tries in range(PLANS):
+        """Ask for a failover; again if the Sentinels give it up, because the chosen replica was not ready in time."""
+        for _ in range(PLANS - 1):
             self._sentinels.fail_over()
-            try:
-                return await self._next_master(master)
-            except TimeoutError:
-                if tries == PLANS - 1:
-                    raise
+            with contextlib.suppress(TimeoutError):
+                await self._next_master(master)
+                return
+        self._sentinels.fail_over()
+        await self._next_master(master)
 
     async def _cut_off(self, master: Server, clients: bool) -> None:
         others = [""] if clients else [server.host for server in self._sentinels.servers if server is not master]
