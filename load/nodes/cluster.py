@@ -91,6 +91,8 @@ class Cluster:
             "RAY_memory_monitor_refresh_ms": "0",  # the machines share their memory with everything else here
             "PYTHONPATH": str(ROOT),
             "ORCA_REDIS_URL": self.redis_url,
+            "ORCA_HOST": "0.0.0.0",
+            "ORCA_ALLOW_NO_KEYS": "true",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
         }
