@@ -153,15 +153,18 @@ async def _scale(urls: list[str], options: argparse.Namespace) -> None:
         for pool in pools:
             await pool.scale(cluster.name, options.engines)
         if not options.no_wait:
-            await _until_settled(pools, cluster)
+            await _until_settled(pools, cluster, options.engines)
     finally:
         for pool in pools:
             await pool.close()
 
 
-async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
+async def _until_settled(pools: list[RequestPool], scaled: Cluster, engines: int) -> None:
     """Print the state of the cluster each time that it has changed, until it has the engines that it is to have; and
-    what it may wait for, if nothing has changed for `PATIENCE` seconds."""
+    what it may wait for, if nothing has changed for `PATIENCE` seconds.
+
+    Raises OrcaError if something else changes the number of engines meanwhile.
+    """
     said, hinted, name, since = "", False, scaled.name, time.monotonic()
     while True:
         overviews = [await pool.overview() for pool in pools]
@@ -170,6 +173,9 @@ async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
         if line != said:
             print(said := line, flush=True)
             since = time.monotonic()
+        if cluster and cluster.wanted != engines:
+            changed = f"{engines} engines were asked for, and the cluster is to have {cluster.wanted}"
+            raise OrcaError(f"{changed}: autoscaling (max_engines), a deployment or another command has set that")
         if cluster and cluster.settled:
             return
         if not hinted and time.monotonic() - since >= PATIENCE:

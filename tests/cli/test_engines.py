@@ -82,6 +82,15 @@ async def test_it_waits_until_the_engines_are_ready(
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 engines are ready"
 
 
+async def test_a_number_that_autoscaling_replaces_is_an_error(pool: RequestPool, url: str) -> None:
+    running = asyncio.create_task(run(url, "2"))
+    while (await pool.engines(name := "test_a_number_that_autoscaling_replaces_is_an_error", 1)).wanted < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await pool.scale(name, 1)
+    with pytest.raises(OrcaError, match="2 engines were asked for, and the cluster is to have 1"):
+        await asyncio.wait_for(running, 30)
+
+
 async def test_it_need_not_wait(pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     await run(url, "5", "--no-wait")
     assert capsys.readouterr().out == ""
