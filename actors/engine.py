@@ -7,6 +7,7 @@ the other dies. Imports neither ray.serve nor FastAPI, which would cost a restar
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -96,7 +97,7 @@ class EngineActor:
         self._name = context.get_actor_name() or ""
         describe(engine=self._name)
         self._mark = WeightsMark(f"{context.get_node_id()}-{self._name}")
-        self._other_mark = f"{context.get_node_id()}-{other}"
+        self._other, self._other_mark = other, f"{context.get_node_id()}-{other}"
         self._node = ray.util.get_node_ip_address()
         self._lifeline = Lifeline(self._node).address
         self._engine: Any = None
@@ -284,5 +285,9 @@ class EngineActor:
             place = ray.util.placement_group_table(group)["bundles_to_node_id"].get(self._layout.rank)
             if place != context.get_node_id():
                 os._exit(os.EX_OK)  # the group and the actor are those of the engine's new processes
-            ray.util.remove_placement_group(group)
+        # both actors go before the group: Ray would restart one whose group is gone, and wait for the group for ever
+        with contextlib.suppress(ValueError):  # it is gone
+            ray.kill(ray.get_actor(self._other, namespace=context.namespace), no_restart=True)
         ray.kill(context.current_actor, no_restart=True)
+        if group is not None:
+            ray.util.remove_placement_group(group)

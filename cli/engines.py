@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import re
-from collections.abc import Mapping
+import sys
+import time
 from dataclasses import dataclass
 
 from cli.arguments import Parser, hide_secrets
 from cli.port_claim import running_clusters
-from services.errors import OrcaError, UsageError
+from services.errors import OrcaError, PoolUnavailable, UsageError
 from services.overview import Overview, Seat
+from services.pool.address import without_password
 from services.pool.discovery import pools_at
 from services.pool.pool import RequestPool
+from services.pool.shards import MAX_SHARDS, parse_shards
 from services.seats import cluster_of, engine_of
-from services.settings.sources import load
+from services.settings.secret_files import POOL
+from services.settings.settings import Settings
+from services.settings.sources import from_values, read_values
 
 POLL = 0.2  # seconds between two looks at the pool
+PATIENCE = 30.0  # seconds without a change after which the user is told what the cluster may wait for
+HINT = (
+    "still waiting: an engine that is not ready loads its model, or waits for a free CPU or GPU of the Ray cluster for "
+    "each of its ranks. A further node gives it one, a lower number gives it up. Ctrl-C ends this command only"
+)
+Overviews = dict[tuple[str, str], Overview]  # by URL of the server, and name of the pool
 COLUMNS = "{:>4}  {:36}  {:>5}  {:24}  {:>8}  {:>14}"
 
 
@@ -50,6 +62,7 @@ class Cluster:
 
 def run(arguments: list[str]) -> None:
     hide_secrets()
+    logging.getLogger("services").addHandler(logging.NullHandler())  # what fails is printed once, as an error
     parser = Parser("orca engines", "The engines of a cluster. With a number: let it have as many, and wait for that.")
     parser.add_argument("engines", nargs="?", type=_number, metavar="N", help="the number of engines to have")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the cluster has N engines")
@@ -73,24 +86,43 @@ def _number(text: str) -> int:
 
 
 def _urls(given: str | None) -> list[str]:
-    """The URLs of the servers of all shards: those given, else those of the settings, else that of the server that runs
-    on the data folder.
+    """The URLs of the servers of all shards: those given, else those of the settings, else those of the server that
+    runs on the data folder.
 
     Raises UsageError if none is given and several servers run, or none.
     """
-    settings = load(**({"redis_url": given} if given else {}))
+    settings = _settings(**({"redis_url": given} if given else {}))
     if settings.shards:
         return [shard.url for shard in settings.shards]
     files = [folder / "redis-url" for folder in running_clusters(settings.data_dir)]
-    urls = {file.read_text() for file in files if file.is_file()}
-    if len(urls) != 1:
-        found = "several servers run" if urls else "no server runs"
+    lists = {file.read_text() for file in files if file.is_file()}
+    if len(lists) != 1:
+        found = "several servers run" if lists else "no server runs"
         raise UsageError(f"{found} on {settings.data_dir}; name the pool's server: --redis-url or ORCA_REDIS_URL")
-    return list(urls)
+    return [shard.url for shard in parse_shards(*lists)]
+
+
+def _settings(**flags: str) -> Settings:
+    """The settings that say where the pools are. The others may contradict them here, as `engines` does that is a flag
+    of `orca serve`."""
+    found = {name: value for name, value in read_values(**flags).items() if name in (*POOL, "data_dir")}
+    return from_values(found | {"engines": MAX_SHARDS})
 
 
 async def _show(urls: list[str], name: str) -> None:
-    for cluster in await _clusters(urls, name):
+    """Of several servers, those that do not answer are named, and what the others know is shown."""
+    overviews: Overviews = {}
+    away: dict[str, PoolUnavailable] = {}
+    for url in urls:
+        try:
+            overviews |= await _overviews(url)
+        except PoolUnavailable as error:
+            away[without_password(url)] = error
+    for server, reason in away.items():
+        if len(away) == len(urls):
+            raise reason
+        print(f"{server}: {reason}", file=sys.stderr)
+    for cluster in _clusters(overviews, name):
         print(f"cluster {cluster.name}, pool {cluster.shown}: {cluster.ready} of {cluster.wanted} engines are ready")
         print(COLUMNS.format("seat", "epoch", "ready", "scheduler", "requests", "KV blocks held"))
         for seat in cluster.seats:
@@ -106,7 +138,10 @@ def _row(seat: Seat) -> str:
 
 async def _scale(urls: list[str], options: argparse.Namespace) -> None:
     """Raises UsageError unless there is one cluster, and for fewer engines than it has pools."""
-    found = await _clusters(urls, options.cluster)
+    overviews: Overviews = {}
+    for url in urls:
+        overviews |= await _overviews(url)
+    found = _clusters(overviews, options.cluster)
     if len(found) != 1:
         names = ", ".join(f"{cluster.name} (pool {cluster.shown})" for cluster in found)
         raise UsageError(f"there are several clusters: {names}; name one: --cluster {found[0].name}")
@@ -125,16 +160,21 @@ async def _scale(urls: list[str], options: argparse.Namespace) -> None:
 
 
 async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
-    """Print the state of the cluster each time that it has changed, until it has the engines that it is to have."""
-    said, name = "", scaled.name
+    """Print the state of the cluster each time that it has changed, until it has the engines that it is to have; and
+    what it may wait for, if nothing has changed for `PATIENCE` seconds."""
+    said, hinted, name, since = "", False, scaled.name, time.monotonic()
     while True:
         overviews = [await pool.overview() for pool in pools]
         cluster = _cluster(name, dict(zip(scaled.pools, overviews, strict=True)))
         line = _summary(cluster) if cluster else f"cluster {name} has no scheduler"
         if line != said:
             print(said := line, flush=True)
+            since = time.monotonic()
         if cluster and cluster.settled:
             return
+        if not hinted and time.monotonic() - since >= PATIENCE:
+            hinted = True
+            print(HINT, file=sys.stderr, flush=True)
         await asyncio.sleep(POLL)
 
 
@@ -145,9 +185,13 @@ def _summary(cluster: Cluster) -> str:
     return f"{cluster.ready - sum(map(is_ready, leaving))} of {cluster.wanted} engines are ready{removed}"
 
 
-async def _clusters(urls: list[str], name: str) -> list[Cluster]:
-    """The clusters in the pools of these servers whose names begin with `name`. Raises OrcaError if there is none."""
-    overviews = {(url, pool.name): await pool.overview() for url in urls async for pool in pools_at(url)}
+async def _overviews(url: str) -> Overviews:
+    """What the pools in a server know. Raises PoolUnavailable."""
+    return {(url, pool.name): await pool.overview() async for pool in pools_at(url)}
+
+
+def _clusters(overviews: Overviews, name: str) -> list[Cluster]:
+    """The clusters in these pools whose names begin with `name`. Raises OrcaError if there is none."""
     names = sorted({known for overview in overviews.values() for known in overview.wanted if known.startswith(name)})
     found = [cluster for known in names if (cluster := _cluster(known, overviews))]
     if not found:
@@ -155,7 +199,7 @@ async def _clusters(urls: list[str], name: str) -> list[Cluster]:
     return found
 
 
-def _cluster(name: str, overviews: Mapping[tuple[str, str], Overview]) -> Cluster | None:
+def _cluster(name: str, overviews: Overviews) -> Cluster | None:
     """The cluster of this name; None if it has no living scheduler. Its pools are those in which it has one, and the
     other shards of these."""
     known = {pool: _seats(overview, name) for pool, overview in overviews.items() if name in overview.wanted}

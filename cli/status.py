@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -39,8 +41,14 @@ def run(arguments: list[str]) -> None:
     for name, label in FIGURES.items():
         for sample in samples:
             if sample.name == name:
-                engine = sample.labels.get("engine", "")
-                print(f"{label:32} {sample.value:>14,.10g}  {engine}".rstrip())
+                print(f"{label:32} {sample.value:>14,.10g}  {_whose(sample.labels)}".rstrip())
+
+
+def _whose(labels: Mapping[str, str]) -> str:
+    """What a figure belongs to: an engine, one of several shards, or the server."""
+    if engine := labels.get("engine"):
+        return f"engine {engine}"
+    return f"shard {labels['shard']}" if "shard" in labels else ""
 
 
 def _readiness(client: httpx.Client) -> str:

@@ -20,6 +20,9 @@ from services.models.convert import COUNT
 DIGIT_BY_DIGIT = frozenset({"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"})
 PLAIN_GPT2 = frozenset({"default", "gpt-2", "exaone4", "granite-docling", "jais", "mpt", "olmo", "trillion"})
 
+# beginnings of the names of files that hold a tokenizer, or from which transformers makes one
+_OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "tiktoken", "tekken")
+
 
 def main(source: Path, target: Path) -> None:
     _count_what_transformers_counts()
@@ -84,6 +87,8 @@ def convert_folder(source: Path, target: Path) -> None:
         say("writing them as safetensors")
         model.save_pretrained(target)
     if not (source / "tokenizer.json").exists():
+        if not any(file.name.startswith(_OF_TOKENIZERS) for file in source.iterdir()):
+            raise RuntimeError("the folder has no tokenizer; copy tokenizer.json and tokenizer_config.json into it")
         say("converting the tokenizer")
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
     for file in source.iterdir():

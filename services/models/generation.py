@@ -47,7 +47,8 @@ class SamplingDefaults:
         """
         path = folder / FILE
         given = {} if generation_config == NEUTRAL else read_json(path) or {}
-        model = {name: _checked(str(path), name, given[name]) for name in _BOUNDS if given.get(name) is not None}
+        where = str(path) if generation_config == "auto" else "generation_config"  # not a file of the cache
+        model = {name: _checked(where, name, given[name]) for name in _BOUNDS if given.get(name) is not None}
         own = {name: _checked("override_generation_config", name, value) for name, value in (override or {}).items()}
         return cls(**model | own)
 

@@ -67,7 +67,10 @@ def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if config.get(name) is not None:
             return config[name]
-    raise ModelError(f"{folder / 'config.json'} says none of: {', '.join(names)}")
+    raise ModelError(
+        f"{folder / 'config.json'}, of type {config.get('model_type', 'unknown')!r}, says none of: {', '.join(names)}; "
+        "only decoders whose layers are attention and experts are served, see docs/models.md"
+    )
 
 
 def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:

@@ -25,7 +25,8 @@ _FORMS = {
 }
 _EXPECTED = (
     "is not 'redis://', 'rediss://' or 'unix://' with a host or a path, 'redis+sentinel://' with hosts and a master, "
-    "or 'redis+cluster://' with hosts; in a user's name or password write /, ?, #, @, : and % as %XX"
+    "or 'redis+cluster://' with hosts; in a user's name or password write /, ?, #, @, : and % as %XX; "
+    "several shards are '0=URL 1=URL', separated by spaces"
 )
 
 Kind = Literal["server", "sentinel", "cluster"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.pool.pool import RequestPool  # settings import this module, and need no client of Redis
 
 SLOTS = 1024
+MAX_SHARDS = 1000  # they are numbered from 0 to 999
 _WORD = re.compile(r"(?:(?P<number>[0-9]{1,3})(?::(?P<state>new|draining))?=)?(?P<url>\S+)")
 _ID = re.compile(r"(?P<name>.*?)(?:-(?P<number>[1-9][0-9]{0,2}))?", re.DOTALL)
 

@@ -19,20 +19,20 @@ pytestmark = [
 ]
 
 
-async def test_an_engine_without_an_owner_ends_and_removes_its_placement_group() -> None:
+async def test_processes_without_an_owner_end_and_their_placement_group_is_removed() -> None:
     def hurry(_: Any) -> None:
         import actors.engine
 
         actors.engine.ORPHANED_AFTER = 1
 
-    (name, _) = engine_names(0)
-    await asyncio.to_thread(ensure_engine, SETTINGS, 0)
-    await status_of(name)
-    actor = find_engine(name)
-    assert actor is not None
-    await actor.__ray_call__.remote(hurry)
+    names = engine_names(0)
+    for which, name in enumerate(names):
+        await asyncio.to_thread(ensure_engine, SETTINGS, 0, 0, which)
+        await status_of(name)
+    actors = [find_engine(name) for name in names]
+    await asyncio.gather(*(actor.__ray_call__.remote(hurry) for actor in actors if actor))
     async with asyncio.timeout(WAIT):
-        while find_engine(name) or _groups() != {"REMOVED"}:  # noqa: ASYNC110
+        while any(map(find_engine, names)) or _groups() != {"REMOVED"}:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from cli import engines
 from cli import main as orca
-from services.errors import OrcaError, UsageError
+from services.errors import OrcaError, PoolUnavailable, UsageError
 from services.messages import EngineFigures, Exchange, Room
 from services.pool.pool import LAYOUT, RequestPool
 from services.pool.server.binaries import choose_server
@@ -60,10 +60,15 @@ async def test_it_shows_each_seat(pool: RequestPool, url: str, capsys: pytest.Ca
 
 
 async def test_it_waits_until_the_engines_are_ready(
-    pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]
+    pool: RequestPool, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "test_it_waits_until_the_engines_are_ready"
+    """And says what it may wait for."""
+    name, said = "test_it_waits_until_the_engines_are_ready", ""
+    monkeypatch.setattr(engines, "PATIENCE", 0.0)
     running = asyncio.create_task(run(url, "2"))
+    while engines.HINT not in said:
+        await asyncio.sleep(0.01)
+        said += capsys.readouterr().err
     while (await pool.engines(name, 1)).wanted < 2:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)
     epoch = await take(pool, f"{name}/1")
@@ -96,6 +101,37 @@ async def test_of_several_clusters_one_has_to_be_named(pool: RequestPool, url: s
 async def test_a_server_without_a_cluster_is_an_error(url: str) -> None:
     with pytest.raises(OrcaError, match="no cluster has a scheduler"):
         await run(url)
+
+
+async def test_all_shards_belong_to_one_cluster(
+    pool: RequestPool, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list of shards is given, or is in the file that the running server has written."""
+    cluster, shards = "test_all_shards_belong_to_one_cluster", f"0={url} 1={url}"
+    second = RequestPool(url, f"test.{LAYOUT}.null.1")
+    await second.engines(cluster, 2)
+    await pool.scale(cluster, 2)
+    epoch = await take(second, f"{cluster}/1")
+    await run(shards)
+    given = capsys.readouterr().out.splitlines()
+    assert given[0].endswith("2 of 2 engines are ready")
+    with pytest.raises(UsageError, match="each of its 2 pools needs an engine, so N cannot be 1"):
+        await run(shards, "1")
+    (tmp_path / "redis-url").write_text(shards)
+    monkeypatch.setattr(engines, "running_clusters", lambda _: [tmp_path])
+    await asyncio.to_thread(engines.run, [])
+    assert capsys.readouterr().out.splitlines() == given
+    away = f"unix://{tmp_path}/away"
+    await run(f"0={url} 1={away}")
+    out, err = capsys.readouterr()
+    assert out.splitlines() == given
+    assert err.startswith(f"{away}: the pool's server does not answer")
+    assert err.count("\n") == 1
+    with pytest.raises(PoolUnavailable):  # a number of engines is written to all shards
+        await run(f"0={url} 1={away}", "3")
+    assert (await pool.overview()).wanted[cluster] == 2
+    await second.release(f"{cluster}/1", epoch)
+    await second.close()
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])

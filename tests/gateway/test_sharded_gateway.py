@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sse_client import DONE, RESUMABLE, Event, completion_text, first, rest
 from stack import NAME, Server, Stack
 
+from cli import status
 from services.pool.shards import ShardState, Slots, shard_of, slot_of
 from services.settings.settings import Settings
 
@@ -174,6 +175,12 @@ def test_overviews_of_both_shards(stack: Stack, http: httpx.Client) -> None:
     with http.stream("GET", "/ui/feed") as feed:
         state = next(text for text in feed.iter_lines() if text.startswith('data: {"at"'))
     assert state.count('"name"') == 2
+
+
+def test_status_names_the_shard_of_each_figure(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    status.run(["--url", stack.url])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line[0] == "engines"] == [["engines", "1", "shard", str(n)] for n in (0, 1)]
 
 
 def test_one_shard_away(servers: list[Server], stack: Stack, http: httpx.Client) -> None:

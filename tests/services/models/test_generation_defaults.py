@@ -74,6 +74,12 @@ def test_a_wrong_value_is_named(config: Any, why: str, tmp_path: Path) -> None:
         SamplingDefaults.load(write(tmp_path, config))
 
 
+def test_a_wrong_value_of_a_file_in_place_of_the_model_s_is_that_of_the_setting(tmp_path: Path) -> None:
+    """The file in the folder is a copy in the cache, which the user has not written."""
+    with pytest.raises(ModelError, match=r"^generation_config: temperature must be"):
+        SamplingDefaults.load(write(tmp_path, {"temperature": 3}), '{"temperature": 3}')
+
+
 def test_an_unknown_override_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="override_generation_config: num_beams is none of temperature, top_p"):
         SamplingDefaults.load(tmp_path, "auto", {"num_beams": 2})

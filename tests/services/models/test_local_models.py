@@ -91,6 +91,14 @@ def test_an_old_folder_is_converted(tiny: Path, tmp_path: Path) -> None:
     assert lines == []
 
 
+def test_a_folder_without_a_tokenizer(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny / name, tmp_path / "model")
+    with pytest.raises(ModelError, match="the folder has no tokenizer; copy"):
+        resolve(str(tmp_path / "model"), tmp_path / "cache")
+
+
 def test_a_broken_gguf_leaves_nothing_behind(tmp_path: Path) -> None:
     broken, cache = tmp_path / "broken.gguf", tmp_path / "cache"
     broken.write_bytes(b"GGUF" + bytes(100))

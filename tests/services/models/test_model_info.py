@@ -90,3 +90,8 @@ def test_missing_fields_are_named(config: object, why: str, tmp_path: Path) -> N
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         ModelInfo.load(tmp_path)
+
+
+def test_the_type_of_a_model_without_a_length_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"of type 'mamba', says none of: max_position_embeddings.*docs/models\.md"):
+        ModelInfo.load(write(tmp_path, {"model_type": "mamba", "architectures": ["M"], "vocab_size": 10}))
