@@ -118,14 +118,17 @@ async def _scale(urls: list[str], options: argparse.Namespace) -> None:
         for pool in pools:
             await pool.scale(cluster.name, options.engines)
         if not options.no_wait:
-            await _until_settled(pools, cluster)
+            await _until_settled(pools, cluster, options.engines)
     finally:
         for pool in pools:
             await pool.close()
 
 
-async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
-    """Print the state of the cluster each time that it has changed, until it has the engines that it is to have."""
+async def _until_settled(pools: list[RequestPool], scaled: Cluster, engines: int) -> None:
+    """Print the state of the cluster each time that it has changed, until it has this number of engines.
+
+    Raises OrcaError if the number was replaced meanwhile, as autoscaling does.
+    """
     said, name = "", scaled.name
     while True:
         overviews = [await pool.overview() for pool in pools]
@@ -133,6 +136,9 @@ async def _until_settled(pools: list[RequestPool], scaled: Cluster) -> None:
         line = _summary(cluster) if cluster else f"cluster {name} has no scheduler"
         if line != said:
             print(said := line, flush=True)
+        if cluster and cluster.wanted != engines:
+            by = "autoscaling, a configuration or another call"
+            raise OrcaError(f"cluster {name} is to have {cluster.wanted} engine(s) now: {by} has set this number")
         if cluster and cluster.settled:
             return
         await asyncio.sleep(POLL)
@@ -161,9 +167,11 @@ def _cluster(name: str, overviews: Mapping[tuple[str, str], Overview]) -> Cluste
     known = {pool: _seats(overview, name) for pool, overview in overviews.items() if name in overview.wanted}
     living = {_unsharded(pool[1]) for pool, seats in known.items() if any(seat.alive for seat in seats)}
     pools = [pool for pool in known if _unsharded(pool[1]) in living]
-    seats = [seat for pool in pools for seat in known[pool]]
     if not pools:
         return None
+    # if the list of shards has changed, two pools may have a seat of the same name; its owner has the engine
+    owned_last = sorted((seat for pool in pools for seat in known[pool]), key=lambda seat: seat.alive)
+    seats = {seat.name: seat for seat in owned_last}.values()
     wanted = max(overviews[pool].wanted[name] for pool in pools)
     return Cluster(pools, name, wanted, sorted(seats, key=lambda seat: int(engine_of(seat.name))))
 
