@@ -159,9 +159,11 @@ class Ownership:
                     await task
 
     async def _remove(self) -> None:
-        """Remove the engine of a surplus seat. If this process dies meanwhile, the next owner begins again."""
+        """Remove the engine of a surplus seat. If this process dies meanwhile, the next owner begins again. If another
+        pool may have this seat too, the engine is left to that one's owner; without an owner it ends itself."""
         log.info("seat %s is surplus: removing its engine", self._seat.name)
-        await self._while_holding(self._engine.remove())
+        if not self._seat.shared:
+            await self._while_holding(self._engine.remove())
         self._removed = True
 
     async def _open_link(self) -> Attachment:

@@ -52,8 +52,8 @@ async def want_engines(pools: Sequence[Scales], cluster: str, engines: int) -> N
 
 def scheduler_replicas(pools: Sequence[ClusterSeats]) -> int:
     """The schedulers that a cluster with these seats in its pools needs: one for each engine that it is to have, or has
-    until it is removed, and a spare."""
-    return max(max(seats.wanted for seats in pools), sum(len(seats.indices) for seats in pools)) + 1
+    until it is removed, and a spare. Two pools may have a seat of the same index, if the list of shards has changed."""
+    return max(max(seats.wanted for seats in pools), len({index for seats in pools for index in seats.indices})) + 1
 
 
 async def announce(pool: Engines, cluster: str, configured: int, pause: float) -> None:

@@ -57,11 +57,9 @@ class SchedulerReplica:
         """Serve calls this with the deployment's `user_config`, at the start and when it has changed: `engines` is the
         number of engines that the cluster is to have.
 
-        Raises ValueError for less than one.
+        Raises ValueError for less than one for each shard.
         """
-        if (engines := int(config["engines"])) < 1:
-            raise ValueError(f"user_config: engines is {engines}, at least 1 is needed")
-        self._engines = engines
+        self._engines = engines_in(config, len(self._settings.shards))
         self._configured.set()
 
     def check_health(self) -> None:
@@ -139,6 +137,14 @@ class SchedulerReplica:
             telling = [start(call, "announcing the number of engines") for call in calls]
             await asyncio.wait(telling, return_when=asyncio.FIRST_COMPLETED)
             self._announced.set()
+
+
+def engines_in(config: dict[str, Any], shards: int) -> int:
+    """The number of engines in a `user_config`. Raises ValueError for less than one for each shard: requests of a shard
+    without an engine would wait for ever."""
+    if (engines := int(config["engines"])) < shards:
+        raise ValueError(f"user_config: engines is {engines}, at least {shards} are needed, one for each shard")
+    return engines
 
 
 def _log_end(life: asyncio.Task[None]) -> None:

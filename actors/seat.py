@@ -22,7 +22,8 @@ class Seat:
     """A seat in the pool under one epoch; `call` is the number of its last exchange.
 
     `noticed` and `acquired` are Unix times: when this process asked for the seat, and when it got it. If it is
-    `surplus`, its engine has to be removed. `shard` is the position of its pool among those of the process.
+    `surplus`, its engine has to be removed, unless it is `shared`: another pool may have a seat of this index too, and
+    with it the same engine. `shard` is the position of its pool among those of the process.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Seat:
     acquired: float = 0.0
     call: int = 0
     surplus: bool = False
+    shared: bool = False
     shard: int = 0
 
 
@@ -70,6 +72,8 @@ async def take_seat(
                     indices = [*range(shard, seats.wanted, len(pools)), *seats.surplus]
                     if seat := await _take_free(pool, cluster, indices, owner, lease, holders[shard]):
                         seat.shard = shard
+                        others = [other for other in pools if other is not pool]
+                        seat.shared = seat.surplus and await _may_have(others, cluster, engines(), seat.index, lease)
                         return seat
                     reached.append(holders[shard])
                 except PoolUnavailable as error:
@@ -93,6 +97,17 @@ async def _take_free(
             return Seat(name, index, grant.epoch, noticed, time.time(), surplus=grant.surplus)
         holders.watch(name, grant)
     return None
+
+
+async def _may_have(pools: Sequence[Acquires], cluster: str, engines: int, index: int, lease: float) -> bool:
+    """Whether one of the pools has a seat of this index, or does not say so in time. Pools keep the seats that they had
+    when the list of shards was another one."""
+    try:
+        async with asyncio.timeout(lease / 3):
+            found = await asyncio.gather(*(pool.engines(cluster, engines) for pool in pools))
+    except (PoolUnavailable, TimeoutError):
+        return True
+    return any(index in seats.indices for seats in found)
 
 
 class SeatHolders:

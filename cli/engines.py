@@ -211,9 +211,11 @@ def _cluster(name: str, overviews: Overviews) -> Cluster | None:
     known = {pool: _seats(overview, name) for pool, overview in overviews.items() if name in overview.wanted}
     living = {_unsharded(pool[1]) for pool, seats in known.items() if any(seat.alive for seat in seats)}
     pools = [pool for pool in known if _unsharded(pool[1]) in living]
-    seats = [seat for pool in pools for seat in known[pool]]
     if not pools:
         return None
+    # if the list of shards has changed, two pools may have a seat of the same name; its owner has the engine
+    owned_last = sorted((seat for pool in pools for seat in known[pool]), key=lambda seat: seat.alive)
+    seats = {seat.name: seat for seat in owned_last}.values()
     wanted = max(overviews[pool].wanted[name] for pool in pools)
     return Cluster(pools, name, wanted, sorted(seats, key=lambda seat: int(engine_of(seat.name))))
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lifeline_process import HERE, LifelineProcess
 
+from actors import engine_processes
+from actors.ownership import Ownership
+from actors.scaling import scheduler_replicas, want_engines
+from actors.scheduler import engines_in
 from actors.seat import Seat, SeatHolders, first_death, hold, renew, take_seat
 from load.server import until
 from services.errors import NotWanted, PoolUnavailable, StaleEpoch
 from services.pool.pool import RequestPool
-from services.seats import SeatGrant
+from services.seats import ClusterSeats, SeatGrant
+from services.settings.settings import Settings
 
 NEVER = 600.0  # seconds; a lease that does not expire during a test
 SHORT = 1.5
@@ -207,3 +213,65 @@ async def test_a_seat_that_becomes_surplus_while_its_engine_loads_is_given_up(
     removing = asyncio.create_task(hold(pool, Seat("c/1", 1, again.epoch, surplus=True), SHORT))
     await still_waits(removing)
     removing.cancel()
+
+
+async def test_the_engine_of_a_seat_that_another_pool_has_too_is_left_to_that_one(
+    pool: RequestPool, make_holder: Callable[[], LifelineProcess]
+) -> None:
+    """Seat 2 was in the second pool until the list of shards changed."""
+    other = RequestPool(pool._server.url, f"{pool.name}.1")
+    draining, lasting = make_holder(), make_holder()
+    for one, seat, owner in ((pool, "c/0", lasting), (other, "c/1", lasting), (pool, "c/2", draining)):
+        await one.acquire(seat, owner.owner, NEVER)
+    await other.release("c/2", (await other.acquire("c/2", lasting.owner, NEVER)).epoch)
+    await want_engines([pool, other], "c", 2)
+
+    def taken() -> asyncio.Task[Seat]:
+        return asyncio.create_task(take_seat([pool, other], "c", lambda: 2, f"{HERE}:1/1", SHORT))
+
+    left = await asyncio.wait_for(taken(), 30)
+    assert (left.name, left.shard, left.surplus, left.shared) == ("c/2", 1, True, True)
+    await other.release("c/2", left.epoch, removed=True)
+    draining.kill()
+    last = await asyncio.wait_for(taken(), 30)
+    assert (last.name, last.shard, last.surplus, last.shared) == ("c/2", 0, True, False)
+    await other.close()
+
+
+async def test_an_engine_is_left_alone_while_another_pool_is_away(pool: RequestPool, holder: LifelineProcess) -> None:
+    away = RequestPool("redis://127.0.0.1:1")
+    await pool.acquire("c/0", holder.owner, NEVER)
+    await pool.release("c/2", (await pool.acquire("c/2", holder.owner, NEVER)).epoch)
+    await pool.scale("c", 2)
+    seat = await asyncio.wait_for(take_seat([pool, away], "c", lambda: 2, f"{HERE}:1/1", SHORT), 30)
+    assert (seat.name, seat.surplus, seat.shared) == ("c/2", True, True)
+    await away.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_the_owner_of_a_surplus_seat_removes_its_own_engine_only(
+    pool: RequestPool, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    removed: list[int] = []
+    monkeypatch.setattr(engine_processes, "remove_engine", removed.append)
+    await pool.acquire("c/0", f"{HERE}:1/1", NEVER)
+    await pool.scale("c", 1)
+    grant = await pool.acquire("c/1", f"{HERE}:1/1", NEVER)
+    settings, lifeline = Settings(null_engine=True), SimpleNamespace(watchers=0)
+    context: Any = SimpleNamespace(settings=settings, pool=pool, node=HERE, lifeline=lifeline)
+    await Ownership(context, Seat("c/1", 1, grant.epoch, surplus=True, shared=shared), None).run()
+    assert removed == ([] if shared else [1])
+    assert (await pool.engines("c", 1)).indices == [0]
+
+
+def test_a_seat_that_two_pools_have_counts_once_for_the_number_of_schedulers() -> None:
+    assert scheduler_replicas([ClusterSeats(3, [0, 2]), ClusterSeats(3, [1, 2])]) == 4
+    assert scheduler_replicas([ClusterSeats(2, [0, 2]), ClusterSeats(2, [1, 3])]) == 5
+
+
+def test_a_configuration_without_an_engine_for_each_shard_is_refused() -> None:
+    assert engines_in({"engines": 2}, shards=2) == 2
+    with pytest.raises(ValueError, match="engines is 1, at least 2 are needed, one for each shard"):
+        engines_in({"engines": 1}, shards=2)
+    with pytest.raises(ValueError, match="engines is 0, at least 1"):
+        engines_in({"engines": 0}, shards=1)

@@ -97,6 +97,33 @@ async def test_it_need_not_wait(pool: RequestPool, url: str, capsys: pytest.Capt
     assert (await pool.overview()).wanted["test_it_need_not_wait"] == 5
 
 
+async def test_a_number_that_was_replaced_is_an_error(pool: RequestPool, url: str) -> None:
+    """Autoscaling writes its own number within a second."""
+    name = "test_a_number_that_was_replaced_is_an_error"
+    running = asyncio.create_task(run(url, "3"))
+    while (await pool.engines(name, 1)).wanted < 3:  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.01)
+    await pool.scale(name, 1)
+    with pytest.raises(OrcaError, match=r"the cluster is to have 1:"):
+        await asyncio.wait_for(running, 30)
+
+
+async def test_a_seat_without_an_owner_in_another_shard_is_not_waited_for(
+    pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list of shards has changed, and with it the shard of seat 1."""
+    name = "test_a_seat_without_an_owner_in_another_shard_is_not_waited_for"
+    other = RequestPool(url, f"{pool.name}.1")
+    await other.engines(name, 2)
+    epochs = [await take(pool, f"{name}/1"), await take(other, f"{name}/0"), await take(other, f"{name}/1")]
+    await pool.release(f"{name}/1", epochs[0])
+    await other.release(f"{name}/0", epochs[1])
+    await asyncio.wait_for(run(url, "2", "--cluster", name), 30)
+    assert capsys.readouterr().out.splitlines() == ["2 of 2 engines are ready"]
+    await other.release(f"{name}/1", epochs[2])
+    await other.close()
+
+
 async def test_of_several_clusters_one_has_to_be_named(pool: RequestPool, url: str) -> None:
     await pool.engines("another", 1)
     epoch = await take(pool, "another/0")
