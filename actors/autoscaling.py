@@ -112,7 +112,7 @@ class EngineScaler:
             while not self._stopped.is_set():
                 with contextlib.suppress(PoolUnavailable):
                     if count is None:  # this controller may follow one that has died
-                        wanted = (await _overview(pools)).wanted.get(cluster, settings.engines)
+                        wanted = combined(await _overviews(pools)).wanted.get(cluster, settings.engines)
                         count = EngineCount(scaling_of(settings), wanted)
                     self.replicas = await decide(pools, cluster, count, settings.engines)
                 await asyncio.sleep(INTERVAL)
@@ -125,16 +125,17 @@ async def decide(pools: Sequence[RequestPool], cluster: str, count: EngineCount,
     """Read the load, write the number of wanted engines to all shards of the pool, and return that of schedulers.
 
     A scheduler that drains its seat stays until the seat is gone. The pool has the number `configured` until another
-    one is written. Raises PoolUnavailable if a shard is away.
+    one is written. A shard that missed a number gets it again. Raises PoolUnavailable if a shard is away.
     """
-    overview = await _overview(pools)
+    overviews = await _overviews(pools)
+    overview = combined(overviews)
     before, wanted = count.wanted, count.update(time.monotonic(), load := load_of(overview, cluster))
     if wanted != before:
         log.info("engines wanted: %d instead of %d, for %s", wanted, before, load)
-    if wanted != overview.wanted.get(cluster):
+    if any(one.wanted.get(cluster) != wanted for one in overviews):
         await want_engines(pools, cluster, wanted)
     return scheduler_replicas(await asyncio.gather(*(pool.engines(cluster, configured) for pool in pools)))
 
 
-async def _overview(pools: Sequence[RequestPool]) -> Overview:
-    return combined(await asyncio.gather(*(pool.overview() for pool in pools)))
+async def _overviews(pools: Sequence[RequestPool]) -> list[Overview]:
+    return await asyncio.gather(*(pool.overview() for pool in pools))

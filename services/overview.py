@@ -58,7 +58,7 @@ class Overview:
 
 def combined(overviews: Sequence[Overview]) -> Overview:
     """Return the state of several pools together. `figures` are those of the pool whose largest engine is smallest,
-    which every pool can satisfy; `full`: all are."""
+    which every pool can satisfy; `full`: all are; `wanted`: the largest numbers, if a pool has missed one."""
     if len(overviews) == 1:
         return overviews[0]
     figures = [overview.figures for overview in overviews if overview.figures]
@@ -66,6 +66,9 @@ def combined(overviews: Sequence[Overview]) -> Overview:
     for overview in overviews:
         for series, value in overview.counters.items():
             counters[series] = counters.get(series, 0.0) + value
+    wanted: dict[str, int] = {}
+    for overview in overviews:
+        wanted |= {cluster: max(number, wanted.get(cluster, 0)) for cluster, number in overview.wanted.items()}
     return Overview(
         waiting=sum(overview.waiting for overview in overviews),
         running=sum(overview.running for overview in overviews),
@@ -76,7 +79,8 @@ def combined(overviews: Sequence[Overview]) -> Overview:
         counters=counters,
         gateways=max(overview.gateways for overview in overviews),
         full=all(overview.full for overview in overviews),
-        wanted={cluster: n for overview in overviews for cluster, n in overview.wanted.items()},
+        waiting_tokens=sum(overview.waiting_tokens for overview in overviews),
+        wanted=wanted,
         gateway_gauges={id: gauges for overview in overviews for id, gauges in overview.gateway_gauges.items()},
     )
 

@@ -21,6 +21,7 @@ KILL_TIMEOUT = 10.0  # seconds a killed process may take to disappear
 POLL = 0.01
 EXEC_TIMEOUT = 1.0  # seconds
 EXEC_POLL = 0.001
+ENV_END = 48  # the index of `env_end` in /proc/PID/stat, counted from the state of the process, which follows its name
 LISTEN = "0A"  # the state in /proc/net/tcp
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,14 @@ def processes_of(folder: Path) -> dict[int, str]:
 def _environment(process: Path) -> bytes:
     """The environment with which `process`, a folder of /proc, was started.
 
-    While a process is being replaced by `execve`, it has an executable file, but no arguments and no environment yet:
-    wait for those at most `EXEC_TIMEOUT` seconds.
+    While a process is being replaced by `execve`, it has an executable file, but no place of its environment yet: wait
+    for that at most `EXEC_TIMEOUT` seconds.
     """
     deadline = time.monotonic() + EXEC_TIMEOUT
     while not (environment := (process / "environ").read_bytes()):
         os.readlink(process / "exe")  # fails for zombies and threads of the kernel, which have no environment either
-        if (process / "cmdline").read_bytes() or time.monotonic() > deadline:
+        env_end = (process / "stat").read_text().rpartition(")")[2].split()[ENV_END]
+        if env_end != "0" or time.monotonic() > deadline:
             break
         time.sleep(EXEC_POLL)
     return environment

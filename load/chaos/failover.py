@@ -43,6 +43,7 @@ from services.pool.server.binaries import find_servers
 
 OUTAGE = 12.0  # seconds for which a master is stopped or cut off: longer than a failover
 AGAIN = 30.0  # seconds until the earlier master is a replica of the new one
+PLANS = 3  # times that a planned failover is asked for
 NEVER = 49_000  # a token that no answer contains
 
 
@@ -85,6 +86,12 @@ class Failover:
             os.kill(master.pid, signal.SIGCONT)
 
     async def _plan(self, master: Server) -> None:
+        """Ask for a failover; again if the Sentinels give it up, because the chosen replica was not ready in time."""
+        for _ in range(PLANS - 1):
+            self._sentinels.fail_over()
+            with contextlib.suppress(TimeoutError):
+                await self._next_master(master)
+                return
         self._sentinels.fail_over()
         await self._next_master(master)
 

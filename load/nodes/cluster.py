@@ -69,7 +69,9 @@ class Cluster:
     def deploy(self) -> None:
         """Deploy the application and wait until it is ready."""
         config = yaml.safe_load(CONFIG.read_text())
-        config["applications"][0]["args"] = self._settings
+        application = config["applications"][0]
+        # Serve refuses it beside autoscaling
+        application |= {"args": self._settings, "external_scaler_enabled": not self._settings.get("max_engines")}
         (self.head.folder / "serve.yaml").write_text(yaml.safe_dump(config))
         started = self.head.folder / "ray/ray_current_cluster"  # by which processes of the head find it
         _until("Ray's head is started", started.exists)
@@ -82,12 +84,15 @@ class Cluster:
         return open_shards(settings, find_model(settings)[1])[0].pool
 
     def _machine(self, name: str) -> Machine:
-        given = dict(line.split("=", 1) for line in VARIABLES.read_text().splitlines() if line and line[0] != "#")
+        # those of Ray; the settings there are for pods
+        given = dict(line.split("=", 1) for line in VARIABLES.read_text().splitlines() if line.startswith("RAY_"))
         own = {
             "RAY_SERVE_HAPROXY_BINARY_PATH": haproxy_program(),
             "RAY_memory_monitor_refresh_ms": "0",  # the machines share their memory with everything else here
             "PYTHONPATH": str(ROOT),
             "ORCA_REDIS_URL": self.redis_url,
+            "ORCA_HOST": "0.0.0.0",
+            "ORCA_ALLOW_NO_KEYS": "true",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
         }

@@ -46,7 +46,7 @@ class ModelInfo:
             architecture=architectures[0],
             max_model_len=_field(folder, text, *_LENGTHS),
             vocab_size=_field(folder, text, "vocab_size"),
-            eos_token_ids=_ids(generation) or _ids(raw) or _ids(text),
+            eos_token_ids=_ids(folder, generation) or _ids(folder, raw) or _ids(folder, text),
         )
 
 
@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds {type(value).__name__}, not an object")
@@ -73,10 +73,14 @@ def _field(folder: Path, config: Mapping[str, Any], *names: str) -> Any:
     )
 
 
-def _ids(config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the end tokens in a config. As in `generate()`, generation_config.json goes before config.json."""
+def _ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    """Return the end tokens in a config. As in `generate()`, generation_config.json goes before config.json. A value of
+    another type would never equal a token, so that no output would end."""
     ids = config.get("eos_token_id")
-    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(id) is int for id in listed):
+        raise ModelError(f"{folder}: eos_token_id must be a token id or a list of them, not {ids!r}")
+    return frozenset(listed)
 
 
 def _revision(folder: Path, cache_dir: Path | None) -> str:

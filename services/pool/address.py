@@ -76,7 +76,11 @@ def _server(url: str, scheme: str) -> Address:
 
 
 def _several(url: str, tls: str, kind: Literal["sentinel", "cluster"]) -> Address:
-    parts, form = urlsplit(url), f"; expected {_FORMS[kind]}"
+    form = f"; expected {_FORMS[kind]}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its error repeats the part with user and password
+        raise ValueError("has a bracket or another character that hosts cannot have" + form) from None
     login, _, listed = parts.netloc.rpartition("@")
     port = SENTINEL_PORT if kind == "sentinel" else SERVER_PORT
     hosts = tuple(_host(host, number, port, form) for number, host in enumerate(listed.split(","), 1))

@@ -46,6 +46,7 @@ TEMPORARY = (
 LEFT = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED", "NOREPLICAS", "MOVED", "CLUSTERDOWN"})
 # If a command inside a script fails, Redis 6.2 puts its code after a minus sign in the middle of the message.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(TEMPORARY)})\b")
+_NO_MASTER = "WAIT cannot be used with replica"  # after a script that has written nothing; it has no code of its own
 _KILLED = "Script killed by user"  # SCRIPT KILL, which works only before a script has written anything
 _DENIED = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 
@@ -120,6 +121,21 @@ class Connection:
             (reply,) = await self._follow(self._to_blocking, timeout + BLOCK_SLACK, args)
             return reply
 
+    async def block_confirmed(self, timeout: float, prefix: str, *args: str | bytes | int) -> Any:
+        """The same, but with `wait_replicas` the reply is returned only when so many replicas have what it tells.
+
+        They are asked for on the same connection: it may be one to an earlier master, for which its successor's
+        replicas say nothing."""
+        if not self.wait_replicas:
+            return await self.block(timeout, *args)
+        confirm = scripts.script("confirm")
+        with self._calling(str(args[0])):
+            seconds = timeout + BLOCK_SLACK
+            try:
+                return await self._waited(self._to_blocking, seconds, args, ("EVALSHA", confirm.sha, 1, prefix))
+            except exceptions.NoScriptError:
+                return await self._waited(self._to_blocking, seconds, args, ("EVAL", confirm.text, 1, prefix))
+
     async def close(self) -> None:
         for client in (self._scripts, self._blocking):
             await close_client(client)
@@ -129,8 +145,12 @@ class Connection:
         if not self.wait_replicas:
             (reply,) = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args)
             return reply
+        return await self._waited(self._to_scripts, SCRIPT_TIMEOUT, args)
+
+    async def _waited(self, kept: KeptConnections, seconds: float, *commands: Command) -> Any:
+        """The reply to the first of some commands, when `wait_replicas` replicas have what they wrote."""
         wait = ("WAIT", self.wait_replicas, round(WAIT_TIMEOUT * 1000))
-        reply, count = await self._follow(self._to_scripts, SCRIPT_TIMEOUT, args, wait)
+        reply, *_, count = await self._follow(kept, seconds, *commands, wait)
         if count < self.wait_replicas:
             what = f"NOREPLICAS {count} of {self.wait_replicas} replicas had a write after {WAIT_TIMEOUT:.0f} s"
             error = exceptions.ResponseError(what)
@@ -220,6 +240,8 @@ def code_of(error: Exception) -> str | None:
     code = getattr(error, "status_code", None)
     if code in TEMPORARY:
         return str(code)
+    if _NO_MASTER in str(error):
+        return "READONLY"
     found = _CODE.search(str(error))
     return found[1] if found else None
 

@@ -56,6 +56,7 @@ class KeptConnections:
         self._round += 1
         while self._kept:
             await self._drop(self._kept.pop())
+        await self._pool.disconnect(inuse_connections=False)  # those that redis-py's own calls have opened
 
     async def _timed(self, seconds: float, commands: tuple[Command, ...]) -> list[Any]:
         try:

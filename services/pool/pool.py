@@ -184,11 +184,10 @@ class RequestPool:
         """The new cursor and the events after the cursor `after`, "0" at first. Waits up to `timeout` s for any."""
         wait = max(1, round(timeout * 1000))
         stream = f"{self._prefix}events:{gateway}"
-        reply = await self._server.block(timeout, "XREAD", "COUNT", 128, "BLOCK", wait, "STREAMS", stream, after)
+        read = ("XREAD", "COUNT", 128, "BLOCK", wait, "STREAMS", stream, after)
+        reply = await self._server.block_confirmed(timeout, self._prefix, *read)
         if not reply:
             return after, []
-        if self._server.wait_replicas:
-            await self._server.run("confirm", self._prefix)
         cursor, events, gap = packing.read_stream(after, reply[0][1])
         if gap:
             self._gaps.add(gateway)

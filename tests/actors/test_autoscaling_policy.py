@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingPolicy
 from actors.app import build
 from actors.autoscaling import EnginePolicy, decide
 from services.autoscaling import EngineCount, Scaling
-from services.messages import NewSequence, Submission
+from services.messages import EngineFigures, Exchange, NewSequence, Room, Submission
 from services.pool.pool import RequestPool
 from services.requests import SamplingParams
 
@@ -49,6 +49,32 @@ async def test_another_number_that_was_written_is_replaced(pool: RequestPool) ->
     await pool.scale(CLUSTER, 3)
     assert await decide([pool], CLUSTER, EngineCount(AT_ONCE, 1), 1) == 2
     assert (await pool.overview()).wanted == {CLUSTER: 1}
+
+
+async def test_a_shard_that_missed_the_number_gets_it_later(pool: RequestPool) -> None:
+    """It was away when the number was written to the others, or has lost it."""
+    other = RequestPool(pool._server.url, f"{pool.name}.1")
+    await pool.scale(CLUSTER, 3)
+    await other.scale(CLUSTER, 2)
+    for pools in ([pool, other], [other, pool]):
+        await pools[0].scale(CLUSTER, 2)
+        await pools[1].scale(CLUSTER, 3)
+        assert await decide(pools, CLUSTER, EngineCount(Scaling(3, 3, 4, 0.0, 0.0), 3), 2) == 4
+        assert [(await one.overview()).wanted for one in pools] == [{CLUSTER: 3}, {CLUSTER: 3}]
+    await other.close()
+
+
+async def test_prompts_that_wait_in_several_shards_add_engines(pool: RequestPool) -> None:
+    other = RequestPool(pool._server.url, f"{pool.name}.1")
+    figures = EngineFigures("tiny", 128, 8, 4, 1000, "float32/cpu")  # 32 tokens
+    for number, one in enumerate((pool, other)):
+        epoch = (await one.acquire(f"{CLUSTER}/{number}", "owner", lease=60.0)).epoch
+        await one.exchange(Exchange(f"{CLUSTER}/{number}", epoch, 1, [], Room(0, 0, 4), figures=figures))
+        sequence = NewSequence("long/0", list(range(1, 31)), SamplingParams(max_new_tokens=2))
+        assert (await one.submit(Submission("long", "gateway", [sequence], "default"))).refused is None
+    await decide([pool, other], CLUSTER, count := EngineCount(AT_ONCE, 2), 2)
+    assert count.wanted == 3
+    await other.close()
 
 
 def test_serve_takes_the_policy_along() -> None:

@@ -32,7 +32,7 @@ def test_orphans_are_found_and_ended_and_other_processes_are_not(tmp_path: Path)
 
 
 def test_a_process_that_is_being_started_is_found(tmp_path: Path) -> None:
-    for _ in range(200):  # the kernel shows an empty environment for a moment in one start of thirty
+    for _ in range(100):  # the kernel shows an empty environment for a moment in one start of thirty
         process = started(tmp_path, "sleep", "100")
         try:
             assert list(processes_of(tmp_path)) == [process.pid]

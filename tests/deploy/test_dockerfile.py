@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_stages_are_declared_before_they_are_named() -> None:
 def test_all_sets_of_instructions_are_compiled_for() -> None:
     (named,) = [line.split('"')[1] for line in LINES if line.startswith("ARG KERNELS=")]
     assert named.split() == list(TARGETS)
+
+
+def test_files_of_the_hub_are_in_the_volume_of_the_cache() -> None:
+    """The user's home is read-only in all containers, and the cache links to files of the hub."""
+    words = [word for line in LINES if line.startswith("ENV ") for word in line.split() if "=" in word]
+    variables = dict(word.split("=", 1) for word in words)
+    assert Path(variables["HF_HOME"]).is_relative_to(variables["ORCA_CACHE_DIR"])
 
 
 def test_all_packages_are_copied() -> None:

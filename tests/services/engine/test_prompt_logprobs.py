@@ -12,6 +12,7 @@ import pytest
 import torch
 from driver import Driver, Job
 from safetensors.torch import load_file, save_file
+from tiny_families import make_tiny_family
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -87,6 +88,13 @@ def test_they_are_those_of_a_plain_forward(family: str, fast_path: bool, tiny_mo
     check([Driver(engine).run([job])[0] for job in make_jobs()], folder)
     check(Driver(engine, max_batch=9).run(make_jobs()), folder)
     check(Driver(engine, random.Random(1)).run(make_jobs()), folder)
+
+
+@pytest.mark.parametrize("family", ["llama4_text", "gemma4_text", "modernbert-decoder"])
+def test_families_whose_head_asks_for_more(family: str, tmp_path: Path) -> None:
+    """For positions, for as many ids as there are hidden states; or a part of the head is named as a decoder is."""
+    make_tiny_family(tmp_path, family)
+    check(Driver(Engine.load(tmp_path, SETTINGS), random.Random(1)).run(make_jobs()), tmp_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])

@@ -32,6 +32,20 @@ def test_end_tokens(config: dict, generation: dict | None, ids: set[int], tmp_pa
     assert ModelInfo.load(write(tmp_path, BASE | config, generation)).eos_token_ids == ids
 
 
+@pytest.mark.parametrize("wrong", ["2", "</s>", [[2]], {"id": 2}, 2.5, True, [2, None]])
+def test_end_tokens_of_another_type_are_refused(wrong: object, tmp_path: Path) -> None:
+    """An output would not end at such a token."""
+    with pytest.raises(ModelError, match="eos_token_id must be a token id"):
+        ModelInfo.load(write(tmp_path, BASE, {"eos_token_id": wrong}))
+
+
+def test_json_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, BASE)
+    (tmp_path / "generation_config.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ModelError, match="is not JSON"):
+        ModelInfo.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "config",
     [

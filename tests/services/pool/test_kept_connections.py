@@ -63,3 +63,10 @@ async def test_more_calls_than_connections(server):
     calls = [server.command("ECHO", str(i)) for i in range(8 * SCRIPT_CONNECTIONS)]
     assert await asyncio.gather(*calls) == [b"%d" % i for i in range(8 * SCRIPT_CONNECTIONS)]
     assert len(server._to_scripts._kept) <= SCRIPT_CONNECTIONS
+
+
+async def test_connections_that_the_check_has_left_are_opened_again_too(server):
+    await server.check()
+    last = await server._scripts.client_id()
+    await server._reopen()
+    assert await own_id(server) > last

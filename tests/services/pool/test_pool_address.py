@@ -53,6 +53,11 @@ def test_a_url_is_read(url, address):
         (f"redis+sentinel://a,b:0/{HIDDEN}", "at place 2"),
         (f"redis+sentinel://a/m/{HIDDEN}", "a database that is not a number"),
         (f"redis+sentinel://:{HIDDEN}@/m", "at place 1"),
+        (
+            f"redis+sentinel://:{HIDDEN}\u2100@a/m",
+            "that hosts cannot have; expected redis\\+sentinel",
+        ),
+        (f"redis+cluster://:{HIDDEN}]@a", "a bracket or another .*; expected redis\\+cluster://"),
         (f"redis+cluster://:{HIDDEN}@a/1", "a Cluster has one only; expected redis\\+cluster://"),
         (f"redis+cluster://:{HIDDEN}@a/m", "a database that is not a number"),
     ],

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio as redis
@@ -105,6 +106,40 @@ async def test_a_read_is_confirmed_by_a_write(master_and_replica, pools, monkeyp
         with pytest.raises(PoolUnavailable, match="0 of 1"):
             await pool._server.run("confirm", pool._prefix)
     await pool._server.run("confirm", pool._prefix)
+
+
+async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_and_replica, tmp_path, monkeypatch):
+    """A read blocks at a master that does not know of the failover yet; all other calls go to its successor."""
+    monkeypatch.setattr(connection, "WAIT_TIMEOUT", 0.1)
+    server = PoolServer(find_servers()[0], tmp_path, port=free_port())
+    url = await server.start()
+    pool, earlier = RequestPool(url, "moved", wait_replicas=1), RequestPool(url, "moved")
+    await pool.connect()
+    await earlier.submit(group("r"))
+    owner = await Owner.take(earlier)
+    assert await owner.claim() == ["r/0"]
+    reading = asyncio.create_task(pool.read_events("gateway", "0", 30))
+    while not (await earlier._server._scripts.info("clients"))["blocked_clients"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    parts = urlsplit(master_and_replica[0])
+    pool._server._nodes.move_to(parts.hostname, parts.port)
+    await pool._server._reopen()
+    assert (await pool.overview()).waiting == 0  # of the successor, which has a replica
+    await owner.exchange(commit("r/0", 0, 7))
+    with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
+        await reading
+    for one in (pool, earlier):
+        await one.close()
+    await server.stop()
+
+
+async def test_a_replica_is_no_pool_also_for_what_only_reads(master_and_replica):
+    """After a failover an earlier master may be one. WAIT on it is an error without a code."""
+    arguments = master_and_replica[1].args
+    pool = RequestPool(f"redis://127.0.0.1:{arguments[arguments.index('--port') + 1]}", "shared", wait_replicas=1)
+    with pytest.raises(PoolUnavailable, match="READONLY"):
+        await pool.overview()
+    await pool.close()
 
 
 async def test_a_server_without_replicas_serves_nobody_who_waits_for_some(server_url, monkeypatch):

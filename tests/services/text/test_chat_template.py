@@ -69,6 +69,8 @@ def test_a_refusal_is_a_value_error_with_the_templates_message() -> None:
         ("{{ messages[0].missing.field }}", CHATS[0]),
         ("{{ messages[0].content.__class__.__mro__ }}", CHATS[0]),  # the sandbox
         ("{{ messages.append(1) }}", CHATS[0]),  # it is immutable
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CHATS[0]),
+        ("{{ messages[0].role * 100_000_000_000_000 }}", CHATS[0]),
         ("x", []),
     ],
 )

@@ -53,7 +53,7 @@ def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
         raise ModelError(f"{kind}: cannot be run on a flat batch: {error}") from error
     finally:
         model.set_attn_implementation(NAME)
-    if there.heads != 1:
+    if not there.own_head:
         raise ModelError(f"{kind}: its logits cannot be made from its hidden states alone, so it is not served")
     if there.layers != list(range(num_layers)):
         raise ModelError(f"{kind}: {_missing(model, there.layers, num_layers)}")
@@ -68,22 +68,46 @@ def check_attention(model: Any, num_layers: int) -> list[AttentionLayer]:
     return [AttentionLayer(shape, mask) for shape, mask in zip(there.shapes, masks, strict=True)]
 
 
+def base_of(model: Any) -> Any:
+    """All of the model but the head. transformers takes a part of the head of ModernBERT's decoder for it, as that is
+    named `decoder`, and all of Llama 4, as that names its base otherwise than it says."""
+    candidates = (model.get_decoder(), model.base_model, getattr(model, "model", model))
+    return next((one for one in candidates if one not in (model, model.get_output_embeddings())), model)
+
+
+def logits_after(model: Any, hidden: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Run the head alone on `hidden`, which the base returned, for the tokens of these indices: [tokens, vocab]."""
+    base = base_of(model)
+    base.forward = lambda *args, **named: hidden
+    try:
+        # as many ids as hidden states: Gemma 4 takes fewer for a base that has left out the others
+        ids = torch.zeros(hidden[0].shape[:2], dtype=torch.long, device=model.device)
+        output = model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=tokens)
+    finally:
+        del base.forward
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
 def _run(model: Any, tokens: torch.Tensor) -> _Recorder:
     """Run `tokens` [tokens] at positions of the same numbers."""
-    recorder = _Recorder()
-
-    def count(*called: Any) -> None:
-        recorder.heads += 1
-
-    hook = model.get_decoder().register_forward_hook(count)
+    recorder, hidden = _Recorder(), []
+    hook = base_of(model).register_forward_hook(lambda module, inputs, output: hidden.append(output))
     rows = tokens.to(model.device)
     everything = torch.arange(len(tokens), device=model.device)
-    try:
-        with attending(recorder), torch.inference_mode():
-            output = model(input_ids=rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=everything)
-    finally:
-        hook.remove()
-    recorder.seen.append(output.logits[0].float())
+    with torch.inference_mode():
+        try:
+            with attending(recorder):
+                output = model(
+                    input_ids=rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=everything
+                )
+        finally:
+            hook.remove()
+        logits = output.logits[0]
+        recorder.seen.append(logits.float())
+        if len(hidden) == 1:
+            again = logits_after(model, hidden[0], everything[1:])
+            recorder.own_head = again.shape == logits[1:].shape and _equal(again.float(), logits[1:].float())
     return recorder
 
 
@@ -136,7 +160,7 @@ class _Recorder:
         self.shapes: list[LayerShape] = []
         self.extras: list[Extras] = []
         self.seen: list[torch.Tensor] = []  # [tokens, numbers], of each layer its input; at last the logits
-        self.heads = 0  # how often the head was run
+        self.own_head = False  # whether the head, run alone, makes the same logits
 
     def attend(
         self,

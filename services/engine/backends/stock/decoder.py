@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.backends.stock.attention import attending
-from services.engine.backends.stock.check import AttentionLayer
+from services.engine.backends.stock.check import AttentionLayer, base_of, logits_after
 from services.engine.backends.stock.sdpa import SdpaAttention
 from services.engine.batch.flat_batch import FlatBatch, Numbers
 from services.engine.batch.kv_cache import KVCache, LayerShape
@@ -21,7 +21,7 @@ class StockDecoder:
         self.layers = [layer.shape for layer in layers]
         self.masks = [layer.mask for layer in layers]
         self._model = model
-        self._base = model.get_decoder()  # all but the head, which some families do more in than a product
+        self._base = base_of(model)
         self._hidden: Any = None  # the base's output for the last batch, if prompts are scored
         self._device: torch.device = model.device
         self.weight_dtype: torch.dtype = model.dtype
@@ -58,16 +58,8 @@ class StockDecoder:
     def logits_after(self, tokens: Numbers) -> torch.Tensor:
         """See Decoder. Runs the model again with the hidden states that it had, so that the family's own head makes the
         logits."""
-        kept = self._hidden
-        assert kept is not None, "the last batch scored nothing"
-        self._base.forward = lambda *args, **named: kept
-        try:
-            ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-            output = self._model(input_ids=ids, use_cache=False, logits_to_keep=self._on_device(tokens))
-        finally:
-            del self._base.forward
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        assert self._hidden is not None, "the last batch scored nothing"
+        return logits_after(self._model, self._hidden, self._on_device(tokens))
 
     def _keep(self, module: Any, inputs: Any, output: Any) -> None:
         self._hidden = output
