@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 import ray
 from pydantic import SecretStr
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
 from actors.cluster.environment import RAY_FOLDER
 from actors.cluster.head import use_small_head
@@ -154,8 +156,8 @@ def _deploy(settings: Settings, folder: Path) -> None:
     url = folder / "redis-url"
     url.touch(mode=0o600)
     url.write_text(settings.redis_url.get_secret_value())
-    for index, rank in itertools.product(range(settings.engines), range(layout_of(settings).size)):
-        ensure_engine(settings, index, rank)
+    places = itertools.product(range(settings.engines), range(layout_of(settings).size))
+    engines = [ensure_engine(settings, index, rank) for index, rank in places]
 
     from ray import serve  # takes more than a second, during which the engines begin to load
 
@@ -168,6 +170,19 @@ def _deploy(settings: Settings, folder: Path) -> None:
     # the external scalers are `_add_replicas` and `actors.scaling`
     first = application(values, fewest_replicas)
     serve.run(first, name=APPLICATION, route_prefix="/", blocking=False, external_scaler_enabled=True)
+    _check_model(engines)
+
+
+def _check_model(engines: list[ActorHandle[Any]]) -> None:
+    """Wait until one of these actors has imported the model's code. Raises OrcaError with its reason if it refuses the
+    model or the device, which Ray tells nobody else."""
+    started, _ = ray.wait([engine.__ray_ready__.remote() for engine in engines])
+    try:
+        ray.get(started)
+    except RayActorError as error:  # another death is that of a process, which Ray starts again
+        if error.actor_init_failed:
+            *_, last = str(error).strip().splitlines()  # of the traceback: the type and the message
+            raise OrcaError(last.partition(": ")[2] or last) from None
 
 
 def _add_replicas(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import socket
 import ssl
@@ -15,6 +16,7 @@ import grpc
 import httpx
 import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
+from tiny_models import make_tiny_model
 
 from actors.cluster.processes import Port, ports_of
 from load.server import OrcaServer, free_port
@@ -195,4 +197,17 @@ def test_a_server_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
         server.until("logs are in")
     assert server.process.wait(60) == 1
     assert "HAProxy" in server.lines[-1]
+    server.__exit__()
+
+
+def test_a_model_that_is_not_served_is_named(tmp_path: Path) -> None:
+    """Its engine refuses it in a process of its own."""
+    model = make_tiny_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    server = OrcaServer(tmp_path, "--model", str(model))
+    server.until("logs are in")
+    assert server.process.wait(60) == 1
+    assert "orca serve: mamba: layers of type linear_attention are not served" in server.lines[-1]
     server.__exit__()
