@@ -97,17 +97,6 @@ async def test_it_need_not_wait(pool: RequestPool, url: str, capsys: pytest.Capt
     assert (await pool.overview()).wanted["test_it_need_not_wait"] == 5
 
 
-async def test_a_number_that_was_replaced_is_an_error(pool: RequestPool, url: str) -> None:
-    """Autoscaling writes its own number within a second."""
-    name = "test_a_number_that_was_replaced_is_an_error"
-    running = asyncio.create_task(run(url, "3"))
-    while (await pool.engines(name, 1)).wanted < 3:  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0.01)
-    await pool.scale(name, 1)
-    with pytest.raises(OrcaError, match=r"the cluster is to have 1:"):
-        await asyncio.wait_for(running, 30)
-
-
 async def test_a_seat_without_an_owner_in_another_shard_is_not_waited_for(
     pool: RequestPool, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
