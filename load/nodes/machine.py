@@ -14,17 +14,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from load.nodes.network import PREFIX, Network
+from load.server import ROOT
 
 TIMEOUT = 30.0  # seconds
 NAMESPACES = ("--net", "--pid", "--mount")
-# `$1` is the address, `$2` the folder that is /tmp there, and what follows is the command. A command that ends is run
-# again, after what it left has been killed, as a container that is started again.
+# `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout, `$4` its place in that folder or empty, and
+# what follows is the command. A command that ends is run again, after what it left has been killed, as a container
+# that is started again.
 INIT = f"""
 ip link set lo up
 until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
 ip address add "$1/{PREFIX}" dev eth0 && ip link set eth0 up || exit 1
-mount -t tmpfs tmpfs /dev/shm && mount --bind "$2" /tmp || exit 1
-shift 2
+[ -z "$4" ] || {{ mkdir -p "$4" && mount --bind "$3" "$4"; }} || exit 1
+mount -t tmpfs tmpfs /dev/shm && mount --rbind "$2" /tmp || exit 1
+shift 4
 while :; do
   "$@"
   echo "the command ended with status $?; it is run again"
@@ -50,7 +53,7 @@ class Machine:
         unshare = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh", "-c", INIT, "sh"]
         with (self.folder / "machine.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*unshare, self.address, str(self.folder), *command],
+                [*unshare, self.address, str(self.folder), str(ROOT), self._place_of_checkout(), *command],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -58,6 +61,11 @@ class Machine:
             )
         self._first = _child_of(self._process.pid)
         self._network.connect(self.name, self._first)
+
+    def _place_of_checkout(self) -> str:
+        """Where in its folder the machine needs the checkout: if it lies in /tmp, the machine's own /tmp hides it."""
+        tmp = Path("/tmp")
+        return str(self.folder / ROOT.relative_to(tmp)) if ROOT.is_relative_to(tmp) else ""
 
     def run(self, command: Sequence[str]) -> str:
         """Run a command on this machine to its end; returns its output. Raises CalledProcessError."""

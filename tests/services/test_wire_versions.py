@@ -79,7 +79,7 @@ def _claim(sampling: bytes) -> list[Any]:
 def test_an_unreadable_claim_fails_alone() -> None:
     known = SamplingParams(5)
     claims = [_claim(pack(known)), _claim(b"\x93\x01"), _claim(pack(known))]
-    read: list[Claim] = packing.read_exchange([1, claims, [], [], [], 0]).claims
+    read: list[Claim] = packing.read_exchange([1, claims, [], [], [], 0, 0]).claims
     assert [claim.unreadable is None for claim in read] == [True, False, True]
     assert read[0].sampling == known
 

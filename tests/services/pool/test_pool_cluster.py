@@ -22,7 +22,7 @@ class Node:
         while (port := free_port()) + 10_000 > 65_535:  # the port of the nodes' own connections
             pass
         self.port, self.client = port, redis.Redis("127.0.0.1", port, socket_timeout=5)
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", "--repl-diskless-sync-delay", "0")
         command = [str(binary.path), "--port", str(port), "--dir", str(folder), "--logfile", f"{folder}/log", *options]
         self.process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
 
@@ -70,7 +70,9 @@ async def joined(first, second, replica):
         first.client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
     await until(lambda: all(node.knows(3) for node in (first, second, replica)))
     await until(lambda: "OK" in str(replica.says("CLUSTER", "REPLICATE", first.id)))
-    await until(lambda: "cluster_state:ok" in str(second.says("CLUSTER", "INFO")))
+    await until(
+        lambda: all("cluster_state:ok" in str(node.says("CLUSTER", "INFO")) for node in (first, second, replica))
+    )
     await until(lambda: "master_link_status:up" in str(replica.client.info("replication")).replace("': '", ":"))
 
 

@@ -124,13 +124,15 @@ async def test_a_later_master_does_not_confirm_what_an_earlier_one_tells(master_
     parts = urlsplit(master_and_replica[0])
     pool._server._nodes.move_to(parts.hostname, parts.port)
     await pool._server._reopen()
-    assert (await pool.overview()).waiting == 0  # of the successor, which has a replica
-    await owner.exchange(commit("r/0", 0, 7))
-    with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
-        await reading
-    for one in (pool, earlier):
-        await one.close()
-    await server.stop()
+    try:
+        assert (await pool.overview()).waiting == 0  # of the successor, which has a replica
+        await owner.exchange(commit("r/0", 0, 7))
+        with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
+            await reading
+    finally:
+        for one in (pool, earlier):
+            await one.close()
+        await server.stop()
 
 
 async def test_a_replica_is_no_pool_also_for_what_only_reads(master_and_replica):
