@@ -18,9 +18,9 @@ from load.server import ROOT
 
 TIMEOUT = 30.0  # seconds
 NAMESPACES = ("--net", "--pid", "--mount")
-# `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout, `$4` its place in that folder or empty; what
-# follows is the command. A command that ends is run again, after what it left has been killed, as a container
-# that is started again.
+# `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout, and `$4` its place in that folder or empty.
+# What follows is the command. A command that ends is run again, after what it left has been killed, as a container that
+# is started again.
 INIT = f"""
 ip link set lo up
 until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
