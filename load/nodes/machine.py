@@ -18,7 +18,7 @@ from load.server import ROOT
 
 TIMEOUT = 30.0  # seconds
 NAMESPACES = ("--net", "--pid", "--mount")
-# `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout, and `$4` its place in that folder or empty.
+# `$1` is the address, `$2` the folder that is /tmp there, `$3` the checkout; `$4` its place in that folder or empty.
 # What follows is the command. A command that ends is run again, after what it left has been killed, as a container that
 # is started again.
 INIT = f"""
