@@ -83,7 +83,7 @@ class Panel:
             axis.set_xscale("log")
         if self.log_y:
             axis.set_yscale("log")
-            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 4.0, 5.0, 7.0)))
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter(NullFormatter())
             axis.set_ylim(top=self.y_most)
