@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from load.chaos.faults import FAULTS
+from load.chaos.report import leave
 from load.chaos.run import ChaosOptions, run
 from load.report import machine
 
@@ -48,11 +47,7 @@ def main() -> None:
     print(f"Measured on {machine()}.\n", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="orca-chaos-"))
     held = asyncio.run(run(ChaosOptions(folder=folder, **given)))
-    if held:
-        shutil.rmtree(folder)
-    else:
-        print(f"\nThe histories are in {folder}")
-    sys.exit(not held)
+    leave(folder, held)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,7 +28,7 @@ from load.chaos import history
 from load.chaos.checker import Circumstances, check
 from load.chaos.faults import Fault
 from load.chaos.planted import PLANTS, missed_plants
-from load.chaos.report import Injection
+from load.chaos.report import Injection, leave
 from load.chaos.run import IDLE, PATIENCE, ChaosOptions, inject_faults, print_results, watch_schedulers
 from load.chaos.sentinels import Sentinels, Server
 from load.chaos.site import Site
@@ -171,7 +170,7 @@ async def under_load(
             streams, over = Streams(session, recorder, PATIENCE), asyncio.Event()
             kinds = requests(options.length, NEVER, paper_prompts())
             await streams.learn(kinds)
-            site = Site(server, _not_here, _poison)
+            site = Site(server)
             watching = asyncio.create_task(watch_schedulers(site, seen))
             load = asyncio.create_task(streams.keep(kinds, options.streams, over))
             injections = await inject_faults(site, chosen, options.every, options.seconds, streams, options.streams)
@@ -180,14 +179,6 @@ async def under_load(
             await asyncio.to_thread(server.until_idle, IDLE)  # what is left then is a violation
             watching.cancel()
     return streams, injections, seen
-
-
-def _not_here() -> None:
-    raise NotImplementedError("no fault of this run starts the server again")
-
-
-async def _poison() -> None:
-    raise NotImplementedError("no fault of this run sends poison")
 
 
 def whole_history(archive: Archive, sentinels: Sentinels, last: Server) -> Timeline:
@@ -236,11 +227,7 @@ def main() -> None:
     given |= {"engines": 1, "tenants": 1, "deadly_token": -1, "durability": "everysec", "refusals": [408, 429]}
     options = ChaosOptions(folder=folder, faults=[], **given)
     held = asyncio.run(run(options, wait_replicas, down_after))
-    if held:
-        shutil.rmtree(folder)
-    else:
-        print(f"\nThe histories are in {folder}")
-    sys.exit(not held)
+    leave(folder, held)
 
 
 if __name__ == "__main__":

@@ -140,17 +140,20 @@ async def _pool_stopped(site: Site) -> None:
 
 
 async def _poison(site: Site) -> None:
+    assert site.poison, "this run sends no poison"
     await site.poison()
 
 
 async def _orca_serve(site: Site) -> None:
     site.server.process.kill()
     site.server.process.wait()
+    assert site.start_again, "this run starts no server again"
     await asyncio.to_thread(site.start_again)
 
 
 async def _everything(site: Site) -> None:
     site.server.kill_all()
+    assert site.start_again, "this run starts no server again"
     await asyncio.to_thread(site.start_again)
 
 

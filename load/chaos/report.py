@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
 
 from load.chaos.checker import Verdict
 from load.chaos.streams import Outcome
@@ -112,3 +116,12 @@ def requests_table(
         ["tokens in the pool's file", sum(len(s.tokens) for s in verdict.pool.sequences.values())],
     ]
     return table(["", "count"], rows)
+
+
+def leave(folder: Path, held: bool) -> NoReturn:
+    """End a run with status 0 if all rules held; else keep its histories, and end with status 1."""
+    if held:
+        shutil.rmtree(folder)
+    else:
+        print(f"\nThe histories are in {folder}")
+    sys.exit(not held)

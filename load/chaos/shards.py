@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from load.chaos.aof import read_transactions
 from load.chaos.checker import Circumstances, Least, Verdict, check
 from load.chaos.history import Delivery, End, Record
 from load.chaos.planted import PLANTS, missed_plants
-from load.chaos.report import requests_table
+from load.chaos.report import leave, requests_table
 from load.chaos.run import IDLE, PATIENCE, SHOWN
 from load.chaos.site import SCHEDULER, keep_history
 from load.chaos.streams import Outcome, Streams
@@ -65,11 +64,7 @@ def main() -> None:
     print(f"Measured on {machine()}.\n", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="orca-chaos-"))
     held = asyncio.run(run(folder, given))
-    if held:
-        shutil.rmtree(folder)
-    else:
-        print(f"\nThe histories are in {folder}")
-    sys.exit(not held)
+    leave(folder, held)
 
 
 async def run(folder: Path, given: argparse.Namespace) -> bool:

@@ -30,13 +30,13 @@ class Site:
     """The server that is hurt.
 
     `start_again` replaces `server` by a new one on the same folder and port; `poison` sends a request that kills
-    engines and returns when it was refused. `past_lease` and `outage`: for how many seconds a scheduler and the pool's
-    server are stopped.
+    engines and returns when it was refused. A run whose faults need neither has neither. `past_lease` and `outage`: for
+    how many seconds a scheduler and the pool's server are stopped.
     """
 
     server: OrcaServer
-    start_again: Callable[[], None]
-    poison: Callable[[], Awaitable[None]]
+    start_again: Callable[[], None] | None = None
+    poison: Callable[[], Awaitable[None]] | None = None
     past_lease: float = 8.0
     outage: float = 20.0
 

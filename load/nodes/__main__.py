@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from load.nodes import parts as trials
-from load.nodes.options import NodeOptions
+from load.nodes.trial import NodeOptions
 from load.report import machine
 
 INSIDE = "LOAD_NODES_INSIDE"  # is set inside the namespaces

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from load.chaos import history
 from load.chaos.aof import read_transactions
@@ -64,6 +65,14 @@ class Trial:
         await self.streams.keep(kinds, count, over)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """The options of a part. `folder` is where it keeps its files. `model`: `null`, or as `orca serve --model`."""
+
+    folder: Path
+    model: str
+
+
 @contextlib.asynccontextmanager
 async def trial(cluster: Cluster, kinds: list[HttpRequest], learn: bool) -> AsyncIterator[Trial]:
     """A trial whose histories are in the cluster's folder. With `learn` the answers of the requests are known from
@@ -78,7 +87,7 @@ async def trial(cluster: Cluster, kinds: list[HttpRequest], learn: bool) -> Asyn
             try:
                 yield Trial(cluster, streams, watch)
                 async with asyncio.timeout(IDLE):
-                    while (now := await moment(pool)).waiting or any(now.running.values()):  # noqa: ASYNC110
+                    while (now := await moment(pool)).waiting or any(now.running.values()):  # noqa: ASYNC110 - there is no event
                         await asyncio.sleep(0.5)
             finally:
                 watching.cancel()

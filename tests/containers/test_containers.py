@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.containers import images
 from tests.containers.compose_project import ComposeProject, composed
-from tests.containers.daemon import Daemon
+from tests.containers.daemon import Daemon, running
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
@@ -34,6 +35,13 @@ from services.models import resolve
 engine = Engine.load(resolve("default", Path("/var/cache/orca")), EngineSettings(cache_dir=Path("/var/cache/orca")))
 print("loaded", torch.get_num_threads(), engine.figures.num_blocks, engine.figures.numerics)
 """
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running() as daemon:
+        print(images.prepare(daemon))
+        yield daemon
 
 
 @pytest.fixture(scope="module")

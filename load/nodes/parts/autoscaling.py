@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from load.chaos.checker import Least
 from load.chaos.streams import Outcome
 from load.nodes.cluster import Cluster
-from load.nodes.options import NodeOptions
-from load.nodes.trial import LENGTH, NULL, Trial, requests, trial, verdict
+from load.nodes.trial import LENGTH, NULL, NodeOptions, Trial, requests, trial, verdict
 from load.nodes.watch import Moment
 from load.report import quantile, table
 from load.users.profile import Profile, Stage
@@ -91,20 +90,32 @@ def need(tried: Trial, profile: Profile, began: float) -> str:
     iteration; and how long after the fall it was gone."""
     rise = began + profile.stages[0].seconds
     fall = rise + profile.stages[1].seconds
-    rows = []
-    for number in range(2, WORKERS + 1):
-        fewer = tried.watch.first(fall, lambda m, n=number: m.engines < n)  # type: ignore[misc]
-        rows.append(
-            [
-                number,
-                _seconds(tried.watch.first(rise, lambda m, n=number: m.wanted >= n)),  # type: ignore[misc]
-                _seconds(tried.watch.first(rise, lambda m, n=number: m.engines >= n)),  # type: ignore[misc]
-                _seconds(tried.watch.first(rise, lambda m, n=number: _working(m) >= n)),  # type: ignore[misc]
-                _seconds(fewer),
-            ]
-        )
+    rows = [
+        [
+            number,
+            *(_seconds(tried.watch.first(rise, _at_least(number, of))) for of in (_wanted, _ready, _working)),
+            _seconds(tried.watch.first(fall, _fewer_than(number))),
+        ]
+        for number in range(2, WORKERS + 1)
+    ]
     head = ["engines", "wanted, s after the rise", "ready", "all have run an iteration", "fewer, s after the fall"]
     return table(head, rows)
+
+
+def _at_least(number: int, of: Callable[[Moment], int]) -> Callable[[Moment], bool]:
+    return lambda moment: of(moment) >= number
+
+
+def _fewer_than(number: int) -> Callable[[Moment], bool]:
+    return lambda moment: moment.engines < number
+
+
+def _wanted(moment: Moment) -> int:
+    return moment.wanted
+
+
+def _ready(moment: Moment) -> int:
+    return moment.engines
 
 
 def _working(moment: Moment) -> int:

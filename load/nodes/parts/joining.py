@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from load.chaos.checker import Least
 from load.nodes.cluster import Cluster
-from load.nodes.options import NodeOptions
-from load.nodes.trial import NULL, requests, trial, verdict
+from load.nodes.trial import NULL, NodeOptions, requests, trial, verdict
 from load.report import table
+from load.server import until
 
 STREAMS = 16
 BEFORE, AFTER = 20.0, 30.0  # seconds of load before the node is started, and after its engine is ready
@@ -35,9 +35,7 @@ async def _run(cluster: Cluster) -> tuple[str, bool]:
             engines = tried.watch.moments[-1].engines
             started, unix = time.monotonic(), time.time()
             await asyncio.to_thread(cluster.add_worker)
-            async with asyncio.timeout(START):
-                while tried.watch.moments[-1].engines < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            await until(lambda: tried.watch.moments[-1].engines >= 2, START)
             ready = time.monotonic()
             await asyncio.sleep(AFTER)
             last = time.monotonic()

@@ -10,9 +10,9 @@ from itertools import pairwise
 from load.chaos.checker import Least
 from load.nodes.cluster import Cluster
 from load.nodes.machine import Machine
-from load.nodes.options import NodeOptions
-from load.nodes.trial import NULL, Trial, requests, trial, verdict
+from load.nodes.trial import NULL, NodeOptions, Trial, requests, trial, verdict
 from load.report import table
+from load.server import until
 
 CUTS = (5.0, 60.0)  # seconds
 STREAMS = 12
@@ -88,6 +88,4 @@ def _lost_seats(machine: Machine) -> int:
 
 
 async def _until_ready(tried: Trial, engines: int) -> None:
-    async with asyncio.timeout(BACK):
-        while not (tried.watch.moments and tried.watch.moments[-1].engines == engines):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+    await until(lambda: bool(tried.watch.moments) and tried.watch.moments[-1].engines == engines, BACK)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
+from services.errors import PoolUnavailable
 from services.messages import Commit, End, EngineFigures, Exchange, NewSequence, Room, Submission
 from services.pool.group_packing import pack_group, prompt_logprobs_bytes, token_bytes
 from services.pool.packing import pack, unpack
@@ -177,3 +178,13 @@ async def configured(server_url, **options):
 async def full_memory(server_url):
     async with configured(server_url, maxmemory=1):
         yield
+
+
+async def until_done(call):
+    """The result of a call that is repeated unchanged while the pool is unavailable, as its callers do."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await call()
+            except PoolUnavailable:
+                await asyncio.sleep(0.02)

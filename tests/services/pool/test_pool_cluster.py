@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 import redis
-from pool_helpers import Owner, commit, group, stored
+from pool_helpers import Owner, commit, group, stored, until_done
 from test_pool_access import use
 
-from load.server import free_port
+from load.server import free_port, until
 from services.errors import PoolUnavailable
 from services.pool.pool import RequestPool
 from services.pool.server.binaries import find_servers
@@ -37,12 +37,6 @@ class Node:
 
     def knows(self, nodes):
         return f"cluster_known_nodes:{nodes}" in str(self.says("CLUSTER", "INFO"))
-
-
-async def until(happened):
-    async with asyncio.timeout(30):
-        while not await asyncio.to_thread(happened):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +76,6 @@ async def pool(cluster):
     pool = RequestPool(f"redis+cluster://127.0.0.1:{cluster[1].port},127.0.0.1:1", "moving")
     yield pool
     await pool.close()
-
-
-async def until_done(call):
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await call()
-            except PoolUnavailable:
-                await asyncio.sleep(0.02)
 
 
 def slot_of(pool, cluster):

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from pool_helpers import Owner, commit, group, stored
+from pool_helpers import Owner, commit, group, stored, until_done
 from test_pool_access import use
 
 from load.chaos.sentinels import MASTER, Sentinels
@@ -38,16 +38,6 @@ async def pools_of(sentinels):
     yield make
     for pool in made:
         await pool.close()
-
-
-async def until_done(call):
-    """The result of a call that is repeated unchanged while the pool is unavailable, as its callers do."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await call()
-            except PoolUnavailable:
-                await asyncio.sleep(0.02)
 
 
 async def test_every_call_goes_to_the_master_that_the_sentinels_name(sentinels, pools_of):
