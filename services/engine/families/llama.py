@@ -19,12 +19,11 @@ class Llama(DecoderWeights):
 
     @staticmethod
     def read_spec(config: Any) -> DecoderSpec | None:
-        """None for sliding windows, rotary embeddings that are partial or depend on the length, another activation than
-        SiLU, and biases in the MLP."""
-        windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        """None for rotary embeddings that are partial or depend on the length, another activation than SiLU, and biases
+        in the MLP."""
         partial = "partial_rotary_factor" in config.rope_parameters
         by_length = config.rope_parameters["rope_type"] in ("dynamic", "longrope")
-        if config.hidden_act != "silu" or windowed or partial or by_length or getattr(config, "mlp_bias", False):
+        if config.hidden_act != "silu" or partial or by_length or getattr(config, "mlp_bias", False):
             return None
         frequencies, scale = rotary_frequencies(config)
         return DecoderSpec(
@@ -39,6 +38,7 @@ class Llama(DecoderWeights):
             epsilon=config.rms_norm_eps,
             frequencies=frequencies,
             rotary_scale=scale,
+            windows=windows_of(config),
         )
 
     def layer(self, index: int) -> LayerWeights:
@@ -57,6 +57,14 @@ class Llama(DecoderWeights):
             up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
             down=self._partial(f"{layer}.mlp.down_proj", inner),
         )
+
+
+def windows_of(config: Any) -> tuple[int, ...]:
+    """`windows` of DecoderSpec, from transformers' config."""
+    size = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
 
 
 def rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:

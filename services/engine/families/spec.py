@@ -1,8 +1,16 @@
-"""DecoderSpec: what the layers of a model compute. The kernels of both backends know nothing else about it."""
+"""DecoderSpec: what the layers of a model compute. The kernels know nothing else about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Activation(IntEnum):
+    """The function in the middle of an MLP. model.h has the same numbers."""
+
+    SILU = 0
+    GELU = 1  # in its tanh form
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,9 +18,12 @@ class DecoderSpec:
     """Pre-norm decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
-    down(silu(gate x) * up x); else down(gelu(up x)) with gelu's tanh form. `frequencies` are those of rotary embeddings
-    over the whole head, one for each pair of its columns: radians per position, exact in float32; with none, positions
-    are learned.
+    down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings over the
+    whole head, one for each pair of its columns: radians per position, exact in float32; with none, positions are
+    learned.
+
+    `windows` has a number for each layer: how many tokens a token attends to, itself and those before it; 0: to all.
+    Empty: no layer has a window. A soft cap c makes c * tanh(x / c) of a number x; 0: none.
     """
 
     family: str  # a key of registry.FAMILIES
@@ -28,10 +39,21 @@ class DecoderSpec:
     gated: bool = True
     frequencies: tuple[float, ...] = ()
     rotary_scale: float = 1.0  # a factor of cosines and sines
+    activation: Activation = Activation.SILU
+    windows: tuple[int, ...] = ()
+    local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
+    soft_cap: float = 0.0  # of attention scores
+    logits_soft_cap: float = 0.0
 
     @property
     def rotary(self) -> bool:
         return bool(self.frequencies)
+
+    @property
+    def runs_on_cuda(self) -> bool:
+        """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
+        plain = Activation.SILU if self.gated else Activation.GELU
+        return self.activation == plain and not (self.windows or self.soft_cap or self.logits_soft_cap)
 
     @property
     def group(self) -> int:

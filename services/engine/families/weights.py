@@ -141,8 +141,9 @@ class DecoderWeights(ABC):
         return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
 
 
-def rotary_table(spec: DecoderSpec, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
-    them."""
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)
+    them; `local`: of the layers with a window, if those have others."""
+    frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale

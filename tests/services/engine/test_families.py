@@ -36,6 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a bias in attention": ("llama", {"attention_bias": True}),
     "as many KV heads as heads": ("llama", {"num_key_value_heads": 4}),
     "heads wider than the model": ("qwen3", {"head_dim": 32}),
+    "windows in all layers": ("mistral", {"sliding_window": 8}),
+    "windows in some layers": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama3 rope": (
         "llama",
@@ -69,7 +71,6 @@ def test_variants_of_the_fast_families(variant: str, tmp_path: Path) -> None:
         ("llama", {"quantization_config": {"quant_method": "fp8"}}),
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
-        ("mistral", {"sliding_window": 16}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("opt", {}),
     ],

@@ -23,7 +23,7 @@ LONG = {"max_position_embeddings": 280}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LONG,
     "qwen3": {**ODD, **LONG},
-    "mistral": {"head_dim": 64, **LONG},
+    "mistral": {"head_dim": 64, "sliding_window": 9, **LONG},
     "gpt2": {"n_positions": 280},
 }
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.engine.backends.cpu.packed import PackedModel, WeightKind, address
+from services.engine.backends.cpu.packed import PackedModel, WeightKind
 from services.engine.backends.cpu.structs import Batch, Heads, Layer, Matrix, Model, Norm
 from services.engine.batch.buffers import ReusedBuffer
 from services.engine.batch.flat_batch import FlatBatch, Numbers
@@ -36,7 +36,6 @@ class CpuDecoder(RankDecoder):
             self.backend += f" {packed.units}"
         if packed.kind == WeightKind.INT8:
             self.backend += " int8"
-        cosines, sines = packed.rotary or (None, None)
         self._model = Model(
             layer_count=part.layers,
             hidden=part.hidden,
@@ -44,10 +43,10 @@ class CpuDecoder(RankDecoder):
             layer_norm=part.layer_norm,
             gated=part.gated,
             threads=packed.threads,
+            activation=part.activation,
             epsilon=part.epsilon,
-            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling),
-            cosines=address(cosines),
-            sines=address(sines),
+            logits_soft_cap=part.logits_soft_cap,
+            heads=Heads(part.heads, part.kv_heads, part.head_dim, 0, part.scaling, part.soft_cap),
             layers=self._layers,
             last_norm=packed.last_norm.struct() if packed.last_norm else Norm(),
             vocabulary=packed.vocabulary.struct() if packed.vocabulary else Matrix(),

@@ -13,6 +13,9 @@ from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
 
+NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32
+
 
 class WeightKind(IntEnum):
     """How a matrix is kept; Packer checks that the kernels have the same kinds."""
@@ -69,6 +72,8 @@ class PackedLayer:
     mlp_norm: PackedNorm
     up: PackedMatrix
     down: PackedMatrix
+    rotary: Rotary | None
+    window: int  # 0: none
 
     def struct(self) -> Layer:
         """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
@@ -81,6 +86,9 @@ class PackedLayer:
             mlp_norm=self.mlp_norm.struct(),
             up=self.up.struct(),
             down=self.down.struct(),
+            cosines=address(self.rotary[0]) if self.rotary else None,
+            sines=address(self.rotary[1]) if self.rotary else None,
+            window=self.window or NO_WINDOW,
         )
 
 
@@ -94,7 +102,6 @@ class PackedModel:
     units: str  # of the processor that bfloat16 products are packed for; empty if there are none
     cache_dtype: torch.dtype  # of keys and values
     layers: list[PackedLayer]
-    rotary: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines, float32
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
     embedding: Table | None  # on the first stage

@@ -17,6 +17,7 @@ from services.engine.backends.cpu.packed import (
     PackedMatrix,
     PackedModel,
     PackedNorm,
+    Rotary,
     WeightKind,
     address,
 )
@@ -54,14 +55,25 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=[packer.layer(weights.layer(i), part.gated) for i in range(*layout.layers(setup.spec.layers))],
-        rotary=rotary_table(part, setup.max_model_len) if part.rotary else None,
+        layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else None,
         embedding=weights.embedding() if layout.is_first else None,
         positions=weights.positions() if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
     )
+
+
+def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
+    """A rank's layers. Those with the same rotary embeddings share a table."""
+    spec, length = setup.spec, setup.max_model_len
+    rotary = rotary_table(spec, length) if spec.rotary else None
+    local = rotary_table(spec, length, True) if spec.local_frequencies else rotary
+    layers = []
+    for i in range(*layout.layers(spec.layers)):
+        window = spec.windows[i] if spec.windows else 0
+        layers.append(packer.layer(setup.weights.layer(i), spec.gated, local if window else rotary, window))
+    return layers
 
 
 class Packer:
@@ -90,7 +102,7 @@ class Packer:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, gated: bool) -> PackedLayer:
+    def layer(self, weights: LayerWeights, gated: bool, rotary: Rotary | None, window: int) -> PackedLayer:
         return PackedLayer(
             attention_norm=self.norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
@@ -100,6 +112,8 @@ class Packer:
             mlp_norm=self.norm(weights.mlp_norm),
             up=self.matrix(weights.up, gated),
             down=self.matrix(weights.down),
+            rotary=rotary,
+            window=window,
         )
 
     def norm(self, norm: Linear) -> PackedNorm:

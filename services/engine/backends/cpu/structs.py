@@ -33,6 +33,9 @@ class Layer(Structure):
         ("down", Matrix),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("window", c_int32),
     )
 
 
@@ -43,6 +46,7 @@ class Heads(Structure):
         ("dim", c_int32),
         ("block_size", c_int32),
         ("scaling", c_float),
+        ("soft_cap", c_float),
     )
 
 
@@ -55,10 +59,10 @@ class Model(Structure):
         ("gated", c_int32),
         ("bfloat16_cache", c_int32),
         ("threads", c_int32),
+        ("activation", c_int32),
         ("epsilon", c_float),
+        ("logits_soft_cap", c_float),
         ("heads", Heads),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
         ("layers", POINTER(Layer)),
         ("last_norm", Norm),
         ("vocabulary", Matrix),

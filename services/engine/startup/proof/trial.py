@@ -29,6 +29,7 @@ from services.requests import SamplingParams
 LAYERS = 2
 WIDEST = 2048  # rows of the vocabulary, plus the remainder of its real size by TILE
 TILE = 256
+WINDOW = 70  # tokens at most: shorter than the longest prompt, and no multiple of a tile
 PROMPTS = (1, 5, 33, 300)  # tokens: below and above the sizes of blocks, and of the tiles of products and attention
 CHUNK = 20  # tokens of the third prompt's first chunk
 SHORT_REQUESTS = 16  # they join the last iterations, so that increments fill more than one tile
@@ -59,10 +60,13 @@ def trial(folder: Path, settings: EngineSettings) -> float:
 
 
 def _shortened(config: Any) -> Any:
-    """The config with fewer layers of the same shapes, and a smaller vocabulary."""
+    """The config with fewer layers of the same shapes, of each type if there are several; with a shorter window and a
+    smaller vocabulary."""
     config.num_hidden_layers = LAYERS
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:LAYERS]
+    if types := getattr(config, "layer_types", None):
+        config.layer_types = (list(dict.fromkeys(types)) * LAYERS)[:LAYERS]
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = min(config.sliding_window, WINDOW)
     config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
     config.pad_token_id = None
     return config

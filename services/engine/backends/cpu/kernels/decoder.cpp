@@ -101,6 +101,7 @@ void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, 
         SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};
         run.norm(model.last_norm, [&](int row) { return tokens[row]; });
         run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
+        if (model.logits_soft_cap > 0) run.cap(logits, count);
     });
 }
 

@@ -85,9 +85,10 @@ private:
 
 // Turns the sums of an MLP's first product into the input of its second, `depth` numbers a row.
 template <class Input>
-struct Activation {
+struct Activated {
     const Matrix& up;
     bool gated;
+    Activation activation;
     int depth;
     const Input& to;
 
@@ -98,10 +99,12 @@ struct Activation {
             const int from = gated ? panel * LANES : panel * WIDTH + half * LANES;
             Vector square[LANES] = {};
 #pragma GCC unroll 16
-            for (size_t r = 0; r < R; ++r) square[r] = gated ? Input::silu(sums[r][0]) * sums[r][1] : gelu(sums[r][half]);
+            for (size_t r = 0; r < R; ++r) square[r] = gated ? of(sums[r][0]) * sums[r][1] : of(sums[r][half]);
             if (from < depth) to.set(row, R, from, square, std::min(LANES, depth - from));
         }
     }
+
+    Vector of(Vector x) const { return activation == Activation::SILU ? Input::silu(x) : Input::gelu(x); }
 
     void expect(int panel, int row, int) const {
         const int columns = gated ? LANES : WIDTH;
@@ -155,6 +158,13 @@ struct SliceRun {
         done(phase);
     }
 
+    // Caps logits [rows, vocabulary].
+    void cap(float* logits, int rows) {
+        const int size = model.vocabulary.outputs;
+        crew.each(rows, [&](int row) { cap_all(logits + size_t(row) * size, size, model.logits_soft_cap); });
+        done(VOCABULARY);
+    }
+
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
 private:
@@ -195,14 +205,14 @@ private:
     void feed_forward(const Layer& layer) {
         norm(layer.mlp_norm);
         const Input inner = wide(layer.down.inputs);
-        const Activation<Input> activation{layer.up, model.gated != 0, layer.down.inputs, inner};
-        narrow().multiply(crew, layer.up, activation, [&](auto... at) { activation.expect(at...); });
+        const Activated<Input> activated{layer.up, model.gated != 0, model.activation, layer.down.inputs, inner};
+        narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
         add(layer.down, inner, MLP);
     }
 
     template <class Number>
     LayerCache<Number> cache(const Layer& layer) const {
-        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values)};
+        return {batch, model.heads, static_cast<Number*>(layer.keys), static_cast<Number*>(layer.values), layer.window};
     }
 
     template <class Number>
@@ -215,8 +225,8 @@ private:
             float* x = row + head * dim;
             const float* weight = head < heads.queries ? layer.query_norm : layer.key_norm;
             if (weight) normalise_head(x, dim, weight, model.epsilon);
-            if (model.cosines)
-                rotate(x, dim, model.cosines + size_t(position) * dim / 2, model.sines + size_t(position) * dim / 2);
+            if (layer.cosines)
+                rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
         }
         const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)

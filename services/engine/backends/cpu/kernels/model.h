@@ -20,7 +20,12 @@ struct Layer {
     Matrix down;
     void* keys;
     void* values;
+    const float* cosines;  // [positions, dim / 2], or null without rotary embeddings
+    const float* sines;
+    int32_t window;  // see LayerCache
 };
+
+enum class Activation : int32_t { SILU, GELU };
 
 // Inputs of products, which steps pass to each other: of the hidden size, and wider ones. They grow as needed.
 struct ProductInputs {
@@ -37,10 +42,9 @@ enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
     int32_t layer_count, hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
-    float epsilon;
+    Activation activation;
+    float epsilon, logits_soft_cap;  // 0: none
     Heads heads;
-    const float* cosines;  // [positions, dim / 2], or null if positions are learned
-    const float* sines;
     const Layer* layers;
     Norm last_norm;
     Matrix vocabulary;

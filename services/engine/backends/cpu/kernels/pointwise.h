@@ -39,6 +39,12 @@ inline void normalise(const Model& model, const Norm& norm, const float* const* 
             to.set(first + r, k, (rows[r][k] - means[r]) * scales[r] * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f));
 }
 
+inline void cap_all(float* x, int count, float cap) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(x + i, soft_capped(load(x + i), cap));
+    for (; i < count; ++i) x[i] = soft_capped(broadcast(x[i]), cap)[0];
+}
+
 inline void normalise_head(float* x, int dim, const float* weight, float epsilon) {
     float squares = 0;
     for (int i = 0; i < dim; ++i) squares += x[i] * x[i];
