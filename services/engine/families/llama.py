@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights
+from services.engine.families.weights import DecoderWeights, LayerWeights, Linear
 
 
 class Llama(DecoderWeights):
@@ -43,20 +43,28 @@ class Llama(DecoderWeights):
 
     def layer(self, index: int) -> LayerWeights:
         """See DecoderWeights."""
-        layer, spec = f"model.layers.{index}", self._spec
-        queries, keys = self._head_rows(spec.group), self._head_rows()
-        inner = self._shard.of(spec.intermediate)
-        attention = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+        layer = f"model.layers.{index}"
         return LayerWeights(
             attention_norm=self._norm(f"{layer}.input_layernorm"),
-            qkv=self._stacked(attention, [queries, keys, keys]),
+            qkv=self._qkv(layer),
             query_norm=self._optional(f"{layer}.self_attn.q_norm.weight"),
             key_norm=self._optional(f"{layer}.self_attn.k_norm.weight"),
-            output=self._partial(f"{layer}.self_attn.o_proj", queries),
+            output=self._partial(f"{layer}.self_attn.o_proj", self._head_rows(self._spec.group)),
             mlp_norm=self._norm(f"{layer}.post_attention_layernorm"),
-            up=self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner]),
-            down=self._partial(f"{layer}.mlp.down_proj", inner),
+            up=self._up(layer),
+            down=self._down(layer),
         )
+
+    def _qkv(self, layer: str) -> Linear:
+        queries, keys = self._head_rows(self._spec.group), self._head_rows()
+        return self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
+
+    def _up(self, layer: str) -> Linear:
+        inner = self._shard.of(self._spec.intermediate)
+        return self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner])
+
+    def _down(self, layer: str) -> Linear:
+        return self._partial(f"{layer}.mlp.down_proj", self._shard.of(self._spec.intermediate))
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

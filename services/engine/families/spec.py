@@ -15,7 +15,8 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Pre-norm decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary.
+    """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
+    `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
 
     `layer_norm`: norms have mean and bias, as in GPT; else they divide by the root mean square. `gated`: the MLP is
     down(activation(gate x) * up x); else down(activation(up x)). `frequencies` are those of rotary embeddings over the
@@ -44,6 +45,12 @@ class DecoderSpec:
     local_frequencies: tuple[float, ...] = ()  # of layers with a window; empty: the same as of the others
     soft_cap: float = 0.0  # of attention scores
     logits_soft_cap: float = 0.0
+    pre_norms: bool = True
+    post_norms: bool = False
+    norms_all_heads: bool = False  # norms of queries and keys run over all heads together, not over each
+    embedding_scale: float = 1.0  # a factor of the tokens' embeddings
+    attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
+    logits_scale: float = 1.0
 
     @property
     def rotary(self) -> bool:
@@ -53,7 +60,8 @@ class DecoderSpec:
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
         plain = Activation.SILU if self.gated else Activation.GELU
-        return self.activation == plain and not (self.windows or self.soft_cap or self.logits_soft_cap)
+        norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
+        return self.activation == plain and norms and not (self.windows or self.soft_cap or self.logits_soft_cap)
 
     @property
     def group(self) -> int:
@@ -63,4 +71,4 @@ class DecoderSpec:
     @property
     def scaling(self) -> float:
         """The factor of attention scores."""
-        return float(self.head_dim**-0.5)
+        return self.attention_scale or float(self.head_dim**-0.5)

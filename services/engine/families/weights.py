@@ -23,16 +23,18 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer. Norms are Linears whose weight is a vector."""
+    """The weights of one layer. Norms are Linears whose weight is a vector, and None where a layer has none."""
 
-    attention_norm: Linear
+    attention_norm: Linear | None
     qkv: Linear  # queries, keys, values
-    query_norm: torch.Tensor | None  # [head_dim]
+    query_norm: torch.Tensor | None  # [head_dim], or of all heads
     key_norm: torch.Tensor | None
     output: Linear
-    mlp_norm: Linear
+    mlp_norm: Linear | None
     up: Linear  # gated: gate and up projection, one after the other
     down: Linear
+    attention_post_norm: Linear | None = None  # of what attention computes, before that is added
+    mlp_post_norm: Linear | None = None
 
 
 class Table(NamedTuple):
@@ -96,7 +98,12 @@ class DecoderWeights(ABC):
         return self._table(self.positions_name)
 
     def last_norm(self) -> Linear:
-        return self._norm(self.last_norm_name)
+        """The norm before the vocabulary. It scales the logits, too: those are a product of its output."""
+        norm, scale = self._norm(self.last_norm_name), self._spec.logits_scale
+        if scale == 1.0:
+            return norm
+        bias = None if norm.bias is None else norm.bias.to(torch.float32) * scale
+        return Linear(norm.weight.to(torch.float32) * scale, bias)
 
     @property
     def tied(self) -> bool:

@@ -97,7 +97,7 @@ class CudaLayers:
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """x [tokens, hidden], float32."""
         assert self._embedding is not None, "the first layers embed"
-        return embed(inputs.ids, inputs.positions, self._embedding, self._positions)
+        return embed(inputs.ids, inputs.positions, self._embedding, self._positions, self._part.embedding_scale)
 
     def run(
         self,
@@ -114,6 +114,8 @@ class CudaLayers:
         all_reduce = all_reduce or _unchanged
         change = None
         for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
+            assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
+            assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
             qkv = product(normed, layer.qkv, dtype)
             place(
@@ -147,12 +149,12 @@ class CudaLayers:
 
     def _on_device(self, layer: LayerWeights) -> LayerWeights:
         return LayerWeights(
-            attention_norm=self._norm(layer.attention_norm),
+            attention_norm=layer.attention_norm and self._norm(layer.attention_norm),
             qkv=self._linear(layer.qkv),
             query_norm=self._numbers(layer.query_norm),
             key_norm=self._numbers(layer.key_norm),
             output=self._linear(layer.output),
-            mlp_norm=self._norm(layer.mlp_norm),
+            mlp_norm=layer.mlp_norm and self._norm(layer.mlp_norm),
             up=self._linear(layer.up),
             down=self._linear(layer.down),
         )
