@@ -38,6 +38,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
     },
     "olmo2": _GROUPED,
+    "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
     "gpt2": _GPT,
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},

@@ -47,9 +47,7 @@ class GraniteHybrid(Granite):
         return spec and replace(spec, family="granitemoehybrid", intermediate=config.shared_intermediate_size)
 
     def _up(self, layer: str) -> Linear:
-        width = self._spec.intermediate
-        begin, end = self._shard.of(width)
-        return self._stacked([f"{layer}.shared_mlp.input_linear"] * 2, [(begin, end), (width + begin, width + end)])
+        return self._stacked([f"{layer}.shared_mlp.input_linear"] * 2, self._halves(self._spec.intermediate))
 
     def _down(self, layer: str) -> Linear:
         return self._partial(f"{layer}.shared_mlp.output_linear", self._shard.of(self._spec.intermediate))

@@ -21,9 +21,15 @@ class Llama(DecoderWeights):
     def read_spec(config: Any) -> DecoderSpec | None:
         """None for rotary embeddings that are partial or depend on the length, another activation than SiLU, and biases
         in the MLP."""
-        partial = "partial_rotary_factor" in config.rope_parameters
-        by_length = config.rope_parameters["rope_type"] in ("dynamic", "longrope")
-        if config.hidden_act != "silu" or partial or by_length or getattr(config, "mlp_bias", False):
+        rope = config.rope_parameters
+        partial, by_length = "partial_rotary_factor" in rope, rope["rope_type"] == "longrope"
+        return None if partial or by_length else Llama.read_rotary_spec(config)
+
+    @staticmethod
+    def read_rotary_spec(config: Any) -> DecoderSpec | None:
+        """The same with any rotary embeddings but `dynamic` ones. The family is Llama."""
+        rope = config.rope_parameters["rope_type"]
+        if config.hidden_act != "silu" or rope == "dynamic" or getattr(config, "mlp_bias", False):
             return None
         frequencies, scale = rotary_frequencies(config)
         return DecoderSpec(
@@ -70,6 +76,7 @@ class Llama(DecoderWeights):
 def windows_of(config: Any) -> tuple[int, ...]:
     """`windows` of DecoderSpec, from transformers' config."""
     size = getattr(config, "sliding_window", None) or 0
+    size = 0 if size >= config.max_position_embeddings else size
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()
@@ -84,5 +91,6 @@ def rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config)
         return tuple(frequencies.tolist()), scale
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dim = int(dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
     shares = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     return tuple((1.0 / (config.rope_parameters["rope_theta"] ** shares)).tolist()), 1.0

@@ -13,6 +13,8 @@ from services.engine.families.gpt2 import Gpt2
 from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
 from services.engine.families.olmo2 import Olmo2
+from services.engine.families.phi3 import Phi3
+from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Checkpoint, Tensors
 from services.engine.families.weights import DecoderWeights
@@ -28,6 +30,8 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "olmo2": Olmo2,
+    "phi3": Phi3,
+    "smollm3": SmolLm3,
     "gpt2": Gpt2,
 }
 

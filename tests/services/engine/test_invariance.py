@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LONG,
     "qwen3": {**ODD, **LONG},
     "mistral": {"head_dim": 64, "sliding_window": 9, **LONG},
+    "phi3": LONG,
     "olmo2": {**ODD, **LONG},
     "gpt2": {"n_positions": 280},
 }
@@ -35,6 +36,7 @@ VARIANTS = [
     ("qwen3", replace(SETTINGS, weights="int8")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16")),
     ("mistral", replace(SETTINGS, dtype="bfloat16")),
+    ("phi3", SETTINGS),
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
 ]

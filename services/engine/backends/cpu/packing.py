@@ -72,7 +72,8 @@ def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer
     layers = []
     for i in range(*layout.layers(spec.layers)):
         window = spec.windows[i] if spec.windows else 0
-        layers.append(packer.layer(setup.weights.layer(i), spec.gated, local if window else rotary, window))
+        table = None if not spec.rotates(i) else local if window else rotary
+        layers.append(packer.layer(setup.weights.layer(i), spec.gated, table, window))
     return layers
 
 

@@ -84,9 +84,10 @@ class CudaLayers:
         self._positions = self._table(weights.positions()) if layout.is_first and not part.rotary else None
         self._last_norm = self._norm(weights.last_norm()) if layout.is_last else None
         self._vocabulary = self._linear(self._vocabulary_of(weights)) if layout.is_last else None
-        self._rotary = None
+        table = None
         if part.rotary:
-            self._rotary = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
+            table = Rotary(*(t.to(setup.device) for t in rotary_table(part, setup.max_model_len)))
+        self._rotary = [table if setup.spec.rotates(i) else None for i in layers]
         self.programs = _programs(setup.device)
 
     def bind(self, cache: KVCache) -> None:
@@ -113,7 +114,8 @@ class CudaLayers:
         part, dtype, product = self._part, self._dtype, self._product
         all_reduce = all_reduce or _unchanged
         change = None
-        for layer, keys, values in zip(self._layers, self._cache.keys, self._cache.values, strict=True):
+        kept = self._cache
+        for layer, rotary, keys, values in zip(self._layers, self._rotary, kept.keys, kept.values, strict=True):
             assert layer.attention_norm, "see DecoderSpec.runs_on_cuda"
             assert layer.mlp_norm, "see DecoderSpec.runs_on_cuda"
             normed = add_and_norm(x, change, layer.attention_norm, part.epsilon, part.layer_norm, dtype)
@@ -124,7 +126,7 @@ class CudaLayers:
                 inputs.slots,
                 keys,
                 values,
-                self._rotary,
+                rotary,
                 layer.query_norm,
                 layer.key_norm,
                 part.epsilon,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,9 +85,15 @@ def test_no_process_reads_the_whole_model(ranks: RankProcesses, alone: Engine) -
 
 
 THREE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
-UNEVEN: dict[str, tuple[str, dict[str, int], tuple[int, int]]] = {
+UNEVEN: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "three KV heads": ("llama", {**THREE, "intermediate_size": 129}, (2, 1)),
     "three KV heads and layers": ("qwen3", {**THREE, "num_hidden_layers": 3}, (2, 2)),
+    "fused products, partial rotary embeddings": ("phi3", {**THREE, "head_dim": 8, "intermediate_size": 129}, (2, 1)),
+    "three heads without rotary embeddings": (
+        "smollm3",
+        {**THREE, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+        (2, 2),
+    ),
     "norms behind": ("olmo2", {"num_hidden_layers": 3}, (1, 2)),
     "five heads": ("gpt2", {"n_embd": 60, "n_head": 5, "n_inner": 131, "n_layer": 3}, (3, 1)),
 }
