@@ -134,7 +134,8 @@ def main(arguments: list[str] | None = None) -> None:
     settings = EngineSettings(given.device, given.dtype)
     scale = replace(FULL, row_counts=(512, 2048))
     found = [one for model in given.only or MODELS for one in compare(model, config_of(model), settings, scale)]
-    print(f"{machine()}; {LAYERS} layers, {VOCABULARY:,} tokens\n\n{families_table(found)}")
+    dtype = devices.choose_dtype(settings, devices.choose_device(settings))
+    print(f"{machine()}; {dtype}, {LAYERS} layers, {VOCABULARY:,} tokens\n\n{families_table(found)}")
     if given.json:
         given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
 

@@ -76,7 +76,8 @@ class Llama(DecoderWeights):
 def windows_of(config: Any) -> tuple[int, ...]:
     """`windows` of DecoderSpec, from transformers' config."""
     size = getattr(config, "sliding_window", None) or 0
-    size = 0 if size >= config.max_position_embeddings else size
+    if size and size >= config.max_position_embeddings:
+        return ()  # longer than any request
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()
