@@ -94,6 +94,7 @@ def load_fast(
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
+    spec = spec.for_length(length)
     weights = open_weights(spec, source, layout.shard)
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)

@@ -24,6 +24,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LONG,
     "qwen3": {**ODD, **LONG},
     "mistral": {"head_dim": 64, "sliding_window": 9, **LONG},
+    "phi3": LONG,
+    "olmo2": {**ODD, **LONG},
     "gpt2": {"n_positions": 280},
 }
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
@@ -34,6 +36,8 @@ VARIANTS = [
     ("qwen3", replace(SETTINGS, weights="int8")),
     ("qwen3", replace(SETTINGS, dtype="bfloat16")),
     ("mistral", replace(SETTINGS, dtype="bfloat16")),
+    ("phi3", SETTINGS),
+    ("olmo2", replace(SETTINGS, dtype="bfloat16")),
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
 ]
 

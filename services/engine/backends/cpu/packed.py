@@ -64,26 +64,30 @@ class PackedNorm:
 class PackedLayer:
     """One layer; see LayerWeights."""
 
-    attention_norm: PackedNorm
+    attention_norm: PackedNorm | None
     qkv: PackedMatrix
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     output: PackedMatrix
-    mlp_norm: PackedNorm
+    mlp_norm: PackedNorm | None
     up: PackedMatrix
     down: PackedMatrix
+    attention_post_norm: PackedNorm | None
+    mlp_post_norm: PackedNorm | None
     rotary: Rotary | None
     window: int  # 0: none
 
     def struct(self) -> Layer:
         """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
         return Layer(
-            attention_norm=self.attention_norm.struct(),
+            attention_norm=_norm(self.attention_norm),
             qkv=self.qkv.struct(),
             query_norm=address(self.query_norm),
             key_norm=address(self.key_norm),
             output=self.output.struct(),
-            mlp_norm=self.mlp_norm.struct(),
+            mlp_norm=_norm(self.mlp_norm),
+            attention_post_norm=_norm(self.attention_post_norm),
+            mlp_post_norm=_norm(self.mlp_post_norm),
             up=self.up.struct(),
             down=self.down.struct(),
             cosines=address(self.rotary[0]) if self.rotary else None,
@@ -112,6 +116,10 @@ class PackedModel:
     def kind(self) -> WeightKind:
         """How the matrices of the layers are kept."""
         return self.layers[0].down.kind
+
+
+def _norm(norm: PackedNorm | None) -> Norm:
+    return Norm() if norm is None else norm.struct()
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

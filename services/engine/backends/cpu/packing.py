@@ -72,7 +72,8 @@ def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer
     layers = []
     for i in range(*layout.layers(spec.layers)):
         window = spec.windows[i] if spec.windows else 0
-        layers.append(packer.layer(setup.weights.layer(i), spec.gated, local if window else rotary, window))
+        table = None if not spec.rotates(i) else local if window else rotary
+        layers.append(packer.layer(setup.weights.layer(i), spec.gated, table, window))
     return layers
 
 
@@ -104,17 +105,22 @@ class Packer:
 
     def layer(self, weights: LayerWeights, gated: bool, rotary: Rotary | None, window: int) -> PackedLayer:
         return PackedLayer(
-            attention_norm=self.norm(weights.attention_norm),
+            attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
             query_norm=_float32(weights.query_norm),
             key_norm=_float32(weights.key_norm),
             output=self.matrix(weights.output),
-            mlp_norm=self.norm(weights.mlp_norm),
+            mlp_norm=self.optional_norm(weights.mlp_norm),
             up=self.matrix(weights.up, gated),
             down=self.matrix(weights.down),
+            attention_post_norm=self.optional_norm(weights.attention_post_norm),
+            mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
             rotary=rotary,
             window=window,
         )
+
+    def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
+        return None if norm is None else self.norm(norm)
 
     def norm(self, norm: Linear) -> PackedNorm:
         return PackedNorm(norm.weight.to(torch.float32).contiguous(), _float32(norm.bias))

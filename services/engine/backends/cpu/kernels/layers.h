@@ -188,8 +188,13 @@ private:
     void norm(const Norm& of) {
         norm(of, [&](int row) { return slice.first + row; });
     }
-    void add(const Matrix& matrix, const Input& rows, Phase phase) {
-        product(matrix, rows, to + size_t(slice.first) * model.hidden, to == x, phase);
+    // Adds a product to x, or its norm if there is `post`; to other memory than x, the product is written.
+    void add(const Matrix& matrix, const Input& rows, const Norm& post, Phase phase) {
+        float* own = to + size_t(slice.first) * model.hidden;
+        if (to != x || !post.weight) return product(matrix, rows, own, to == x, phase);
+        product(matrix, rows, inputs.change.data(), false, phase);
+        add_norms(crew, model, post, inputs.change.data(), slice.count, own);
+        done(NORMS);
     }
 
     // Computes queries, keys and values, and writes the latter two to the cache.
@@ -206,7 +211,7 @@ private:
     void attend(const Layer& layer) {
         const Input outputs = wide(model.heads.queries * model.heads.dim);
         model.bfloat16_cache ? attend_to<bfloat16>(layer, outputs) : attend_to<float>(layer, outputs);
-        add(layer.output, outputs, PROJECTIONS);
+        add(layer.output, outputs, layer.attention_post_norm, PROJECTIONS);
     }
 
     void feed_forward(const Layer& layer) {
@@ -216,7 +221,7 @@ private:
         const Input inner = wide(layer.down.inputs);
         const Activated<Input> activated{layer.up, model.gated != 0, model.activation, layer.down.inputs, inner};
         narrow().multiply(crew, layer.up, activated, [&](auto... at) { activated.expect(at...); });
-        add(layer.down, inner, MLP);
+        add(layer.down, inner, layer.mlp_post_norm, MLP);
     }
 
     template <class Number>
@@ -229,17 +234,22 @@ private:
         const Heads& heads = model.heads;
         const int dim = heads.dim, request = owners[token];
         const int position = batch.contexts[request] + token - batch.starts[request];
-        float* row = qkv() + size_t(token) * width();
-        for (int head = 0; head < heads.queries + heads.keys; ++head) {
-            float* x = row + head * dim;
-            const float* weight = head < heads.queries ? layer.query_norm : layer.key_norm;
-            if (weight) normalise_head(x, dim, weight, model.epsilon);
-            if (layer.cosines)
-                rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
+        float *row = qkv() + size_t(token) * width(), *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        if (layer.query_norm) {
+            norm_heads(row, heads.queries, layer.query_norm);
+            norm_heads(key, heads.keys, layer.key_norm);
         }
-        const float *key = row + heads.queries * dim, *value = key + heads.keys * dim;
+        if (layer.cosines)
+            for (float* x = row; x < value; x += dim)
+                rotate(x, dim, layer.cosines + size_t(position) * dim / 2, layer.sines + size_t(position) * dim / 2);
         for (int head = 0; head < heads.keys; ++head, key += dim, value += dim)
             write_position(cache<Number>(layer), request, head, position, key, value);
+    }
+
+    // Each head by itself, or all of them as one row.
+    void norm_heads(float* x, int heads, const float* weight) const {
+        const int together = model.norms_all_heads ? heads : 1, size = together * model.heads.dim;
+        for (int head = 0; head < heads; head += together, x += size) normalise(x, size, weight, model.epsilon);
     }
 
     template <class Number>
