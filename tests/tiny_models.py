@@ -15,6 +15,7 @@ MERGED = "the quick brown fox and the lazy dog; what is the capital of france? h
 
 _WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 _GROUPED = {**_WIDE, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+_ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -40,6 +41,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": _GROUPED,
     "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
+    "olmoe": _ROUTED,
+    "mixtral": _ROUTED,
     "gpt2": _GPT,
     "opt": {**_WIDE, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "gpt_neox": {**_WIDE, "intermediate_size": 128},

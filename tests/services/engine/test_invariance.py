@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 64, "sliding_window": 9, **LONG},
     "phi3": LONG,
     "olmo2": {**ODD, **LONG},
+    "qwen3_moe": {**ODD, **LONG, "moe_intermediate_size": 52, "num_experts": 12, "num_experts_per_tok": 3},
     "gpt2": {"n_positions": 280},
 }
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
@@ -38,6 +39,9 @@ VARIANTS = [
     ("mistral", replace(SETTINGS, dtype="bfloat16")),
     ("phi3", SETTINGS),
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
+    ("qwen3_moe", SETTINGS),
+    ("qwen3_moe", replace(SETTINGS, dtype="bfloat16")),
+    ("qwen3_moe", replace(SETTINGS, dtype="bfloat16", weights="int8")),
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
 ]
 
