@@ -1,5 +1,5 @@
-"""The structures of kernels/*.h, field for field: Matrix in products.h, Experts in routing.h, Batch and Heads in batch.h,
-the others in model.h."""
+"""The structures of kernels/*.h, field for field: Matrix in products.h, Experts in routing.h, Batch and Heads in
+batch.h, the others in model.h."""
 
 from __future__ import annotations
 
