@@ -56,10 +56,10 @@ class Certificates:
 
 def speaks_tls(binary: ServerBinary) -> bool:
     """Whether the server was built with TLS. Only then it misses an authority and a certificate."""
-    command = [binary.path, "--port", "0", "--tls-port", "1"]
+    command = [str(binary.path), "--port", "0", "--tls-port", "1"]
     started = subprocess.run(command, capture_output=True, text=True, timeout=10)
     return "Failed to configure TLS" in started.stdout + started.stderr
 
 
 def _openssl(*args: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True)
+    subprocess.run(["openssl", *(str(arg) for arg in args)], check=True, capture_output=True)
