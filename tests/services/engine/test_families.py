@@ -17,6 +17,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
 from services.engine.engine import Engine
+from services.engine.families.config import load_config
 from services.engine.families.registry import FAMILIES as FAST
 from services.engine.families.registry import spec_of
 from services.engine.settings import EngineSettings
@@ -123,6 +124,7 @@ def test_texts_vary(tiny_model: Callable[[str], Path]) -> None:
 def test_greedy_tokens_equal_generate_on_cuda(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     engine = Engine.load(folder, EngineSettings(device="cuda", dtype="float32", block_size=4, kv_blocks=200))
-    assert engine.figures.numerics.endswith("triton") == (family in FAST)
+    spec = spec_of(load_config(folder))
+    assert engine.figures.numerics.endswith("triton") == bool(spec and spec.runs_on_cuda)
     jobs = Driver(engine, random.Random(1)).run(make_jobs(random.Random(7)))
     assert [job.output for job in jobs] == generate(folder, make_jobs(random.Random(7)))

@@ -76,7 +76,7 @@ def test_logits_are_bitwise_the_same(folders: dict[str, Path], number: int) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_bitwise_the_same_on_cuda(folders: dict[str, Path], family: str, dtype: str) -> None:
     settings = replace(SETTINGS, device="cuda", dtype=dtype, batch_invariant=True)
