@@ -112,7 +112,9 @@ def test_what_is_wrong_is_seen(
 @pytest.mark.parametrize("size", [20, 4096])
 def test_a_wrong_window_is_seen(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is longer than the prompts of a trial."""
-    folder = make_tiny_model(tmp_path, "mistral", with_tokenizer=False, sliding_window=size)
+    folder = make_tiny_model(
+        tmp_path, "mistral", with_tokenizer=False, sliding_window=size, max_position_embeddings=8192
+    )
     assert trial(folder, SETTINGS) <= bound(SETTINGS)
     another_window(monkeypatch)
     assert not trial(folder, SETTINGS) <= bound(SETTINGS)
