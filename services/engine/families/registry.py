@@ -10,7 +10,11 @@ from typing import Any
 
 from services import wire
 from services.engine.families.gpt2 import Gpt2
+from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
+from services.engine.families.olmo2 import Olmo2
+from services.engine.families.phi3 import Phi3
+from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Checkpoint, Tensors
 from services.engine.families.weights import DecoderWeights
@@ -23,6 +27,11 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
+    "granite": Granite,
+    "granitemoehybrid": GraniteHybrid,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
+    "smollm3": SmolLm3,
     "gpt2": Gpt2,
 }
 

@@ -48,6 +48,7 @@ void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
         ProductInputs& inputs = buffers.inputs[crew];
         grow(inputs.narrow, Input::floats(rows, model.hidden));
         grow(inputs.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
+        if (model.layers->mlp_post_norm.weight) grow(inputs.change, size_t(rows) * model.hidden);
     }
 }
 
@@ -101,6 +102,7 @@ void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, 
         SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};
         run.norm(model.last_norm, [&](int row) { return tokens[row]; });
         run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
+        if (model.logits_soft_cap > 0) run.cap(logits, count);
     });
 }
 
@@ -171,6 +173,13 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
 // ranks' parts.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
     with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
+}
+
+// Adds to x [tokens, hidden] the `change` that a half of a layer computes: the sum of what the ranks wrote to `partial`.
+void orca_add(const Model* model, int half, const float* change, int tokens, float* x) {
+    const Layer& layer = model->layers[half / 2];
+    const Norm& post = half % 2 ? layer.mlp_post_norm : layer.attention_post_norm;
+    together(model->threads, [&](Member& member) { add_norms(member, *model, post, change, tokens, x); });
 }
 
 // Logits [count, vocabulary] after `count` tokens, which are flat indices among batch.logits_after.

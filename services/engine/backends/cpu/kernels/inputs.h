@@ -28,6 +28,7 @@ public:
 
     // As exact as float32.
     static Vector silu(Vector x) { return ::silu(x); }
+    static Vector gelu(Vector x) { return ::gelu(x); }
 
     // How many rows from this one on are neighbours.
     int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
@@ -84,6 +85,7 @@ public:
     }
 
     static Vector silu(Vector x) { return fast_silu(x); }
+    static Vector gelu(Vector x) { return fast_gelu(x); }
 
     void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
 
