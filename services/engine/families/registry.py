@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
@@ -33,6 +35,8 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "phi3": Phi3,
     "smollm3": SmolLm3,
     "gpt2": Gpt2,
+    "gemma2": Gemma,
+    "gemma3_text": Gemma,
 }
 
 WHOLE = Shard()
@@ -62,7 +66,9 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
         return wire.unpack(DecoderSpec, file.read_bytes())
     from services.engine.families.config import load_config
 
-    spec = spec_of(load_config(folder))
+    config = load_config(folder)
+    whole = json.loads((folder / "config.json").read_text()).get("model_type") == config.model_type
+    spec = spec_of(config) if whole else None  # the text part of another model has other names of tensors
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))

@@ -128,7 +128,15 @@ class DecoderWeights(ABC):
         return Table(self._read(name, rows), rows[0])
 
     def _norm(self, name: str) -> Linear:
-        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
+        return Linear(self._norm_weight(name), self._optional(f"{name}.bias"))
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        """The weight of an RMS norm of each head, if there is one."""
+        return self._norm_weight(name) if f"{name}.weight" in self._tensors else None
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        """What a norm multiplies by."""
+        return self._read(f"{name}.weight")
 
     def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
         """Products of the same input, one below the other; of each these rows."""

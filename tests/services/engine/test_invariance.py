@@ -23,10 +23,12 @@ LONG = {"max_position_embeddings": 280}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LONG,
     "qwen3": {**ODD, **LONG},
-    "mistral": {"head_dim": 64, "sliding_window": 9, **LONG},
+    "mistral": {"head_dim": 64, "sliding_window": 40, **LONG},
     "phi3": LONG,
     "olmo2": {**ODD, **LONG},
     "gpt2": {"n_positions": 280},
+    "gemma2": {"sliding_window": 9, **ODD, **LONG},
+    "gemma3_text": {"sliding_window": 100, "head_dim": 256, "num_key_value_heads": 1, **LONG},
 }
 SETTINGS = EngineSettings("cpu", "float32", block_size=16, kv_blocks=160, threads=1)
 VARIANTS = [
@@ -39,6 +41,8 @@ VARIANTS = [
     ("phi3", SETTINGS),
     ("olmo2", replace(SETTINGS, dtype="bfloat16")),
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
+    ("gemma2", SETTINGS),
+    ("gemma3_text", replace(SETTINGS, dtype="bfloat16")),
 ]
 
 

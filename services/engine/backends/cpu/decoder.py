@@ -56,6 +56,8 @@ class CpuDecoder(RankDecoder):
         weakref.finalize(self, library.orca_delete_buffers, ctypes.c_void_p(self._model.buffers))
         self.halves = 2 * part.layers  # of layers, see `run_halves`
         self._embedding, self._positions = packed.embedding, packed.positions
+        scale = torch.tensor(part.embedding_scale)
+        self._embedding_scale = float(scale.to(packed.cache_dtype) if part.rounds_embedding_scale else scale)
         self._x, self._logits = ReusedBuffer(), ReusedBuffer()
         self.bytes_read = packed.bytes_read
 
@@ -87,8 +89,8 @@ class CpuDecoder(RankDecoder):
         x = self._x(*size) if self._layout.is_last else torch.empty(size)  # what is sent on must not be overwritten
         whole = self._layout.tp == 1
         x[:] = _look_up(self._embedding, batch.input_ids, whole)
-        if self._part.embedding_scale != 1.0:
-            x *= self._part.embedding_scale
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
         if self._positions is not None:
             x += _look_up(self._positions, batch.positions(), whole)
         return x
