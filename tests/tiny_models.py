@@ -27,6 +27,7 @@ _ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -52,6 +53,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": _GROUPED,
     "phi3": {**_GROUPED, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
+    "qwen3_moe": {**_ROUTED, "moe_intermediate_size": 40},
+    "olmoe": _ROUTED,
+    "mixtral": _ROUTED,
     "gpt2": _GPT,
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
     "gemma3_text": {**_GEMMA, "rope_parameters": _ROPES},

@@ -65,11 +65,11 @@ class Llama(DecoderWeights):
         queries, keys = self._head_rows(self._spec.group), self._head_rows()
         return self._stacked([f"{layer}.self_attn.{name}_proj" for name in "qkv"], [queries, keys, keys])
 
-    def _up(self, layer: str) -> Linear:
+    def _up(self, layer: str) -> Linear | None:
         inner = self._shard.of(self._spec.intermediate)
         return self._stacked([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], [inner, inner])
 
-    def _down(self, layer: str) -> Linear:
+    def _down(self, layer: str) -> Linear | None:
         return self._partial(f"{layer}.mlp.down_proj", self._shard.of(self._spec.intermediate))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
 from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
 from services.engine.families.granite import Granite, GraniteHybrid
@@ -34,6 +35,9 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "olmo2": Olmo2,
     "phi3": Phi3,
     "smollm3": SmolLm3,
+    "qwen3_moe": Qwen3Moe,
+    "olmoe": Olmoe,
+    "mixtral": Mixtral,
     "gpt2": Gpt2,
     "gemma2": Gemma,
     "gemma3_text": Gemma,

@@ -14,6 +14,19 @@ class Activation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """What layers have instead of an MLP: `count` MLPs of the same form. A token goes to the `chosen` ones with the
+    highest logits of a router, the first of equal ones. Their outputs are added, best first, with shares: the softmax
+    of all logits, or `normalised`, of those that are chosen."""
+
+    count: int
+    chosen: int
+    intermediate: int  # of each
+    normalised: bool
+    layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Decoder layers: x += attention(norm(x)), x += mlp(norm(x)), then a last norm and the vocabulary. Without
     `pre_norms`, attention and MLP get x itself. With `post_norms`, what they compute is normalised before it is added.
@@ -56,6 +69,7 @@ class DecoderSpec:
     rounds_embedding_scale: bool = False  # to the dtype that is served, as transformers' Gemma does
     attention_scale: float = 0.0  # a factor of attention scores; 0: head_dim^-0.5
     logits_scale: float = 1.0
+    experts: ExpertsSpec | None = None
 
     @property
     def rotary(self) -> bool:
@@ -74,12 +88,17 @@ class DecoderSpec:
         """Whether this layer of the model has rotary embeddings."""
         return self.rotary and (not self.rotary_layers or self.rotary_layers[layer])
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer of the model has experts."""
+        return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
+
     @property
     def runs_on_cuda(self) -> bool:
         """Whether the CUDA backend has kernels for all of this. The CPU backend has."""
         plain = Activation.SILU if self.gated else Activation.GELU
         norms = self.pre_norms and not (self.post_norms or self.norms_all_heads)
-        return self.activation == plain and norms and not (self.windows or self.soft_cap or self.logits_soft_cap)
+        caps = self.soft_cap or self.logits_soft_cap
+        return self.activation == plain and norms and not (self.windows or caps or self.experts)
 
     @property
     def group(self) -> int:

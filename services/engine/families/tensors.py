@@ -104,12 +104,19 @@ class RandomTensors:
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors. The whole tensor is drawn, even if a part is asked for."""
         shape = self._shape(name)
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
-        tensor += self._norms.get(name, 0.0)
+        if len(shape) == 3:  # matrices of experts, which are read one at a time
+            first, end = rows or (0, shape[0])
+            part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
+            self.bytes_read += part.nbytes
+            return part
+        tensor = self._draw(name, shape) + self._norms.get(name, 0.0)
         part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor
         self.bytes_read += part.nbytes
         return part
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
 
     def rows(self, name: str) -> int:
         """See Tensors."""

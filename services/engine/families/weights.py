@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,14 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsWeights:
+    """The weights of a layer's experts. `each` reads them one after another: `up` and `down` as of LayerWeights."""
+
+    router: Linear
+    each: Iterator[tuple[Linear, Linear]]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one layer. Norms are Linears whose weight is a vector, and None where a layer has none."""
 
@@ -32,10 +41,11 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: Linear | None
-    up: Linear  # gated: gate and up projection, one after the other
-    down: Linear
+    up: Linear | None  # gated: gate and up projection, one after the other; None in a layer of experts
+    down: Linear | None
     attention_post_norm: Linear | None = None  # of what attention computes, before that is added
     mlp_post_norm: Linear | None = None
+    experts: ExpertsWeights | None = None
 
 
 class Table(NamedTuple):

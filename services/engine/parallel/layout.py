@@ -94,6 +94,7 @@ class Layout:
             heads=kv_heads * spec.group,
             kv_heads=kv_heads,
             intermediate=self.shard.share(spec.intermediate),
+            experts=spec.experts and replace(spec.experts, intermediate=self.shard.share(spec.experts.intermediate)),
         )
 
     def __str__(self) -> str:

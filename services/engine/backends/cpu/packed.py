@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import torch
 
-from services.engine.backends.cpu.structs import Layer, Matrix, Norm
+from services.engine.backends.cpu.structs import Experts, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
@@ -61,6 +61,23 @@ class PackedNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """A layer's experts; see ExpertsSpec."""
+
+    router: PackedMatrix
+    up: list[PackedMatrix]
+    down: list[PackedMatrix]
+    chosen: int
+    normalised: bool
+
+    def struct(self) -> Experts:
+        """Points at the tensors of this, which must outlive it."""
+        count = len(self.up)
+        up, down = ((Matrix * count)(*(one.struct() for one in each)) for each in (self.up, self.down))
+        return Experts(self.router.struct(), up, down, count, self.chosen, self.normalised)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One layer; see LayerWeights."""
 
@@ -70,8 +87,9 @@ class PackedLayer:
     key_norm: torch.Tensor | None
     output: PackedMatrix
     mlp_norm: PackedNorm | None
-    up: PackedMatrix
-    down: PackedMatrix
+    up: PackedMatrix | None
+    down: PackedMatrix | None
+    experts: PackedExperts | None
     attention_post_norm: PackedNorm | None
     mlp_post_norm: PackedNorm | None
     rotary: Rotary | None
@@ -88,8 +106,9 @@ class PackedLayer:
             mlp_norm=_norm(self.mlp_norm),
             attention_post_norm=_norm(self.attention_post_norm),
             mlp_post_norm=_norm(self.mlp_post_norm),
-            up=self.up.struct(),
-            down=self.down.struct(),
+            up=self.up.struct() if self.up else Matrix(),
+            down=self.down.struct() if self.down else Matrix(),
+            experts=self.experts.struct() if self.experts else Experts(),
             cosines=address(self.rotary[0]) if self.rotary else None,
             sines=address(self.rotary[1]) if self.rotary else None,
             window=self.window or NO_WINDOW,
@@ -115,7 +134,7 @@ class PackedModel:
     @property
     def kind(self) -> WeightKind:
         """How the matrices of the layers are kept."""
-        return self.layers[0].down.kind
+        return self.layers[0].output.kind
 
 
 def _norm(norm: PackedNorm | None) -> Norm:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.backends.cpu.packed import (
+    PackedExperts,
     PackedLayer,
     PackedMatrix,
     PackedModel,
@@ -23,7 +24,7 @@ from services.engine.backends.cpu.packed import (
 )
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, rotary_table
+from services.engine.families.weights import DecoderWeights, ExpertsWeights, LayerWeights, Linear, rotary_table
 from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer
     for i in range(*layout.layers(spec.layers)):
         window = spec.windows[i] if spec.windows else 0
         table = None if not spec.rotates(i) else local if window else rotary
-        layers.append(packer.layer(setup.weights.layer(i), spec.gated, table, window))
+        layers.append(packer.layer(setup.weights.layer(i), spec, table, window))
     return layers
 
 
@@ -103,7 +104,7 @@ class Packer:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, gated: bool, rotary: Rotary | None, window: int) -> PackedLayer:
+    def layer(self, weights: LayerWeights, spec: DecoderSpec, rotary: Rotary | None, window: int) -> PackedLayer:
         return PackedLayer(
             attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
@@ -111,13 +112,23 @@ class Packer:
             key_norm=_float32(weights.key_norm),
             output=self.matrix(weights.output),
             mlp_norm=self.optional_norm(weights.mlp_norm),
-            up=self.matrix(weights.up, gated),
-            down=self.matrix(weights.down),
+            up=self.matrix(weights.up, spec.gated) if weights.up else None,
+            down=self.matrix(weights.down) if weights.down else None,
+            experts=self.experts(weights.experts, spec) if weights.experts else None,
             attention_post_norm=self.optional_norm(weights.attention_post_norm),
             mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
             rotary=rotary,
             window=window,
         )
+
+    def experts(self, weights: ExpertsWeights, spec: DecoderSpec) -> PackedExperts:
+        """The router is not kept in eight bits: an error there would choose other experts."""
+        assert spec.experts is not None
+        exact = torch.float32 if self._dtype == torch.int8 else self._dtype
+        router = Packer(self._library, exact, self.threads, self._allocate).matrix(weights.router)
+        packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
+        up, down = ([pair[i] for pair in packed] for i in range(2))
+        return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
 
     def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
         return None if norm is None else self.norm(norm)

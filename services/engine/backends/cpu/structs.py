@@ -1,5 +1,5 @@
-"""The structures of kernels/*.h, field for field: Matrix in products.h, Batch and Heads in batch.h, the others in
-model.h."""
+"""The structures of kernels/*.h, field for field: Matrix in products.h, Experts in routing.h, Batch and Heads in
+batch.h, the others in model.h."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
+class Experts(Structure):
+    _fields_ = (
+        ("router", Matrix),
+        ("up", POINTER(Matrix)),
+        ("down", POINTER(Matrix)),
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("normalised", c_int32),
+    )
+
+
 class Layer(Structure):
     _fields_ = (
         ("attention_norm", Norm),
@@ -38,6 +49,7 @@ class Layer(Structure):
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("window", c_int32),
+        ("experts", Experts),
     )
 
 

@@ -133,6 +133,8 @@ class CudaLayers:
             )
             attended = attend(qkv, keys, values, inputs.work, self._partials, part.scaling, tiles, self.programs)
             change = all_reduce(product(attended, layer.output, dtype))
+            assert layer.up, "the spec has no experts"
+            assert layer.down, "the spec has no experts"
             normed = add_and_norm(x, change, layer.mlp_norm, part.epsilon, part.layer_norm, dtype)
             change = all_reduce(product(activate(product(normed, layer.up, dtype), part.gated), layer.down, dtype))
         assert change is not None, "a part has layers"
@@ -157,8 +159,8 @@ class CudaLayers:
             key_norm=self._numbers(layer.key_norm),
             output=self._linear(layer.output),
             mlp_norm=layer.mlp_norm and self._norm(layer.mlp_norm),
-            up=self._linear(layer.up),
-            down=self._linear(layer.down),
+            up=self._linear(layer.up) if layer.up else None,
+            down=self._linear(layer.down) if layer.down else None,
         )
 
     def _table(self, table: Table) -> Table:

@@ -50,7 +50,8 @@ def trial(folder: Path, settings: EngineSettings) -> float:
     length = min(longest, max(PROMPTS) + SHORT_REQUESTS)
     full = loading.fast_path_spec(folder, settings)
     assert full is not None, f"{folder.name} has no fast path"
-    config = _shortened(load_config(folder))
+    exact = dtype == torch.float32 and settings.weights == "dtype"
+    config = _shortened(load_config(folder), exact)
     spec = spec_of(config)
     assert spec is not None
     spec = spec.for_length(longest)
@@ -64,9 +65,11 @@ def trial(folder: Path, settings: EngineSettings) -> float:
         return compare(fast, stock, settings.block_size, length, spec, device)
 
 
-def _shortened(config: Any) -> Any:
-    """The config with fewer layers of the same shapes, of each type if there are several; with a shorter window and a
-    smaller vocabulary."""
+def _shortened(config: Any, exact: bool) -> Any:
+    """The config with fewer layers of the same shapes, of each type if there are several; with a shorter window, a
+    smaller vocabulary and fewer experts.
+
+    Unless numbers are `exact`, a token goes to all experts: a rounding may choose others, whose outputs differ."""
     config.num_hidden_layers = LAYERS
     if types := getattr(config, "layer_types", None):
         config.layer_types = (list(dict.fromkeys(types)) * LAYERS)[:LAYERS]
@@ -74,6 +77,11 @@ def _shortened(config: Any) -> Any:
         config.no_rope_layers = (list(dict.fromkeys(rotary)) * LAYERS)[:LAYERS]
     if windows_of(config):
         config.sliding_window = min(config.sliding_window, WINDOW)
+    if (spec := spec_of(config)) and spec.experts:
+        chosen = spec.experts.chosen
+        config.num_experts = min(spec.experts.count, 2 * chosen) if exact else chosen
+        if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) > 1:
+            config.mlp_only_layers, config.decoder_sparse_step = [0], 1  # an MLP, and then experts
     config.vocab_size = min(config.vocab_size, WIDEST + config.vocab_size % TILE)
     config.pad_token_id = None
     return config

@@ -44,7 +44,7 @@ def layout(request: pytest.FixtureRequest) -> tuple[int, int]:
     return chosen
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3_text", "granite", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "gemma3_text", "granite", "gpt2"])
 def folder(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model(request.param)
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "layers.h"
+#include "experts.h"
 #include "packing.h"
 #include "passes.h"
 
@@ -65,7 +65,12 @@ template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
     const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
-    const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
+    // With slices, an expert's weights would be read for each.
+    const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
+                                   [](const Layer& layer) { return layer.experts.count > 0; });
+    const std::vector<Slice> slices =
+        whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, span)}
+              : slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
     prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);

@@ -16,7 +16,8 @@ class TiledInput {
 public:
     static constexpr Heights SLICES{ROWS, 4, 6};
 
-    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : to_(memory.data()), depth_(depth), tiles_(tiles) {}
+    TiledInput(float* memory, int depth, const Tiles& tiles) : to_(memory), depth_(depth), tiles_(tiles) {}
+    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : TiledInput(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
 
@@ -74,8 +75,9 @@ class Bfloat16Input {
 public:
     static constexpr Heights SLICES{BLOCK, 4, 6};
 
-    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles)
-        : to_(reinterpret_cast<bfloat16*>(memory.data())), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(float* memory, int depth, const Tiles& tiles)
+        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles) : Bfloat16Input(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
 

@@ -115,6 +115,13 @@ struct Activated {
 // A layer's three steps. Attention begins when all keys that it looks at are written.
 enum Step { WRITE_KV, ATTEND, FEED_FORWARD, STEPS };
 
+template <class Input, class Crew>
+struct SliceRun;
+
+// See experts.h.
+template <class Input, class Crew>
+void run_experts(SliceRun<Input, Crew>& run, const Layer& layer);
+
 // Runs steps over one slice of a batch, by a team or by one thread.
 template <class Input, class Crew>
 struct SliceRun {
@@ -167,7 +174,6 @@ struct SliceRun {
 
     Input narrow() const { return {inputs.narrow, model.hidden, slice.tiles}; }
 
-private:
     void done(Phase phase) {
         if (!timed) return;
         const double now = omp_get_wtime();
@@ -175,6 +181,7 @@ private:
         began = now;
     }
 
+private:
     Input wide(int depth) const { return {inputs.wide, depth, slice.tiles}; }
     float* qkv() const { return model.buffers->qkv.data(); }
     int width() const { return (model.heads.queries + 2 * model.heads.keys) * model.heads.dim; }
@@ -208,6 +215,8 @@ private:
     }
 
     void feed_forward(const Layer& layer) {
+        if constexpr (!std::is_same_v<Crew, Alone>)  // threads share a batch that goes to experts
+            if (layer.experts.count) return run_experts(*this, layer);
         norm(layer.mlp_norm);
         const Input inner = wide(layer.down.inputs);
         const Activated<Input> activated{layer.up, model.gated != 0, model.activation, layer.down.inputs, inner};

@@ -1,6 +1,7 @@
 // A decoder as Python describes it. structs.py has the same fields.
 #pragma once
 
+#include "routing.h"
 #include "slices.h"
 #include "tile_attention.h"
 
@@ -25,6 +26,7 @@ struct Layer {
     const float* cosines;  // [positions, dim / 2], or null without rotary embeddings
     const float* sines;
     int32_t window;  // see LayerCache
+    Experts experts;  // with none, the layer has `up` and `down`
 };
 
 enum class Activation : int32_t { SILU, GELU };
@@ -38,6 +40,7 @@ struct ProductInputs {
 struct Buffers {
     Numbers qkv;  // [tokens, width]
     std::vector<ProductInputs> inputs;  // one for each thread that works alone; a team shares the first
+    Routing routing;
     double seconds[6] = {};  // spent in each Phase
 };
 
