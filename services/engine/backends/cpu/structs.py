@@ -53,7 +53,7 @@ class Model(Structure):
         ("intermediate", c_int32),
         ("layer_norm", c_int32),
         ("gated", c_int32),
-        ("bfloat16_cache", c_int32),
+        ("cache_kind", c_int32),
         ("threads", c_int32),
         ("epsilon", c_float),
         ("heads", Heads),

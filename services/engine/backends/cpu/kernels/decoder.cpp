@@ -63,7 +63,7 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
+    const int span = std::max(1, span_height(model.heads, model.cache_kind) / model.heads.group());
     const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;

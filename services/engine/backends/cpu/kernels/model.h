@@ -36,7 +36,9 @@ struct Buffers {
 enum Phase { NORMS, PROJECTIONS, PLACING, ATTENTION, MLP, VOCABULARY };
 
 struct Model {
-    int32_t layer_count, hidden, intermediate, layer_norm, gated, bfloat16_cache, threads;
+    int32_t layer_count, hidden, intermediate, layer_norm, gated;
+    CacheKind cache_kind;
+    int32_t threads;
     float epsilon;
     Heads heads;
     const float* cosines;  // [positions, dim / 2], or null if positions are learned
