@@ -75,6 +75,13 @@ class Settings(
             description="int8: weights of matrix products in eight bits, with half to a quarter of the memory; CPU only"
         ),
     ] = "dtype"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8_per_token_head"],
+        Field(
+            description="dtype of keys and values; auto: dtype; int8_per_token_head: eight bits, with a scale for each "
+            "token and head, in about half the memory of bfloat16; another one than dtype: CPU only"
+        ),
+    ] = "auto"
     batch_invariant: Annotated[
         bool,
         Field(

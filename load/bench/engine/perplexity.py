@@ -22,9 +22,13 @@ EPOCH = "perplexity"
 CHUNK = 256  # tokens of an iteration
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"dtype": "float32"},
+    {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
     {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "int8_per_token_head"},
     {"dtype": "float32", "weights": "int8"},
     {"dtype": "bfloat16", "weights": "int8"},
+    {"dtype": "float32", "weights": "int8", "kv_cache_dtype": "int8_per_token_head"},
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,6 +130,6 @@ class RandomTensors:
 
 
 @functools.cache
-def _neutral_weight(norm: type) -> float:
+def _neutral_weight(norm: Callable[[int], Any]) -> float:
     """The weight with which a norm of this class multiplies by 1: 0 if it adds 1. transformers starts with it."""
     return float(norm(1).weight.detach())

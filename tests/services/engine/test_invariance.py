@@ -47,6 +47,8 @@ VARIANTS = [
     ("gpt2", replace(SETTINGS, dtype="bfloat16")),
     ("gemma2", SETTINGS),
     ("gemma3_text", replace(SETTINGS, dtype="bfloat16")),
+    ("mistral", replace(SETTINGS, kv_cache_dtype="int8_per_token_head")),
+    ("qwen3", replace(SETTINGS, dtype="bfloat16", weights="int8", kv_cache_dtype="int8_per_token_head")),
 ]
 
 
@@ -72,7 +74,9 @@ def make_jobs() -> list[Job]:
 
 
 @pytest.mark.parametrize(
-    "number", range(len(VARIANTS)), ids=[f"{family}-{s.dtype}-{s.weights}" for family, s in VARIANTS]
+    "number",
+    range(len(VARIANTS)),
+    ids=[f"{family}-{s.dtype}-{s.weights}-{s.kv_cache_dtype}" for family, s in VARIANTS],
 )
 def test_logits_are_bitwise_the_same(folders: dict[str, Path], number: int) -> None:
     """Compares log probabilities, which depend on a request's own logits alone. Each variant has its own batches."""

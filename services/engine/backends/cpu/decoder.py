@@ -20,6 +20,8 @@ from services.engine.parallel.decoder import AllReduce, RankDecoder
 CPU = torch.device("cpu")
 PHASES = ("norms", "projections of attention", "KV written", "attention", "MLP", "output")  # Phase in model.h
 
+CACHE_KINDS = (torch.float32, torch.bfloat16, torch.int8)  # CacheKind in batch.h
+
 
 class CpuDecoder(RankDecoder):
     """See RankDecoder. Bits do not depend on the batch, the chunks or the threads."""
@@ -69,7 +71,7 @@ class CpuDecoder(RankDecoder):
         """See Decoder."""
         self._cache = cache
         self._model.heads.block_size = cache.block_size
-        self._model.bfloat16_cache = cache.dtype == torch.bfloat16
+        self._model.cache_kind = CACHE_KINDS.index(cache.dtype)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
 

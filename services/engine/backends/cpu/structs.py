@@ -72,7 +72,7 @@ class Model(Structure):
         ("layer_norm", c_int32),
         ("norms_all_heads", c_int32),
         ("gated", c_int32),
-        ("bfloat16_cache", c_int32),
+        ("cache_kind", c_int32),
         ("threads", c_int32),
         ("activation", c_int32),
         ("epsilon", c_float),

@@ -34,6 +34,8 @@ KINDS = {
     "blocks of five": replace(SETTINGS, block_size=5),
     "bfloat16": replace(SETTINGS, dtype="bfloat16"),
     "int8": replace(SETTINGS, weights="int8"),
+    "int8 keys and values": replace(SETTINGS, kv_cache_dtype="int8_per_token_head"),
+    "the same, blocks of five": replace(SETTINGS, kv_cache_dtype="int8_per_token_head", block_size=5),
 }
 
 
@@ -210,9 +212,11 @@ def test_each_kind_has_a_trial_of_its_own(tiny_model: Callable[[str], Path], cac
             ("llama", {"dtype": "bfloat16"}),
             ("llama", {"weights": "int8"}),
             ("llama", {"block_size": 5}),
+            ("llama", {"kv_cache_dtype": "bfloat16"}),
+            ("llama", {"kv_cache_dtype": "float32"}),  # as auto
         ]
     }
-    assert len(places) == 5
+    assert len(places) == 6
 
 
 @pytest.mark.parametrize(

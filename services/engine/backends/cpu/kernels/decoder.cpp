@@ -64,7 +64,7 @@ std::vector<int> passes_of(int first, int end) {
 template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
-    const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
+    const int span = std::max(1, span_height(model.heads, model.cache_kind) / model.heads.group());
     // With slices, an expert's weights would be read for each.
     const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
                                    [](const Layer& layer) { return layer.experts.count > 0; });
