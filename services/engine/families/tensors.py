@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,7 +127,6 @@ class RandomTensors:
         return self._shapes[name]
 
 
-@functools.cache
-def _neutral_weight(norm: Callable[[int], Any]) -> float:
+def _neutral_weight(norm: Any) -> float:
     """The weight with which a norm of this class multiplies by 1: 0 if it adds 1. transformers starts with it."""
     return float(norm(1).weight.detach())
