@@ -84,8 +84,8 @@ def windows_of(config: Any) -> tuple[int, ...]:
 
 
 def rotary_frequencies(config: Any, layer_type: str | None = None) -> tuple[tuple[float, ...], float]:
-    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config; `layer_type`: of these layers,
-    if each type has its own."""
+    """`frequencies` and `rotary_scale` of DecoderSpec, from transformers' config; `layer_type`: of these layers, if
+    each type has its own."""
     rope = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
     kind = rope["rope_type"]
     if kind != "default":
