@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from load.bench.engine.rates import MachineRates
+from services.engine.families.llama import windows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values."""
+    """The matrix products of a model, and what it keeps of each token. `head_dim`: of queries, keys and values.
+    `windows`: see DecoderSpec."""
 
     layers: int
     projections: tuple[Matrix, ...]
@@ -39,6 +41,7 @@ class ModelShape:
     head_dim: int
     weight_bytes: int  # of one number of the weights
     kv_bytes: int  # of one number of keys and values
+    windows: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: Any, weights: torch.dtype, kept: torch.dtype) -> ModelShape:
@@ -69,6 +72,7 @@ class ModelShape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             weight_bytes=int(weights.itemsize),
             kv_bytes=int(kept.itemsize),
+            windows=windows_of(config),
         )
 
     @property
@@ -101,10 +105,16 @@ class Span:
     tokens: int
     samples: bool = True
 
-    @property
-    def keys(self) -> int:
-        """The number of keys that its queries attend to, summed over the queries."""
-        return self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
+    def keys(self, window: int = 0) -> int:
+        """The number of keys that its queries attend to in a layer with this window, summed over the queries."""
+        all_of_them = self.tokens if not window else min(self.tokens, max(0, window - self.context))
+        attended = all_of_them * self.context + all_of_them * (all_of_them + 1) // 2
+        return attended + (self.tokens - all_of_them) * window
+
+    def positions(self, window: int = 0) -> int:
+        """The number of keys that any of its queries attends to, its own tokens included."""
+        seen = self.context + self.tokens
+        return min(seen, window + self.tokens - 1) if window else seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +138,14 @@ def operations(shape: ModelShape, spans: Sequence[Span]) -> Iterable[Operation]:
         yield _product("projections", shape, matrix, tokens)
     if sampled := sum(span.samples for span in spans):
         yield _product("output", shape, shape.output, sampled)
+    layers = Counter(shape.windows or [0] * shape.layers)
     for span in spans:
+        positions = sum(count * span.positions(window) for window, count in layers.items())
+        keys = sum(count * span.keys(window) for window, count in layers.items())
         yield Operation(
             "attention",
-            shape.layers * (span.context + span.tokens) * 2 * shape.kv_heads * shape.head_dim * shape.kv_bytes,
-            shape.layers * span.keys * 4 * shape.heads * shape.head_dim,
+            positions * 2 * shape.kv_heads * shape.head_dim * shape.kv_bytes,
+            keys * 4 * shape.heads * shape.head_dim,
         )
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from services import wire
+from services.engine.families.experts import Mixtral, Olmoe, Qwen3Moe
+from services.engine.families.gemma import Gemma
 from services.engine.families.gpt2 import Gpt2
+from services.engine.families.granite import Granite, GraniteHybrid
 from services.engine.families.llama import Llama
+from services.engine.families.olmo2 import Olmo2
+from services.engine.families.phi3 import Phi3
+from services.engine.families.smollm3 import SmolLm3
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Checkpoint, Tensors
 from services.engine.families.weights import DecoderWeights
@@ -23,7 +30,17 @@ FAMILIES: dict[str, type[DecoderWeights]] = {
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
+    "granite": Granite,
+    "granitemoehybrid": GraniteHybrid,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
+    "smollm3": SmolLm3,
+    "qwen3_moe": Qwen3Moe,
+    "olmoe": Olmoe,
+    "mixtral": Mixtral,
     "gpt2": Gpt2,
+    "gemma2": Gemma,
+    "gemma3_text": Gemma,
 }
 
 WHOLE = Shard()
@@ -53,7 +70,9 @@ def load_spec(folder: Path, cache: Path) -> DecoderSpec | None:
         return wire.unpack(DecoderSpec, file.read_bytes())
     from services.engine.families.config import load_config
 
-    spec = spec_of(load_config(folder))
+    config = load_config(folder)
+    whole = json.loads((folder / "config.json").read_text()).get("model_type") == config.model_type
+    spec = spec_of(config) if whole else None  # the text part of another model has other names of tensors
     if spec:  # else transformers runs the model, and is imported anyway
         with contextlib.suppress(OSError):
             write_atomically(file, wire.pack(spec))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -78,7 +79,7 @@ class RandomTensors:
     """The tensors of a config, with transformers' names and shapes. Each is drawn on the device when it is read; the
     same name always has the same numbers.
 
-    Weights are normal, since products of zeros are faster than those of numbers; the weights of norms are about 1.
+    Weights are normal, since products of zeros are faster than those of numbers. Norms multiply by about 1.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, deviation: float = DEVIATION) -> None:
@@ -87,6 +88,11 @@ class RandomTensors:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        self._norms = {
+            f"{name}.weight": _neutral_weight(type(module))
+            for name, module in model.named_modules()
+            if len(self._shapes.get(f"{name}.weight", ())) == 1
+        }
         self._dtype = dtype
         self._device = device
         self._deviation = deviation
@@ -98,13 +104,19 @@ class RandomTensors:
     def read(self, name: str, rows: RowRange | None = None, columns: RowRange | None = None) -> torch.Tensor:
         """See Tensors. The whole tensor is drawn, even if a part is asked for."""
         shape = self._shape(name)
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
-        if len(shape) == 1 and name.endswith(".weight"):
-            tensor += 1.0
+        if len(shape) == 3:  # matrices of experts, which are read one at a time
+            first, end = rows or (0, shape[0])
+            part = torch.stack([self._draw(f"{name}.{i}", shape[1:]) for i in range(first, end)])
+            self.bytes_read += part.nbytes
+            return part
+        tensor = self._draw(name, shape) + self._norms.get(name, 0.0)
         part = tensor[:, slice(*columns)] if columns else tensor[slice(*rows)] if rows else tensor
         self.bytes_read += part.nbytes
         return part
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device).mul_(self._deviation)
 
     def rows(self, name: str) -> int:
         """See Tensors."""
@@ -114,3 +126,9 @@ class RandomTensors:
         if name not in self._shapes:
             raise ModelError(f"the weights have no tensor {name!r}")
         return self._shapes[name]
+
+
+@functools.cache
+def _neutral_weight(norm: type) -> float:
+    """The weight with which a norm of this class multiplies by 1: 0 if it adds 1. transformers starts with it."""
+    return float(norm(1).weight.detach())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.tensors import Tensors
@@ -22,17 +24,28 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """The weights of one layer. Norms are Linears whose weight is a vector."""
+class ExpertsWeights:
+    """The weights of a layer's experts. `each` reads them one after another: `up` and `down` as of LayerWeights."""
 
-    attention_norm: Linear
+    router: Linear
+    each: Iterator[tuple[Linear, Linear]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer. Norms are Linears whose weight is a vector, and None where a layer has none."""
+
+    attention_norm: Linear | None
     qkv: Linear  # queries, keys, values
-    query_norm: torch.Tensor | None  # [head_dim]
+    query_norm: torch.Tensor | None  # [head_dim], or of all heads
     key_norm: torch.Tensor | None
     output: Linear
-    mlp_norm: Linear
-    up: Linear  # gated: gate and up projection, one after the other
-    down: Linear
+    mlp_norm: Linear | None
+    up: Linear | None  # gated: gate and up projection, one after the other; None in a layer of experts
+    down: Linear | None
+    attention_post_norm: Linear | None = None  # of what attention computes, before that is added
+    mlp_post_norm: Linear | None = None
+    experts: ExpertsWeights | None = None
 
 
 class Table(NamedTuple):
@@ -96,7 +109,12 @@ class DecoderWeights(ABC):
         return self._table(self.positions_name)
 
     def last_norm(self) -> Linear:
-        return self._norm(self.last_norm_name)
+        """The norm before the vocabulary. It scales the logits, too: those are a product of its output."""
+        norm, scale = self._norm(self.last_norm_name), self._spec.logits_scale
+        if scale == 1.0:
+            return norm
+        bias = None if norm.bias is None else norm.bias.to(torch.float32) * scale
+        return Linear(norm.weight.to(torch.float32) * scale, bias)
 
     @property
     def tied(self) -> bool:
@@ -120,7 +138,15 @@ class DecoderWeights(ABC):
         return Table(self._read(name, rows), rows[0])
 
     def _norm(self, name: str) -> Linear:
-        return Linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
+        return Linear(self._norm_weight(name), self._optional(f"{name}.bias"))
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        """The weight of an RMS norm of each head, if there is one."""
+        return self._norm_weight(name) if f"{name}.weight" in self._tensors else None
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        """What a norm multiplies by."""
+        return self._read(f"{name}.weight")
 
     def _stacked(self, names: list[str], rows: list[RowRange]) -> Linear:
         """Products of the same input, one below the other; of each these rows."""
@@ -135,14 +161,37 @@ class DecoderWeights(ABC):
         bias = self._optional(f"{name}.bias") if self._shard.rank == 0 else None
         return Linear(self._read(f"{name}.weight", columns=columns), bias)
 
+    def _halves(self, count: int) -> list[RowRange]:
+        """This shard's rows of both halves of a tensor with 2 * `count` rows."""
+        begin, end = self._shard.of(count)
+        return [(begin, end), (count + begin, count + end)]
+
+    def _paired(self, linear: Linear, rows: int) -> Linear:
+        """A product whose first `rows` outputs are heads of queries and keys with partial rotary embeddings: the
+        columns of each head in another order, in which both of a pair are half a head apart, as in embeddings over the
+        whole head. Scores are the same in any order."""
+        dim, rotated = self._spec.head_dim, 2 * len(self._spec.frequencies)
+        if rotated in (0, dim):
+            return linear
+        middle = (rotated + dim) // 2
+        low = [*range(rotated // 2), *range(rotated, middle)]
+        high = [*range(rotated // 2, rotated), *range(middle, dim)]
+        order = torch.arange(len(linear.weight))
+        order[:rows] = order[:rows].view(-1, dim)[:, low + high].reshape(-1)
+        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order])
+
     def _head_rows(self, group: int = 1) -> RowRange:
         """The rows of this shard's KV heads; with `group`, of the query heads that share them."""
         begin, end = self._shard.of(self._spec.kv_heads)
         return begin * group * self._spec.head_dim, end * group * self._spec.head_dim
 
 
-def rotary_table(spec: DecoderSpec, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(spec: DecoderSpec, length: int, local: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [length, head_dim / 2] in float32 of the positions below `length`, as transformers computes
-    them."""
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)
-    return angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    them; `local`: of the layers with a window, if those have others. Columns without a frequency turn nothing."""
+    assert not spec.long_frequencies, "see DecoderSpec.for_length"
+    frequencies = torch.tensor(spec.local_frequencies if local else spec.frequencies, dtype=torch.float32)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    still = (0, spec.head_dim // 2 - len(frequencies))
+    cosines, sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+    return pad(cosines, still, value=1.0), pad(sines, still)

@@ -94,6 +94,7 @@ def load_fast(
     """A decoder of the fast path with weights from `source`. Raises NoKernels."""
     device = devices.choose_device(settings)
     need_kernels(settings, device)
+    spec = spec.for_length(length)
     weights = open_weights(spec, source, layout.shard)
     if device.type == "cpu":
         setup = cpu_setup(spec, weights, settings, length, allocate)
@@ -138,8 +139,11 @@ def _spec_of_ranks(folder: Path, settings: EngineSettings) -> DecoderSpec:
 
 
 def fast_path_spec(folder: Path, settings: EngineSettings) -> DecoderSpec | None:
-    """The spec of the model in `folder`; None if the fast path does not run it. Raises ModelError."""
-    return load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    """The spec of the model in `folder`; None if the fast path does not run it on this device. Raises ModelError,
+    SettingsError."""
+    spec = load_spec(folder, settings.cache_dir) if settings.fast_path else None
+    on_cuda = devices.choose_device(settings).type == "cuda"
+    return None if spec and on_cuda and not spec.runs_on_cuda else spec
 
 
 def need_kernels(settings: EngineSettings, device: torch.device) -> None:

@@ -8,10 +8,13 @@ from enum import IntEnum
 
 import torch
 
-from services.engine.backends.cpu.structs import Layer, Matrix, Norm
+from services.engine.backends.cpu.structs import Experts, Layer, Matrix, Norm
 from services.engine.families.spec import DecoderSpec
 from services.engine.families.weights import Table
 from services.engine.parallel.layout import Layout
+
+NO_WINDOW = 1 << 30  # more than there are positions, and differences of it and positions fit in 32 bits
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, float32
 
 
 class WeightKind(IntEnum):
@@ -58,29 +61,57 @@ class PackedNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """A layer's experts; see ExpertsSpec."""
+
+    router: PackedMatrix
+    up: list[PackedMatrix]
+    down: list[PackedMatrix]
+    chosen: int
+    normalised: bool
+
+    def struct(self) -> Experts:
+        """Points at the tensors of this, which must outlive it."""
+        count = len(self.up)
+        up, down = ((Matrix * count)(*(one.struct() for one in each)) for each in (self.up, self.down))
+        return Experts(self.router.struct(), up, down, count, self.chosen, self.normalised)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One layer; see LayerWeights."""
 
-    attention_norm: PackedNorm
+    attention_norm: PackedNorm | None
     qkv: PackedMatrix
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     output: PackedMatrix
-    mlp_norm: PackedNorm
-    up: PackedMatrix
-    down: PackedMatrix
+    mlp_norm: PackedNorm | None
+    up: PackedMatrix | None
+    down: PackedMatrix | None
+    experts: PackedExperts | None
+    attention_post_norm: PackedNorm | None
+    mlp_post_norm: PackedNorm | None
+    rotary: Rotary | None
+    window: int  # 0: none
 
     def struct(self) -> Layer:
         """Points at the tensors of this, which must outlive it. It has no addresses of keys and values."""
         return Layer(
-            attention_norm=self.attention_norm.struct(),
+            attention_norm=_norm(self.attention_norm),
             qkv=self.qkv.struct(),
             query_norm=address(self.query_norm),
             key_norm=address(self.key_norm),
             output=self.output.struct(),
-            mlp_norm=self.mlp_norm.struct(),
-            up=self.up.struct(),
-            down=self.down.struct(),
+            mlp_norm=_norm(self.mlp_norm),
+            attention_post_norm=_norm(self.attention_post_norm),
+            mlp_post_norm=_norm(self.mlp_post_norm),
+            up=self.up.struct() if self.up else Matrix(),
+            down=self.down.struct() if self.down else Matrix(),
+            experts=self.experts.struct() if self.experts else Experts(),
+            cosines=address(self.rotary[0]) if self.rotary else None,
+            sines=address(self.rotary[1]) if self.rotary else None,
+            window=self.window or NO_WINDOW,
         )
 
 
@@ -94,7 +125,6 @@ class PackedModel:
     units: str  # of the processor that bfloat16 products are packed for; empty if there are none
     cache_dtype: torch.dtype  # of keys and values
     layers: list[PackedLayer]
-    rotary: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines, float32
     last_norm: PackedNorm | None  # on the last stage
     vocabulary: PackedMatrix | None  # on the last stage
     embedding: Table | None  # on the first stage
@@ -104,7 +134,11 @@ class PackedModel:
     @property
     def kind(self) -> WeightKind:
         """How the matrices of the layers are kept."""
-        return self.layers[0].down.kind
+        return self.layers[0].output.kind
+
+
+def _norm(norm: PackedNorm | None) -> Norm:
+    return Norm() if norm is None else norm.struct()
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

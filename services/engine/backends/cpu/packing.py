@@ -13,16 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.backends.cpu.packed import (
+    PackedExperts,
     PackedLayer,
     PackedMatrix,
     PackedModel,
     PackedNorm,
+    Rotary,
     WeightKind,
     address,
 )
 from services.engine.batch.buffers import Allocate, zeros
 from services.engine.families.spec import DecoderSpec
-from services.engine.families.weights import DecoderWeights, LayerWeights, Linear, rotary_table
+from services.engine.families.weights import DecoderWeights, ExpertsWeights, LayerWeights, Linear, rotary_table
 from services.engine.parallel.layout import Layout
 
 CPU = torch.device("cpu")
@@ -54,14 +56,26 @@ def pack_model(setup: CpuSetup, layout: Layout = ONE_PROCESS) -> PackedModel:
         threads=setup.threads,
         units=packer.units,
         cache_dtype=setup.cache_dtype,
-        layers=[packer.layer(weights.layer(i), part.gated) for i in range(*layout.layers(setup.spec.layers))],
-        rotary=rotary_table(part, setup.max_model_len) if part.rotary else None,
+        layers=_layers(packer, setup, layout),
         last_norm=packer.norm(weights.last_norm()) if layout.is_last else None,
         vocabulary=packer.matrix(Linear(weights.vocabulary())) if layout.is_last else None,
         embedding=weights.embedding() if layout.is_first else None,
         positions=weights.positions() if layout.is_first and not part.rotary else None,
         bytes_read=weights.bytes_read,
     )
+
+
+def _layers(packer: Packer, setup: CpuSetup, layout: Layout) -> list[PackedLayer]:
+    """A rank's layers. Those with the same rotary embeddings share a table."""
+    spec, length = setup.spec, setup.max_model_len
+    rotary = rotary_table(spec, length) if spec.rotary else None
+    local = rotary_table(spec, length, True) if spec.local_frequencies else rotary
+    layers = []
+    for i in range(*layout.layers(spec.layers)):
+        window = spec.windows[i] if spec.windows else 0
+        table = None if not spec.rotates(i) else local if window else rotary
+        layers.append(packer.layer(setup.weights.layer(i), spec, table, window))
+    return layers
 
 
 class Packer:
@@ -90,17 +104,34 @@ class Packer:
             return WeightKind.INT8
         return WeightKind.BFLOAT16 if weight.dtype == torch.bfloat16 else WeightKind.FLOAT32
 
-    def layer(self, weights: LayerWeights, gated: bool) -> PackedLayer:
+    def layer(self, weights: LayerWeights, spec: DecoderSpec, rotary: Rotary | None, window: int) -> PackedLayer:
         return PackedLayer(
-            attention_norm=self.norm(weights.attention_norm),
+            attention_norm=self.optional_norm(weights.attention_norm),
             qkv=self.matrix(weights.qkv),
             query_norm=_float32(weights.query_norm),
             key_norm=_float32(weights.key_norm),
             output=self.matrix(weights.output),
-            mlp_norm=self.norm(weights.mlp_norm),
-            up=self.matrix(weights.up, gated),
-            down=self.matrix(weights.down),
+            mlp_norm=self.optional_norm(weights.mlp_norm),
+            up=self.matrix(weights.up, spec.gated) if weights.up else None,
+            down=self.matrix(weights.down) if weights.down else None,
+            experts=self.experts(weights.experts, spec) if weights.experts else None,
+            attention_post_norm=self.optional_norm(weights.attention_post_norm),
+            mlp_post_norm=self.optional_norm(weights.mlp_post_norm),
+            rotary=rotary,
+            window=window,
         )
+
+    def experts(self, weights: ExpertsWeights, spec: DecoderSpec) -> PackedExperts:
+        """The router is not kept in eight bits: an error there would choose other experts."""
+        assert spec.experts is not None
+        exact = torch.float32 if self._dtype == torch.int8 else self._dtype
+        router = Packer(self._library, exact, self.threads, self._allocate).matrix(weights.router)
+        packed = [(self.matrix(up, spec.gated), self.matrix(down)) for up, down in weights.each]
+        up, down = ([pair[i] for pair in packed] for i in range(2))
+        return PackedExperts(router, up, down, spec.experts.chosen, spec.experts.normalised)
+
+    def optional_norm(self, norm: Linear | None) -> PackedNorm | None:
+        return None if norm is None else self.norm(norm)
 
     def norm(self, norm: Linear) -> PackedNorm:
         return PackedNorm(norm.weight.to(torch.float32).contiguous(), _float32(norm.bias))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import FAMILIES
@@ -41,6 +43,16 @@ def test_a_mixed_iteration_multiplies_all_tokens_at_once_and_samples_for_some() 
     # the first request's queries see 1, 2 and 3 keys, the second's 5 and 6
     assert [operation.flops for operation in by_hand[3:]] == [2 * keys * 4 * (4 * 5) for keys in (6, 11)]
     assert [operation.bytes for operation in by_hand[3:]] == [2 * keys * (2 * 2 * 5) * 4 for keys in (3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("span", "keys", "positions"),
+    [(Span(7, 1), 3, 3), (Span(0, 5), 1 + 2 + 3 + 3 + 3, 5), (Span(4, 2), 3 + 3, 4), (Span(1, 3), 2 + 3 + 3, 4)],
+)
+def test_layers_with_a_window_read_no_key_before_it(span: Span, keys: int, positions: int) -> None:
+    windowed, full = (list(operations(replace(SHAPE, windows=each), [span]))[-1] for each in [(3, 0), ()])
+    assert windowed.flops == full.flops / 2 + keys * 4 * (4 * 5)
+    assert windowed.bytes == full.bytes / 2 + positions * (2 * 2 * 5) * 4
 
 
 def test_nothing_is_multiplied_by_the_output_matrix_if_no_request_samples() -> None:

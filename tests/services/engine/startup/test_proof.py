@@ -91,12 +91,33 @@ def no_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuDecoder, "logits", wrong)
 
 
+def another_window(patch: pytest.MonkeyPatch) -> None:
+    """Windows are one token longer."""
+    layer = Packer.layer
+
+    def wrong(self, weights, gated, rotary, window):
+        return layer(self, weights, gated, rotary, window + 1 if window else 0)
+
+    patch.setattr(Packer, "layer", wrong)
+
+
 @pytest.mark.parametrize("plant", [another_position, one_weight, another_block, no_number])
 def test_what_is_wrong_is_seen(
     plant: Callable[[pytest.MonkeyPatch], None], tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     assert not trial(tiny_model("llama"), SETTINGS) <= bound(SETTINGS)
+
+
+@pytest.mark.parametrize("size", [20, 4096])
+def test_a_wrong_window_is_seen(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is longer than the prompts of a trial."""
+    folder = make_tiny_model(
+        tmp_path, "mistral", with_tokenizer=False, sliding_window=size, max_position_embeddings=8192
+    )
+    assert trial(folder, SETTINGS) <= bound(SETTINGS)
+    another_window(monkeypatch)
+    assert not trial(folder, SETTINGS) <= bound(SETTINGS)
 
 
 @pytest.mark.chaos

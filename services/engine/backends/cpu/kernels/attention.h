@@ -2,10 +2,12 @@
 //
 // A query goes through its keys in tiles that begin at multiples of KEYS, and each sum has one order. So its output is
 // bitwise the same for a whole prompt, for chunks, when it is computed again, and in any batch. (Online softmax:
-// Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.)
+// Milakov and Gimelshein, 2018; tiles: Dao, FlashAttention-2, 2023.) Keys before a query's window have the weight 0,
+// which changes no sum, so it does not matter where in a tile reading begins.
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,10 @@
 #include "products.h"
 
 constexpr int KEYS = 256;   // of a tile
+// The highest score before the first key. It is finite, so that a tile of which a query sees no key changes nothing: the
+// weights are e^(-inf - LOWEST) = 0, and earlier sums are multiplied by e^(LOWEST - LOWEST) = 1.
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+
 constexpr int HEIGHT = 42;  // rows of a tile of queries: tokens times the heads that share a key head
 
 // Writes a token's key and value of one head.
@@ -44,11 +50,12 @@ public:
                 const int row = tile * own.height + r;
                 return query + size_t(first_token + row / group) * width + (head * group + row % group) * dim;
             });
-        std::fill_n(s.highest, own.tiles * LANES, -INFINITY);
+        std::fill_n(s.highest, own.tiles * LANES, LOWEST);
         std::fill_n(s.totals, size_t(rows) * LANES, 0.0f);
         std::fill_n(s.outputs, size_t(rows) * padded, 0.0f);
-        for (int begin = 0; begin < length; begin += KEYS) {
-            const int count = std::min(KEYS, length - begin);
+        for (int begin = cache_.first_key(first_position), end; begin < length; begin = end) {
+            end = std::min(length, (begin / KEYS + 1) * KEYS);
+            const int count = end - begin;
             std::fill_n(s.best, size_t(rows) * LANES, -INFINITY);
             scores(s, own, span.request, head, begin, count, first_position + 1 - begin);
             for (int tile = 0; tile < own.tiles; ++tile) update_highest(s, own, tile);
@@ -157,8 +164,10 @@ private:
             with_rows<MOST>(own.rows_of(tile), [&](auto R) {
                 Vector sums[R][V];
                 sum_products<R, V, 1, true>(sums, s.queries + size_t(tile) * dim * ROWS, ROWS, &run, 1, step);
-                if (visible < j + V * LANES)
-                    for (int r = 0; r < R; ++r) hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j);
+                if (heads_.soft_cap > 0) soft_cap(sums, heads_.soft_cap);
+                if (visible < j + V * LANES || j < visible + (own.count - 1) / heads_.group() - cache_.window)
+                    for (int r = 0; r < R; ++r)
+                        hide(sums[r], visible + (tile * own.height + r) / heads_.group() - j, cache_.window);
                 for (int r = 0; r < R; ++r) {
                     const int row = tile * own.height + r;
                     float *to = s.weights + size_t(row) * KEYS + j, *best = s.best + size_t(row) * LANES;
@@ -172,12 +181,12 @@ private:
             });
     }
 
-    // Sets all but the first `visible` scores of some vectors to -inf.
+    // Sets the scores of some vectors to -inf, except those of the `window` keys before `end`.
     template <size_t V>
-    static void hide(Vector (&scores)[V], int visible) {
+    static void hide(Vector (&scores)[V], int end, int window) {
         for (Vector& v : scores) {
-            v = numbers() < float(visible) ? v : broadcast(-INFINITY);
-            visible -= LANES;
+            v = (numbers() < float(end)) & (numbers() >= float(end - window)) ? v : broadcast(-INFINITY);
+            end -= LANES;
         }
     }
 

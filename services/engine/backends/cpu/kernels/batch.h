@@ -2,6 +2,7 @@
 // Heads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -19,6 +20,7 @@ struct Batch {
 struct Heads {
     int32_t queries, keys, dim, block_size;
     float scaling;
+    float soft_cap;  // of scores; 0: none
 
     int group() const { return queries / keys; }
     // Where the keys [dim][block_size] or values [block_size][dim] of a block begin for a head.
@@ -27,12 +29,18 @@ struct Heads {
     int padded_dim() const { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 };
 
+constexpr int FIRST_KEYS = 32;  // a window's first keys are read from a multiple of this on
+
 // The keys and values of one layer.
 template <class Number>
 struct LayerCache {
     const Batch& batch;
     const Heads& heads;
     Number *keys, *values;
+    int window;  // how many keys a query sees: its own and the ones before it
+
+    // Where a query at `position` begins to read. It sees none of the keys before, and not all of the first ones.
+    int first_key(int position) const { return std::max(0, position + 1 - window) / FIRST_KEYS * FIRST_KEYS; }
 
     // Where the block that has this position begins for a head.
     size_t at(int request, int head, int position) const {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "layers.h"
+#include "experts.h"
 #include "packing.h"
 #include "passes.h"
 
@@ -48,6 +48,7 @@ void prepare(Buffers& buffers, const Model& model, int crews, int rows) {
         ProductInputs& inputs = buffers.inputs[crew];
         grow(inputs.narrow, Input::floats(rows, model.hidden));
         grow(inputs.wide, std::max(Input::floats(rows, attended), Input::floats(rows, model.intermediate)));
+        if (model.layers->mlp_post_norm.weight) grow(inputs.change, size_t(rows) * model.hidden);
     }
 }
 
@@ -64,7 +65,12 @@ template <class Input>
 void run_halves(const Model& model, const Batch& batch, int first, int last, float* x, float* partial) {
     const std::vector<int> owners = owners_of(batch);
     const int span = std::max(1, span_height(model.heads, model.bfloat16_cache) / model.heads.group());
-    const std::vector<Slice> slices = slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
+    // With slices, an expert's weights would be read for each.
+    const bool whole = std::any_of(model.layers, model.layers + model.layer_count,
+                                   [](const Layer& layer) { return layer.experts.count > 0; });
+    const std::vector<Slice> slices =
+        whole ? std::vector{slice_of(batch, owners.data(), 0, batch.tokens, span)}
+              : slices_of(batch, owners.data(), model.threads, Input::SLICES, span);
     const int count = int(slices.size());
     Buffers& buffers = *model.buffers;
     prepare<Input>(buffers, model, count == 1 ? 1 : model.threads, slices.front().count);
@@ -101,6 +107,7 @@ void find_logits(const Model& model, const Batch& batch, const int32_t* tokens, 
         SliceRun<Input, Member> run{model, batch, nullptr, all, buffers.inputs.front(), member, x, x};
         run.norm(model.last_norm, [&](int row) { return tokens[row]; });
         run.product(model.vocabulary, run.narrow(), logits, false, VOCABULARY);
+        if (model.logits_soft_cap > 0) run.cap(logits, count);
     });
 }
 
@@ -171,6 +178,13 @@ void orca_multiply(const Matrix* matrix, const float* x, int rows, int threads, 
 // ranks' parts.
 void orca_run(const Model* model, const Batch* batch, int first, int last, float* x, float* partial) {
     with_input(model->layers->qkv, [&]<class Input>() { run_halves<Input>(*model, *batch, first, last, x, partial); });
+}
+
+// Adds to x [tokens, hidden] the `change` that a half of a layer computes: the sum of what the ranks wrote to `partial`.
+void orca_add(const Model* model, int half, const float* change, int tokens, float* x) {
+    const Layer& layer = model->layers[half / 2];
+    const Norm& post = half % 2 ? layer.mlp_post_norm : layer.attention_post_norm;
+    together(model->threads, [&](Member& member) { add_norms(member, *model, post, change, tokens, x); });
 }
 
 // Logits [count, vocabulary] after `count` tokens, which are flat indices among batch.logits_after.

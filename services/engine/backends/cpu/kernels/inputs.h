@@ -16,7 +16,8 @@ class TiledInput {
 public:
     static constexpr Heights SLICES{ROWS, 4, 6};
 
-    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : to_(memory.data()), depth_(depth), tiles_(tiles) {}
+    TiledInput(float* memory, int depth, const Tiles& tiles) : to_(memory), depth_(depth), tiles_(tiles) {}
+    TiledInput(Numbers& memory, int depth, const Tiles& tiles) : TiledInput(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(Tiles(rows).tiles) * ROWS * depth; }
 
@@ -28,6 +29,7 @@ public:
 
     // As exact as float32.
     static Vector silu(Vector x) { return ::silu(x); }
+    static Vector gelu(Vector x) { return ::gelu(x); }
 
     // How many rows from this one on are neighbours.
     int neighbours(int row) const { return tiles_.height - row % tiles_.height; }
@@ -73,8 +75,9 @@ class Bfloat16Input {
 public:
     static constexpr Heights SLICES{BLOCK, 4, 6};
 
-    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles)
-        : to_(reinterpret_cast<bfloat16*>(memory.data())), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(float* memory, int depth, const Tiles& tiles)
+        : to_(reinterpret_cast<bfloat16*>(memory)), depth_(depth), stride_(whole_steps(depth)), rows_(tiles.count) {}
+    Bfloat16Input(Numbers& memory, int depth, const Tiles& tiles) : Bfloat16Input(memory.data(), depth, tiles) {}
 
     static size_t floats(int rows, int depth) { return size_t(rows + BLOCK - 1) / BLOCK * BLOCK * whole_steps(depth) / 2; }
 
@@ -84,6 +87,7 @@ public:
     }
 
     static Vector silu(Vector x) { return fast_silu(x); }
+    static Vector gelu(Vector x) { return fast_gelu(x); }
 
     void set(int row, int at, float x) const { put(row, at, broadcast(x), 1); }
 

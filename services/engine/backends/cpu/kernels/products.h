@@ -51,7 +51,7 @@ constexpr int AHEAD = 24;  // how many depths before its use a panel is prefetch
 
 struct Nothing {
     template <class... Any>
-    void operator()(const Any&...) {}
+    void operator()(const Any&...) const {}
 };
 
 // Stores a panel's columns as floats.
